@@ -154,7 +154,8 @@ func (h *Host) directories() Finding {
 		}
 		bad := fail("the daemon does not start: " + err.Error())
 		if info != nil && info.IsDir() && info.Mode().Perm()&0o077 != 0 {
-			// Before this fix, the user is asked, because other users may have changed the content.
+			// The user is asked before this fix is run, because other users may have changed the
+			// content.
 			bad.Fix = &Fix{Kind: askFix, Command: "chmod 700 " + quoted(d.path)}
 		}
 		return bad

@@ -54,7 +54,7 @@ type Fixer struct {
 	In       *bufio.Reader // receives answers to questions; nil if not interactive
 	Out      io.Writer     // progress and questions
 
-	run func(ctx context.Context, command string, out io.Writer) error // runs a command; nil: with a shell
+	run func(ctx context.Context, command string, out io.Writer) error // runs a command; if nil, a shell runs it
 }
 
 func runShell(ctx context.Context, command string, out io.Writer) error {

@@ -250,8 +250,8 @@ func (t *Target) mkdirs(name string, mode fs.FileMode) error {
 	return at.Close()
 }
 
-// enter opens the directory with the name part in the given parent directory, and creates it if it
-// is missing. The argument path is the new directory's path in the tree.
+// enter opens a directory, and creates it if it is missing. The parameter at is its parent
+// directory, part is its name, and path is its path in the tree.
 func (t *Target) enter(at *os.Root, part, path string, mode fs.FileMode) (*os.Root, error) {
 	next, err := at.OpenRoot(part)
 	switch {

@@ -214,7 +214,7 @@ var number = regexp.MustCompile(`[0-9]+`)
 // CompareVersions orders names that differ only in their numbers: 6.12.9 comes before 6.12.117.
 func CompareVersions(a, b string) int {
 	return slices.CompareFunc(number.FindAllString(a, -1), number.FindAllString(b, -1), func(x, y string) int {
-		i, _ := strconv.ParseUint(x, 10, 64) // x consists of digits; a number that overflows becomes the largest one
+		i, _ := strconv.ParseUint(x, 10, 64) // x consists of digits; a number that overflows becomes the largest uint64
 		j, _ := strconv.ParseUint(y, 10, 64)
 		return cmp.Compare(i, j)
 	})

@@ -16,8 +16,8 @@ import (
 	"github.com/forkd/forkd/internal/build/plan"
 )
 
-// scriptDir is the directory for the script of a here-document that begins with "#!". The script is
-// there only while it runs.
+// scriptDir is the directory for the script of a here-document that begins with "#!". The script
+// exists only while it runs.
 const scriptDir = "/var/tmp/forkd-heredoc"
 
 // Bounds on mounts. Without these bounds, every mount's target could repeat the long name of the

@@ -28,7 +28,7 @@ type stage struct {
 	warmed bool // the stage has had a warm step
 	memory bool // the base has memory, which the steps preserve
 
-	triggers []trigger              // ONBUILD instructions, for stages that are built on this one
+	triggers []trigger              // ONBUILD instructions, for stages that are built on this stage
 	onbuild  []instructions.Command // triggers of the base that have not been executed yet
 	foreign  int                    // how many of the next instructions are triggers of an image
 

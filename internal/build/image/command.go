@@ -31,7 +31,7 @@ var (
 // MissingError means that the host lacks a tool or a right that its administrator must add.
 type MissingError struct {
 	Packages []string // Debian packages to install; empty if no package helps
-	Problem  string   // if Packages is empty: the problem and its solution
+	Problem  string   // the problem and its solution, if Packages is empty
 }
 
 func (e *MissingError) Error() string {

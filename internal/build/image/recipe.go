@@ -61,9 +61,9 @@ type Recipe struct {
 	// how to treat children that repeat random numbers: "strict" refuses such children; "report"
 	// (or empty) reports them
 	Unique    string `yaml:"unique"`
-	MemoryMiB int    `yaml:"memory_mib"` // 0: 512
-	VCPUs     int    `yaml:"vcpus"`      // 0: 1
-	// size of the file system; unused space takes no space on the host; 0: 1024
+	MemoryMiB int    `yaml:"memory_mib"` // 0 means 512
+	VCPUs     int    `yaml:"vcpus"`      // 0 means 1
+	// size of the file system; unused space takes no space on the host; 0 means 1024
 	DiskMiB int `yaml:"disk_mib"`
 
 	Login *registry.Login `yaml:"-"` // credentials for the registry of Base; nil: the login stored by `docker login`
@@ -79,7 +79,7 @@ type Recipe struct {
 type File struct {
 	Source string `yaml:"source"` // relative to the recipe
 	Target string `yaml:"target"` // absolute path in the image: of the file, or of the directory's content
-	Mode   Mode   `yaml:"mode"`   // mode of files; 0: 0644, or 0755 if the source is executable
+	Mode   Mode   `yaml:"mode"`   // mode of files; 0 means 0644, or 0755 if the source is executable
 }
 
 // Mode is permission bits, written in octal as chmod takes them ("0755").
@@ -104,7 +104,7 @@ type Warmup struct {
 	Probe       string   `yaml:"probe"`    // command for /bin/sh -c; succeeds when Start is warm
 	Commands    []string `yaml:"commands"` // commands, each for /bin/sh -c
 	Python      string   `yaml:"python"`
-	TimeoutSecs float64  `yaml:"timeout_secs"` // limit of each command and of the code; 0: the daemon's default, 600
+	TimeoutSecs float64  `yaml:"timeout_secs"` // limit of each command and of the code; 0 means 600, the daemon's default
 }
 
 // Network is a network policy, as in the daemon's API. A recipe may set only the mode.

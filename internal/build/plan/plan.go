@@ -95,7 +95,7 @@ type Run struct {
 	Process
 	Script  *Inline `json:"script,omitempty"` // a file whose path is in Args
 	Mounts  []Mount `json:"mounts,omitempty"`
-	Network string  `json:"network,omitempty"` // "none", or empty: the network of the build
+	Network string  `json:"network,omitempty"` // "none"; if empty, the network of the build
 }
 
 // Inline is a file whose content is in the source of the plan.

@@ -37,7 +37,7 @@ func DaemonArgs() []string {
 //   - norandmaps: with randomized addresses QEMU 7.2 accumulates translated code per page until
 //     clearing a page stalls.
 //   - clearcpuid=cx16: after cmpxchg16b QEMU 7.2 leaves operands of earlier instructions in RFLAGS,
-//     including trap and alignment check bits, and a following exit saves them. Linux's allocator
-//     uses cmpxchg16b on pages that are write-protected after a fork. Without cmpxchg16b, the
-//     allocator uses another method.
+//     including trap and alignment check bits, and the next exit of the guest saves these operands
+//     as its flags. Linux's allocator uses cmpxchg16b on pages that are write-protected after a
+//     fork. Without cmpxchg16b, the allocator uses another method.
 func GuestCmdline() []string { return []string{"norandmaps", "clearcpuid=cx16"} }

@@ -44,7 +44,7 @@ const MaxManifest = 1 << 20
 // Bounds, in bytes, on the files whose size a snapshot's manifest does not limit.
 const (
 	maxKernel    = 512 << 20
-	maxInitramfs = 256 << 20 // real ones have 20 to 40 MiB
+	maxInitramfs = 256 << 20 // real initramfses have 20 to 40 MiB
 )
 
 // parentTag replaces the tag of a parent, because that tag may be private to the packing host.

@@ -23,9 +23,9 @@ const Size = 64 << 10
 
 // header is the length of the header in bytes. The header begins with the number of bytes written
 // since Format. Then it has, for each block of the ring, the time of the block's last byte, in
-// milliseconds of Unix time (0: unknown). All numbers are little-endian. Readers take no lock, so a
-// reader may miss the byte that is being written. The header fills one page, so that the data after
-// it is page-aligned.
+// milliseconds of Unix time, or 0 if the time is unknown. All numbers are little-endian. Readers
+// take no lock, so a reader may miss the byte that is being written. The header fills one page, so
+// that the data after it is page-aligned.
 const header = 4096
 
 // block is the size of a block in bytes. It holds a few lines, and is large enough that the times

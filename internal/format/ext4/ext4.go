@@ -312,7 +312,7 @@ func (l *layout) writeDirectories(w io.WriterAt) error {
 		{rootInode, 0o040755, 3, l.root, []entry{{rootInode, "."}, {rootInode, ".."}, {lostFoundInode, "lost+found"}}},
 		{lostFoundInode, 0o040700, 2, l.lost, []entry{{lostFoundInode, "."}, {rootInode, ".."}}},
 	} {
-		seed := crc32of(crc32of(l.seed, d.inode), 0) // 0: the inode's generation
+		seed := crc32of(crc32of(l.seed, d.inode), 0) // the inode's generation is 0
 		if _, err := w.WriteAt(directory(d.names, seed), int64(d.block)*BlockSize); err != nil {
 			return err
 		}

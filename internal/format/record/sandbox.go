@@ -30,7 +30,7 @@ type Sandbox struct {
 	Env            map[string]string `json:"env,omitempty"`
 	Labels         map[string]string `json:"labels,omitempty"`
 	Annotation     json.RawMessage   `json:"annotation,omitempty"`      // data of the API that created the sandbox
-	IdleTimeoutNS  int64             `json:"idle_timeout_ns,omitempty"` // 0: never suspended for inactivity
+	IdleTimeoutNS  int64             `json:"idle_timeout_ns,omitempty"` // if 0, inactivity never suspends the sandbox
 	ExpirySuspends bool              `json:"expiry_suspends,omitempty"`
 	AutoResume     bool              `json:"auto_resume,omitempty"`
 	Strict         bool              `json:"unique_strict,omitempty"`

@@ -28,7 +28,8 @@ func TestMemoryMapRoundTrip(t *testing.T) {
 	}
 }
 
-// The encoding of memory.map must never change, unlike that of messages between processes.
+// The encoding of memory.map must never change, although the encoding of messages between processes
+// may change.
 func TestMemoryMapBytes(t *testing.T) {
 	extents, sizes, end := sampleMap()
 	p, err := EncodeMemoryMap(extents, sizes, end)

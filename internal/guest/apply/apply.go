@@ -1,7 +1,7 @@
 // Package apply changes files of a running guest as a transaction: either all changes of an archive take place, or
 // none.
 //
-// The archive is that of a merge (see package diffproto). Apply takes these steps:
+// The archive comes from a merge (see package diffproto). Apply takes these steps:
 //
 //  1. Unpack the archive into a directory of its own at the root of the file system. If the archive is cut off, or
 //     the disk is full, nothing else has changed, and the directory is removed.

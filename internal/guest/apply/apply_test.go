@@ -239,7 +239,8 @@ func staged(t *testing.T, tree *Tree, entries ...entry) *stage {
 	return s
 }
 
-// write writes a file in place. Its time is that of another day, so that tests do not depend on the clock.
+// write writes a file in place. The file gets the time of another day, so that tests do not depend
+// on the clock.
 func write(t *testing.T, name, content string) {
 	t.Helper()
 	day := time.Date(2020, 1, 1, 0, 0, 0, 0, time.UTC)

@@ -265,7 +265,7 @@ func (s *stage) describeDir(c *step, above int, name string) error {
 	return err
 }
 
-// set gives a directory these attributes.
+// set gives a directory the attributes in m.
 func (m *meta) set(above int, name string) error {
 	fd, err := unix.Openat(above, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {

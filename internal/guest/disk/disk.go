@@ -1,7 +1,7 @@
 // Package disk stops writing to the guest's root file system during disk-only branches, and returns
 // the space of deleted files to the host.
 //
-// The host requests each of these over the agent's control protocol.
+// The host requests both over the agent's control protocol.
 package disk
 
 import (
@@ -108,7 +108,7 @@ func (d *Disk) Wake() error {
 	return nil
 }
 
-// ioctl makes a request on the file system at path. The kernel reads and writes arg, unless it is
+// ioctl makes a request on the file system at path. The kernel reads and writes arg, unless arg is
 // nil.
 func ioctl(path string, request uint, arg *[3]uint64) error {
 	f, err := os.Open(path)

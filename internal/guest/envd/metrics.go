@@ -86,7 +86,7 @@ func (c *cpuMeter) percent(busy, total uint64) float64 {
 
 // cpuTimes reads the first line of /proc/stat (proc_stat(5)): user, nice, system, idle, iowait,
 // irq, softirq, steal. It ignores the guest times after them, because user and nice already include
-// these.
+// the guest times.
 func cpuTimes(stat []byte) (busy, total uint64, err error) {
 	line, _, _ := bytes.Cut(stat, []byte("\n"))
 	fields := strings.Fields(string(line))

@@ -12,8 +12,7 @@ import (
 // connects late learns how the process ended.
 const connectableFor = 30 * time.Second
 
-// table holds processes that clients have started: those that are running, and those that have
-// ended recently.
+// table holds the running and the recently ended processes that clients have started.
 type table struct {
 	mu    sync.Mutex
 	procs []*proc // oldest first

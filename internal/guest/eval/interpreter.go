@@ -42,7 +42,7 @@ var errDied = errors.New("the interpreter died")
 type interpreter struct {
 	backend *backend
 	child   *reap.Child
-	code    *os.File // channel for code to run and the messages about it; see drivers/wire.py
+	code    *os.File // channel for code to run, and for messages about the code; see drivers/wire.py
 	replies *bufio.Reader
 	control *os.File
 	answers *bufio.Reader

@@ -142,10 +142,10 @@ func (c *session) takeTurn(ctx context.Context, timeout time.Duration) error {
 // execute runs code in a context. It waits for its turn, and passes the output to write, line by
 // line without newlines.
 //
-// After the timeout (0: none) execute interrupts the code, kills the interpreter if the code does
-// not end, and tells the client the outcome. If ctx ends, execute returns at once, while the code
-// is interrupted or killed in the background. The context is free again when the code has really
-// ended. execute returns an error only if nothing was written.
+// After the timeout, execute interrupts the code, kills the interpreter if the code does not end,
+// and tells the client the outcome. A timeout of 0 means no limit. If ctx ends, execute returns at
+// once, while the code is interrupted or killed in the background. The context is free again when
+// the code has really ended. execute returns an error only if nothing was written.
 func (s *Server) execute(ctx context.Context, c *session, req runRequest, timeout time.Duration,
 	write func(line []byte)) error {
 	if err := c.takeTurn(ctx, timeout); err != nil {

@@ -35,8 +35,9 @@ const wantedStates = 1<<1 | 1<<2 | 1<<3 | 1<<4 | 1<<5 | 1<<8 | 1<<9 | 1<<11 | 1<
 // for ever. After the close, reads and writes return ECONNABORTED at once.
 //
 // Connections closes all connections from the interface's address to another address. Connections
-// inside the guest continue, because a fork copies both of their ends. UDP sockets are not closed,
-// because they have no connection. Network namespaces that the guest has made are not searched.
+// inside the guest continue, because a fork copies both ends of each such connection. UDP sockets
+// are not closed, because they have no connection. Network namespaces that the guest has made are
+// not searched.
 //
 // If a search found no connections and the guest has sent no packet since, there are still no
 // connections. In this case a fork does not search, because a search would access the kernel's
@@ -91,9 +92,10 @@ func openConnections() (*Connections, error) {
 	return c, nil
 }
 
-// probe checks that the kernel can list and close connections: it lists them, and closes one that
-// does not exist. The right answer to the second request is ENOENT, because the connection does not
-// exist. A kernel without tcp_diag answers ENOENT to the first request as well.
+// probe checks that the kernel can list and close connections: it lists all connections, and tries
+// to close a connection that does not exist. The right answer to the second request is ENOENT,
+// because the connection does not exist. A kernel without tcp_diag answers ENOENT to the first
+// request as well.
 func (c *Connections) probe() error {
 	if err := c.search(); err != nil {
 		return err

@@ -53,8 +53,8 @@ func OpenIdentity(log *kmsg.Log) (*Identity, error) {
 	return &Identity{fd, hwrng, mountIDFiles(fd, []byte(name), log)}, nil
 }
 
-// Shared returns the files that could not be replaced with the guest's own files. They have the
-// same content in all of the guest's siblings.
+// Shared returns the files that could not be replaced with the guest's own files. These files have
+// the same content in all of the guest's siblings.
 func (id *Identity) Shared() []string { return id.files.shared }
 
 // Rehearse makes the system calls of SetHostname without changing anything, so that the memory that

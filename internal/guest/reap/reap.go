@@ -19,7 +19,7 @@ import (
 // ErrExited reports that a process has already been collected and cannot be signalled.
 var ErrExited = errors.New("process has exited")
 
-// Reaper starts processes and tracks those that have not been collected.
+// Reaper starts processes, and tracks the processes that have not been collected.
 type Reaper struct {
 	all bool
 

@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The account that the stream's header may request. Its name and number are those of E2B's images.
-// If the number is taken, the account has the next free number.
+// The account that the stream's header may request. E2B's images have an account with the same name
+// and number. If the number is taken, the account has the next free number.
 const (
 	accountName       = "user"
 	minUserID         = 1000
