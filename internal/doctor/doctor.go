@@ -62,7 +62,7 @@ type Host struct {
 
 	ctx  context.Context
 	root bool
-	// Returns the content of a small file of /proc or /sys; empty if it does not exist.
+	// read returns the content of a small file of /proc or /sys; empty if the file does not exist.
 	read      func(name string) string
 	inMachine bool // the daemon is in an emulated host
 	machine   tcghost.Machine
@@ -233,7 +233,7 @@ func Merge(before, after []Finding) []Finding {
 	return after
 }
 
-// hostFile returns the content of a small file of /proc or /sys; empty if it does not exist.
+// hostFile returns the content of a small file of /proc or /sys; empty if the file does not exist.
 func hostFile(name string) string {
 	p, _ := os.ReadFile(name)
 	return strings.TrimSpace(string(p))

@@ -75,7 +75,8 @@ func StoredLogin(ctx context.Context, host string) (l Login, ok bool, err error)
 }
 
 // Check refuses requests that a registry must not cause. Clients of a registry call it for each
-// request, including requests after a redirect. The registry is given as HOST or HOST:PORT.
+// request, including requests after a redirect. The parameter home is the registry, as HOST or
+// HOST:PORT.
 //
 //   - Credentials go to other hosts only with TLS. For private addresses, go-containerregistry falls
 //     back to requests without TLS. The body of a POST can have a credential too.
@@ -102,8 +103,8 @@ func IsLoopback(host string) bool {
 	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
-// Bound returns a body that fails when more than limit bytes are read. The parameter what names the
-// body in this error.
+// Bound returns a body that fails when more than limit bytes are read. The parameter what is the
+// name of the body in the error.
 func Bound(body io.ReadCloser, what string, limit int64) io.ReadCloser {
 	return &bounded{body, what, limit, limit}
 }

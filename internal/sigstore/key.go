@@ -23,7 +23,7 @@ const MaxKey = 16 << 10
 const (
 	publicBlock  = "PUBLIC KEY"
 	privateBlock = "ENCRYPTED SIGSTORE PRIVATE KEY"
-	oldPrivate   = "ENCRYPTED COSIGN PRIVATE KEY" // of cosign before version 2
+	oldPrivate   = "ENCRYPTED COSIGN PRIVATE KEY" // written by cosign before version 2
 )
 
 // ErrPassword reports that a password does not decrypt a private key.

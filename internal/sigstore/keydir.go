@@ -12,7 +12,7 @@ import (
 )
 
 const (
-	maxKeys = 100 // in a directory
+	maxKeys = 100 // number of keys in a directory
 
 	// KeySuffix is the end of the names of files with public keys.
 	KeySuffix = ".pub"
@@ -20,13 +20,13 @@ const (
 
 // TrustedKey is a public key in a directory of trusted keys.
 type TrustedKey struct {
-	Name string // of its file, without KeySuffix
+	Name string // name of the key's file, without KeySuffix
 	*PublicKey
 }
 
-// ReadKeys returns the keys in a directory, in the order of their names, and none if the path is empty or the
-// directory is missing. If another user than root and the caller can change the directory or a key, or if a
-// key is damaged, it returns an error.
+// ReadKeys returns the keys in a directory, in the order of their names. It returns no key if the
+// path is empty or the directory is missing. If another user than root and the caller can change
+// the directory or a key, or if a key is damaged, it returns an error.
 func ReadKeys(dir string) ([]TrustedKey, error) {
 	if dir == "" {
 		return nil, nil

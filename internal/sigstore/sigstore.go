@@ -29,7 +29,7 @@ const MaxBundle = 64 << 10
 const PredicateType = "https://sigstore.dev/cosign/sign/v1"
 
 const (
-	oldBundleType = "application/vnd.dev.sigstore.bundle+json;version=0.3" // the same format, written earlier
+	oldBundleType = "application/vnd.dev.sigstore.bundle+json;version=0.3" // earlier name of the same format
 	payloadType   = "application/vnd.in-toto+json"
 	statementType = "https://in-toto.io/Statement/v1"
 )
@@ -76,7 +76,7 @@ type material struct {
 	PublicKey *hint `json:"publicKey,omitempty"`
 }
 
-// hint names a key. It does not have the key.
+// hint names a key, and does not contain the key.
 type hint struct {
 	Hint string `json:"hint"`
 }

@@ -177,7 +177,7 @@ func Unpack(ctx context.Context, deb, tree string) error {
 }
 
 // Take moves a file or directory of an unpacked package to another place on the same file system.
-// Since Debian 13 packages keep all files below usr, so Take also looks for the name in this
+// From Debian 13 on, packages keep all files below usr, so Take also looks for the name in that
 // directory.
 func Take(tree, name, to string) error {
 	err := os.Rename(filepath.Join(tree, name), to)

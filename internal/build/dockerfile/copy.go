@@ -25,8 +25,8 @@ const (
 	maxSources   = 1000     // names in one COPY or ADD
 	maxNames     = 100_000  // names in all COPY and ADD instructions of the Dockerfile
 	maxExcludes  = 100      // patterns of --exclude in one instruction
-	maxExclude   = 4 << 10  // bytes of these patterns in one instruction
-	maxRepeated  = 16 << 20 // bytes of these patterns in the Dockerfile; each source that keeps them counts separately
+	maxExclude   = 4 << 10  // bytes of the patterns of --exclude in one instruction
+	maxRepeated  = 16 << 20 // bytes of the patterns of --exclude, counted for each source that keeps them
 	maxCompared  = 1 << 25  // comparisons of names with patterns in the Dockerfile
 	spareEntries = 1 << 17  // see MaxCopied
 	entriesTimes = 3

@@ -30,7 +30,7 @@ type Request struct {
 	Text   []byte            // content of the file
 	Target string            // name or number of the stage to build; empty: the last stage
 	Args   map[string]string // values of ARG instructions
-	Files  []plan.File       // files of the build context, sorted by path; To is ignored
+	Files  []plan.File       // files of the build context, sorted by path
 	Base   Resolver
 }
 
@@ -50,7 +50,7 @@ type Config struct {
 // Error is an error at a line of a Dockerfile.
 type Error struct {
 	Name string
-	Line int // from 1; 0: the whole file
+	Line int // line number, from 1; 0 stands for the whole file
 	Err  error
 }
 

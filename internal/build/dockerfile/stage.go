@@ -37,7 +37,7 @@ type stage struct {
 	envBytes int               // size of env; see Put
 
 	warms []directive
-	n     int // number of the current instruction, of total
+	n     int // number of the current instruction; the stage has total instructions
 	total int
 }
 

@@ -229,7 +229,7 @@ func (w *lineWriter) Write(p []byte) (int, error) {
 	}
 }
 
-// limitWriter writes to w. After the remaining number of bytes, it fails with the error err.
+// limitWriter writes at most left bytes to w. Then it fails with the error err.
 type limitWriter struct {
 	w    io.Writer
 	left int64

@@ -188,7 +188,7 @@ func TestCredentialsOfBuildsNeedTLS(t *testing.T) {
 	}
 }
 
-// A token server that redirects the exchange of an identity token leads it to no other server.
+// The exchange of an identity token does not follow a redirect to another server.
 func TestIdentityTokensOfBuildsAreNotRedirected(t *testing.T) {
 	t.Setenv("DOCKER_CONFIG", t.TempDir())
 	t.Setenv("HOME", t.TempDir())

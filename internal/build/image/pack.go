@@ -29,8 +29,8 @@ func (r *Recipe) WithoutFiles() *Recipe {
 	return &c
 }
 
-// Pack writes the files that the recipe names to an archive. A file's name in the archive is prefix
-// followed by its name in the recipe's directory.
+// Pack writes the files that the recipe names to an archive. A file's name in the archive is its
+// name in the recipe's directory, after the given prefix.
 func (r *Recipe) Pack(out *tar.Writer, prefix string) error {
 	p := packer{fsys: r.fsys, out: out, prefix: prefix, named: make(map[string]bool), seen: make(map[string]bool)}
 	for _, f := range r.Files {

@@ -77,8 +77,8 @@ type Recipe struct {
 // File names a file, or a directory with all its content, in the recipe's directory. The file or
 // directory is copied into the image, where root owns it.
 type File struct {
-	Source string `yaml:"source"` // relative to the recipe
-	Target string `yaml:"target"` // absolute path in the image: of the file, or of the directory's content
+	Source string `yaml:"source"` // path relative to the recipe's directory
+	Target string `yaml:"target"` // absolute path of the copy in the image
 	Mode   Mode   `yaml:"mode"`   // mode of files; 0 means 0644, or 0755 if the source is executable
 }
 

@@ -58,7 +58,7 @@ type Base struct {
 	Snapshot string `json:"snapshot,omitempty"` // a tag
 	// Digest of the image's manifest or of the boot files, or id of the snapshot.
 	Digest string `json:"digest"`
-	Memory bool   `json:"memory,omitempty"` // steps continue the base's processes and memory; never for an image
+	Memory bool   `json:"memory,omitempty"` // whether steps continue the base's processes and memory; false for an image
 
 	// vCPUs of the VM; 0: the executor's default, or the number in the snapshot.
 	VCPUs uint32 `json:"vcpus,omitempty"`
@@ -148,7 +148,7 @@ type Source struct {
 	Step    *int     `json:"step,omitempty"`    // index of the step whose snapshot contains the files
 	Path    string   `json:"path,omitempty"`    // absolute path in that snapshot; may be a shell pattern
 	Into    string   `json:"into,omitempty"`    // directory below the target in which to put the files (COPY --parents)
-	Exclude []string `json:"exclude,omitempty"` // patterns in the syntax of .dockerignore, for files in Step to skip
+	Exclude []string `json:"exclude,omitempty"` // patterns of files in Step to skip, in the syntax of .dockerignore
 	Inline  *Inline  `json:"inline,omitempty"`  // a file whose name is Inline.Path
 	Remote  *Remote  `json:"remote,omitempty"`  // a file on a web server
 	Git     *Git     `json:"git,omitempty"`     // files of a commit

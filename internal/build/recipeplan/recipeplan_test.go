@@ -263,7 +263,7 @@ func entries(source string, n int) string {
 	return b.String()
 }
 
-// A recipe with as many entries as possible is a plan.
+// A recipe with the maximum number of entries becomes a plan.
 func TestMostEntries(t *testing.T) {
 	text := "name: x\nbase: debian:bookworm\nwarmup:\n  start: x\n  probe: x\n  python: x\n  commands:\n" +
 		strings.Repeat("  - x\n", maxEntries)

@@ -1,4 +1,4 @@
-// Package debkernel fetches the files that `forkd machine` boots, from Debian packages: a
+// Package debkernel fetches, from Debian packages, the files that `forkd machine` boots: a
 // distribution kernel (vmlinux, bzImage and modules directory) and busybox.
 //
 // Package debkernel uses package debpkg to download and unpack the Debian packages. debkernel needs

@@ -108,7 +108,7 @@ type FrameType uint8
 // Frames of an exec stream.
 const (
 	FrameStart  FrameType = iota + 1 // host → machine, first: JSON ExecStart
-	FrameStdin                       // host → machine; empty: end of file; see FrameStdinDone
+	FrameStdin                       // host → machine; an empty frame is the end of file; see FrameStdinDone
 	FrameSignal                      // host → machine: one byte, the signal's number
 	FrameStdout                      // machine → host
 	FrameStderr                      // machine → host

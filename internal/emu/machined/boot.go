@@ -58,7 +58,7 @@ func kernelMounts() []mount {
 
 // boot sets up the emulated host, which at first has only the files of its initramfs. It sets up,
 // in this order:
-//  1. kernel file systems, before anything that looks into them;
+//  1. kernel file systems, before any step that reads them;
 //  2. modules, in the order of their file names;
 //  3. state disk and shared directories, whose drivers are modules;
 //  4. cgroups, limits, network.

@@ -18,9 +18,9 @@ const (
 	// daemonPipeGrace bounds the wait for the end of the output after the daemon's exit, because
 	// sandboxes may outlive the daemon and keep the pipe open.
 	daemonPipeGrace = time.Second
-	// daemonProven is the time after which an exit of the daemon counts as a crash. If the first
-	// process exits earlier by itself, its command line is probably wrong. In this case the daemon
-	// is not restarted, and the host sees the exit in the status.
+	// daemonProven is the time after which an exit of the daemon counts as a crash. If the daemon's
+	// first process exits earlier by itself, the command line is probably wrong. In this case the
+	// daemon is not restarted, and the host sees the exit in the status.
 	daemonProven = 10 * time.Second
 	// daemonPause is the pause before a restart. Each further early exit doubles the pause, up to
 	// daemonMaxPause.

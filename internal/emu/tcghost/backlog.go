@@ -129,8 +129,8 @@ func listens(pid int, addrs []string) bool {
 	return !slices.ContainsFunc(addrs, func(addr string) bool { return !slices.Contains(found, addr) })
 }
 
-// procAddr converts an IPv4 address of /proc/net/tcp, such as 0100007F:1F90: the address is in the byte
-// order of x86, and both numbers are in hex.
+// procAddr converts an IPv4 address of /proc/net/tcp, such as 0100007F:1F90: the address is in the
+// byte order of x86, and the address and the port are in hex.
 func procAddr(text string) (string, error) {
 	ip, port, _ := strings.Cut(text, ":")
 	address, err := strconv.ParseUint(ip, 16, 32)

@@ -67,7 +67,7 @@ type Part struct {
 }
 
 // Names of parts. The name of a layer is MemoryPart or DiskPart, followed by the layer's number in
-// the chain. The base has the number 0.
+// the chain. The lowest layer has the number 0.
 const (
 	StatePart     = "vmstate"
 	MapPart       = "memory.map"

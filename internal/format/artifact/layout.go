@@ -20,7 +20,7 @@ import (
 // Bounds of an OCI layout.
 const (
 	maxLayoutIndex   = 1 << 20                  // bytes of index.json
-	maxLayoutEntries = 2*snapshot.MaxChain + 16 // more than an artifact has blobs
+	maxLayoutEntries = 2*snapshot.MaxChain + 16 // more than the number of an artifact's blobs
 	blobDir          = oci.ImageBlobsDir + "/sha256"
 )
 

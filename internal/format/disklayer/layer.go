@@ -34,7 +34,7 @@ const (
 
 	magic        = "FORKDLYR"
 	footerLength = 8 + 4 + 4 + 8 + 4
-	pageSize     = 4096 // bytes of a page of the bitmap; Layer.present has one entry for each
+	pageSize     = 4096 // bytes of a page of the bitmap; Layer.present has one entry for each such page
 )
 
 // ErrFormat is wrapped by errors about files that are not complete layers of this version.

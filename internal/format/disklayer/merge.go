@@ -138,8 +138,7 @@ func (s *source) addClusters(ctx context.Context, dst *Layer, first uint64, chun
 	return nil
 }
 
-// ones returns how many consecutive bits are set, beginning with the bit number at and ending
-// before the bit number end.
+// ones returns how many bits in the range [at, end) are set before the first bit that is not set.
 func ones(bitmap []byte, at, end uint64) uint64 {
 	start := at
 	for at < end {
@@ -155,7 +154,7 @@ func ones(bitmap []byte, at, end uint64) uint64 {
 }
 
 // copyTo copies the data of n clusters to the layer dst, and marks the clusters in dst. Before the
-// call, they are holes in dst.
+// call, these clusters are holes in dst.
 func (s *source) copyTo(ctx context.Context, dst *Layer, first, n uint64) error {
 	for at, end := first*ClusterSize, (first+n)*ClusterSize; at < end; {
 		if err := errors.Join(ctx.Err(), s.find(at)); err != nil {

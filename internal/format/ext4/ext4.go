@@ -38,7 +38,7 @@ const (
 	groupsPerFlex    = 1 << logGroupsPerFlex
 )
 
-// Features.
+// Feature flags in the superblock.
 const (
 	compat = 0x8 | // ext_attr
 		0x20 // dir_index
@@ -98,7 +98,7 @@ type layout struct {
 	inodesPerGroup uint64
 	descBlocks     uint64
 	groups         []group
-	root, lost     uint64 // blocks of the two directories
+	root, lost     uint64 // block numbers of the root directory and of lost+found
 }
 
 // Format writes an empty file system of the given size, a multiple of BlockSize, into w. All bytes
@@ -241,9 +241,9 @@ func (l *layout) writeGroup(w io.WriterAt, i int, d []byte) error {
 	return nil
 }
 
-// bitmap returns the block of a bitmap. The parameters are the number of items in use and the
-// number of all items. bitmap sets the bits of the first items, which are in use. It also sets the
-// bits after the last item, which stand for no items.
+// bitmap returns a block with a bitmap. The parameter used is the number of items in use, and total
+// is the number of all items. bitmap sets the bits of the items in use, which are the first items.
+// It also sets the bits after the last item, which stand for no item.
 func bitmap(used, total uint64) []byte {
 	bits := make([]byte, BlockSize)
 	for n := range uint64(8 * BlockSize) {

@@ -9,8 +9,8 @@ import (
 
 const testPages = 64
 
-// paint returns, for every page of a small address space, the layer and the page to which a map
-// maps it.
+// paint returns, for every page of a small address space, the layer and the page that a map assigns
+// to it.
 func paint(extents []vm.Extent) (p [testPages][2]uint64) {
 	for _, e := range extents {
 		for off := uint64(0); off < e.Length; off += vm.PageSize {

@@ -15,7 +15,7 @@ import (
 	"github.com/forkd/forkd/internal/format/snapshot"
 )
 
-// kind is a kind of record, with functions on values of any type.
+// kind has the functions of one kind of record.
 type kind struct {
 	parse func(path string, p []byte) (any, error)
 	again func(v any) ([]byte, error) // encodes the result of parse

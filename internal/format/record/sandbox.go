@@ -54,7 +54,7 @@ type Sandbox struct {
 	Restoring bool           `json:"restoring,omitempty"` // set while a rollback is in progress
 
 	// RestoringTo is the snapshot of the rollback in progress. Records of earlier versions of forkd
-	// have Restoring alone.
+	// have only Restoring.
 	RestoringTo *snapshot.Ref `json:"restoring_to,omitempty"`
 }
 

@@ -281,8 +281,8 @@ func (f *File) checkOwn(id string) error {
 // Bounds on texts that a guest or another host has chosen. Each list of snapshots contains these
 // texts.
 const (
-	MaxName = 256 // bytes
-	maxWarm = 16  // languages
+	MaxName = 256 // bytes of one text
+	maxWarm = 16  // number of languages
 )
 
 // CheckReport returns an error if the release of a guest's kernel, or the list of its languages

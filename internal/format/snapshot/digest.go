@@ -10,15 +10,15 @@ import (
 	"strings"
 )
 
-// DigestChunk is the unit of digests, in bytes: the page of memory layers and the cluster of disk
-// layers.
+// DigestChunk is the unit of digests, in bytes. It is the size of a page of memory layers and of a
+// cluster of disk layers.
 const DigestChunk = 4096
 
 // digestPrefix names the algorithm at the beginning of every digest, so that a later version can
 // use another algorithm.
 const digestPrefix = "sha256-4k:"
 
-// zeroChunk is compared with chunks, because digests omit chunks of zeros.
+// zeroChunk is a chunk of zeros. Digests omit chunks that equal it.
 var zeroChunk [DigestChunk]byte
 
 // Digester computes the digest of a file's content: SHA-256 over

@@ -154,11 +154,12 @@ type Branch struct {
 	Template  bool   `json:"template,omitempty"` // the sandbox existed only to build a template
 	Fallback  string `json:"fallback,omitempty"` // why the mode differs from the requested one
 	Pause     Micros `json:"pause_us"`           // time for which the sandbox was stopped
-	// second pause, needed if the sandbox wrote faster than its memory was copied
+	// length of a second pause, which is needed if the sandbox writes faster than its memory is
+	// copied
 	Stop       Micros `json:"stop_us,omitempty"`
 	Ready      Micros `json:"ready_us"`    // time from the request until children could start
 	DirtyBytes uint64 `json:"dirty_bytes"` // bytes of memory that the sandbox had written
-	// copies made because the sandbox was about to write a page that was not copied yet
+	// number of pages that were copied early, because the sandbox was about to write them
 	Faults uint64 `json:"faults,omitempty"`
 
 	// the snapshot that the sandbox was at before the branch; nil: the parent of this snapshot

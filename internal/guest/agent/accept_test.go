@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// failing is a listener. Each Accept returns the next of its errors; when there are no more, the
-// listener is closed.
+// failing is a listener whose Accept returns the errors one after another. After the last error,
+// the listener is closed.
 type failing struct {
 	net.Listener
 	errs []error
@@ -41,7 +41,7 @@ func TestAcceptGoesOn(t *testing.T) {
 	}
 }
 
-// peer is a connection from an address.
+// peer is a connection whose peer has the given address.
 type peer struct {
 	net.Conn
 	addr   net.Addr

@@ -158,7 +158,7 @@ func (p *ports) join(host, guest halfConn) {
 			left--
 		case err = <-closed:
 		case <-watch.C:
-			if answering && gone(host) { // skipped after the guest's end of data, because gone would then return true
+			if answering && gone(host) { // skipped after the guest has sent all data, because gone would return true
 				err = unix.EPIPE
 			}
 		}

@@ -230,7 +230,7 @@ func TestDialPortEndsWithItsServer(t *testing.T) {
 	_, ended := begin(func(conn *net.TCPConn) {
 		io.WriteString(conn, "bye")
 		raw, err := conn.SyscallConn()
-		if err == nil { // the kernel answers for a closed socket for one second instead of a minute
+		if err == nil { // let the kernel answer probes of the closed socket for one second, not a minute
 			err = raw.Control(func(fd uintptr) { unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_LINGER2, 1) })
 		}
 		if err != nil {

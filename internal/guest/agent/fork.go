@@ -49,7 +49,7 @@ type forks struct {
 	identity identity // nil unless the agent is PID 1
 	env      interface{ Merge(map[string]string) }
 	interps  interpreters
-	network  network            // nil unless the agent is PID 1, or if the kernel lacks support
+	network  network            // nil if the agent is not PID 1, or if the kernel cannot close connections
 	hooks    hooks              // nil unless the agent is PID 1
 	gens     finder             // nil unless the agent is PID 1
 	flush    func()             // writes the guest's page cache to its disk; nil unless the agent is PID 1

@@ -116,7 +116,7 @@ func (t *Tree) commit(s *stage) error {
 	return s.commit()
 }
 
-// stateOf returns the state of a file. It is zero if there is no such file.
+// stateOf returns the state of a file. The state is zero if there is no such file.
 func stateOf(dir int, name string) (diffproto.State, error) {
 	var st unix.Stat_t
 	err := unix.Fstatat(dir, name, &st, unix.AT_SYMLINK_NOFOLLOW)

@@ -31,7 +31,7 @@ func must(t *testing.T, errs ...error) {
 // or no file if absent is set.
 type entry struct {
 	name    string
-	kind    byte // as in tar; 0 means a deletion
+	kind    byte // type of the entry in tar; 0 means a deletion
 	content string
 	absent  bool
 	mode    int64

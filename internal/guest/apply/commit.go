@@ -230,8 +230,9 @@ func (s *stage) revert(c *step) error {
 // errSaved means that a program has changed a file after the file was put in its place.
 var errSaved = errors.New("a program has changed the file since")
 
-// isMade reports whether a file is still the file that commit has put in its place. A rename changes one of the
-// times, and the size and times of a directory change with its entries.
+// isMade reports whether a file is still the file that commit has put in its place. It ignores the
+// time that a rename changes. For a directory, it also ignores the size and all times, which change
+// with the directory's entries.
 func (c *step) isMade(now diffproto.State) bool {
 	want := c.made
 	want.CTime = now.CTime

@@ -38,7 +38,7 @@ type stage struct {
 	bytes int            // total length of the paths
 	attrs int            // bytes of the new attributes of existing directories
 	ended bool           // the end of the archive was read
-	until time.Time      // when unpacking fails; see unpackTime
+	until time.Time      // deadline of unpacking; see unpackTime
 }
 
 // unpackTime bounds the time for unpacking an archive. A sparse file takes few bytes of an archive, but its zeros are

@@ -19,7 +19,7 @@ const whiteout = ".wh."
 // Bounds of an archive.
 const (
 	maxPacked = 1 << 20   // number of files
-	maxPaths  = 96 << 20  // bytes of their paths
+	maxPaths  = 96 << 20  // bytes of the paths of all files
 	maxAttrs  = 512 << 10 // bytes of the extended attributes of one file; programs read up to 1 MiB of headers
 )
 

@@ -175,7 +175,7 @@ func randomTree(t *testing.T, rng *rand.Rand, top string, n int) {
 		case kind == 9:
 			must(t, unix.Mkfifo(at, 0o600))
 		case len(files) > 0:
-			if err := os.Link(files[rng.IntN(len(files))], at); !errors.Is(err, os.ErrNotExist) { // no directory
+			if err := os.Link(files[rng.IntN(len(files))], at); !errors.Is(err, os.ErrNotExist) { // at has no parent directory
 				must(t, err)
 			}
 		}

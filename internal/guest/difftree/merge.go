@@ -21,7 +21,7 @@ import (
 const (
 	sideBase = iota
 	sideFrom // the side whose changes are applied
-	sideOnto // the side that receives them
+	sideOnto // the side that receives the changes
 )
 
 // pairsOfMerge are the comparisons of a merge. A comparison of two disks uses only the first pair.

@@ -122,7 +122,7 @@ func edit(t *testing.T, dir, edits string) {
 	}
 }
 
-// The table has, for each pair of edits, the conflicts, and the files of the side "onto" after the
+// For each pair of edits, the table lists the conflicts, and the files of the side "onto" after a
 // merge with each rule.
 func TestThreeWays(t *testing.T) {
 	for _, c := range []struct {

@@ -19,7 +19,7 @@ import (
 
 // Bounds of a comparison.
 const (
-	maxText  = 1 << 20  // bytes; a larger file gets no patch
+	maxText  = 1 << 20  // bytes of a file; a larger file gets no patch
 	maxNames = 1 << 20  // number of names in one directory
 	maxSeen  = 50 << 20 // number of names in all directories
 )

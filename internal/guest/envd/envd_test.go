@@ -328,7 +328,7 @@ func TestStreamInput(t *testing.T) {
 				msg.Event = &process.StreamInputRequest_Keepalive{Keepalive: &process.StreamInputRequest_KeepAlive{}}
 			}
 			if in.Send(msg) != nil {
-				break // CloseAndReceive returns the error, not Send
+				break // CloseAndReceive returns the error; Send does not
 			}
 		}
 		_, err := in.CloseAndReceive()

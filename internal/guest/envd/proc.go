@@ -206,7 +206,7 @@ func (p *proc) openPipes(cmd *exec.Cmd, wantStdin bool, given *[]*os.File) ([]*o
 	return outs, nil
 }
 
-// read publishes the data of f until f ends, or until the deadline that is set by wait.
+// read publishes the data of f until f ends, or until the deadline that the method wait sets.
 func (p *proc) read(f *os.File, kind outputKind, chunk int) {
 	defer p.outputs.Done()
 	for buf := make([]byte, chunk); ; {

@@ -73,7 +73,7 @@ func TestAHookThatHangsIsKilledWithWhatItStarted(t *testing.T) {
 func TestWhatAHookLeavesRunningHoldsNobodyUp(t *testing.T) {
 	pid := filepath.Join(t.TempDir(), "pid")
 	h := hooks(t, map[string]string{"1": "sleep 1000 & echo $! >" + pid})
-	if err := h.Run(); err != nil { // within the limit
+	if err := h.Run(); err != nil { // returns an error after the time limit
 		t.Error(err)
 	}
 	if out, err := exec.Command("/bin/sh", "-c", "kill $(cat "+pid+")").CombinedOutput(); err != nil {

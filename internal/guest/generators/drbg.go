@@ -37,7 +37,7 @@ const (
 	offSeconds   = drbgHead + 32
 	offReseeds   = drbgHead + 40
 	maxRequest   = 1 << 16
-	maxSeed      = 4096    // bytes; a struct with a larger minimum length is not a generator
+	maxSeed      = 4096    // largest min_entropylen, and largest min_noncelen, of a generator
 	maxReseeding = 1 << 24 // largest reseed_interval, and largest reseed_time_interval in seconds, of a generator
 	reseedsStep  = 0x10000 // added to reseed_counter; larger than the number of reseeds during one search
 )

@@ -86,7 +86,7 @@ type search struct {
 	left     int              // bytes that may still be read
 	chunk    []byte           // buffer of a page and chunkSize bytes; page-aligned, as O_DIRECT requires
 	maps     []byte           // text of /proc/PID/maps of the present process
-	regions  []region         // maps, parsed
+	regions  []region         // the parsed mappings of the present process
 	mapped   map[string]marks // marks of the files that the present process maps, by device and inode
 	report   agentproto.Unique
 	unnamed  map[int]bool

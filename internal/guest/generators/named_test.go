@@ -158,7 +158,7 @@ func TestProgramsAreReadOnceBeforeTheSnapshot(t *testing.T) {
 		t.Errorf("the program was read again: %+v, %v", report, err)
 	}
 	f.files = known
-	if err := os.Chtimes(program, time.Unix(1, 0), time.Unix(1, 0)); err != nil { // moves ctime
+	if err := os.Chtimes(program, time.Unix(1, 0), time.Unix(1, 0)); err != nil { // changes ctime
 		t.Fatal(err)
 	}
 	if _, err := f.Renew(); err != nil || len(f.files) != before+1 {

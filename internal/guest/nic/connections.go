@@ -63,7 +63,7 @@ type connection struct {
 }
 
 // OpenConnections opens the descriptors for Reset, so that a fork opens nothing. If the kernel
-// cannot close connections, OpenConnections logs that and returns nil. The connections that a fork
+// cannot close connections, OpenConnections logs this and returns nil. The connections that a fork
 // inherits then end by timeout.
 func OpenConnections(log *kmsg.Log) *Connections {
 	c, err := openConnections()

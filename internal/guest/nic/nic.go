@@ -23,8 +23,8 @@ import (
 // name is Linux's name of the first Ethernet interface, unless the interface is renamed.
 const name = "eth0"
 
-// Up gives the interface its address, sets it up and routes everything except loopback to the
-// gateway.
+// Up gives the interface its address, activates the interface, and routes everything except
+// loopback to the gateway.
 func Up() error {
 	no6 := "/proc/sys/net/ipv6/conf/" + name + "/disable_ipv6"
 	if err := os.WriteFile(no6, []byte("1"), 0); err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -28,8 +28,8 @@ const (
 	whiteoutMeta   = ".wh..wh." // prefix of files of union file systems, which no image needs
 )
 
-// maxWindow bounds the memory that a layer's compression may require, in bytes. It is the limit of
-// the program zstd.
+// maxWindow bounds the memory that a layer's compression may require, in bytes. The program zstd
+// has the same limit.
 const maxWindow = 128 << 20
 
 // maxPlain returns the maximum size of a decompressed layer, in bytes. A layer that fits on the
@@ -113,7 +113,7 @@ func decompress(r io.Reader) (io.Reader, error) {
 	return in, nil
 }
 
-// bounded is a reader that returns an error after the remaining number of bytes.
+// bounded is a reader that returns an error after it has read the number of bytes in left.
 type bounded struct {
 	r    io.Reader
 	left int64

@@ -1,5 +1,5 @@
 // Package userenv determines the properties of a new process in the guest: its user, its
-// environment, and the directory of its relative paths.
+// environment, its working directory, and the meaning of relative paths.
 //
 // It reads /etc/passwd and /etc/group at each call and writes nothing.
 package userenv
@@ -74,8 +74,8 @@ type User struct {
 func (e *Env) User(name string) (*User, error) { return e.UserOr(name, "") }
 
 // UserOr is like User, for clients that have a default user of their own. If name is empty and
-// SetDefaults has set no user, it returns the account preferred if the guest has it, and otherwise
-// root.
+// SetDefaults has set no user, it returns the account that the parameter preferred names, or root
+// if the guest lacks that account.
 func (e *Env) UserOr(name, preferred string) (*User, error) {
 	if name == "" {
 		e.mu.Lock()
