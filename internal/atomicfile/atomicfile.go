@@ -60,7 +60,7 @@ func WriteDurableIn(root *os.Root, name string, data []byte, mode fs.FileMode) e
 		err = root.Rename(tmp, name)
 	}
 	if err != nil {
-		_ = root.Remove(tmp) // report the first error
+		_ = root.Remove(tmp) // ignored, because the first error is reported
 		return fmt.Errorf("write %s: %w", name, err)
 	}
 	d, err := root.Open(".")
@@ -81,7 +81,7 @@ func write(path string, data []byte, mode fs.FileMode, sync bool) error {
 		err = os.Rename(f.Name(), path)
 	}
 	if err != nil {
-		_ = os.Remove(f.Name()) // report the first error
+		_ = os.Remove(f.Name()) // ignored, because the first error is reported
 		return fmt.Errorf("write %s: %w", path, err)
 	}
 	return nil
@@ -146,7 +146,7 @@ func Fill(path string, fill func(tmp string) error) error {
 		err = os.Rename(tmp, path)
 	}
 	if err != nil {
-		_ = os.Remove(tmp) // report the first error
+		_ = os.Remove(tmp) // ignored, because the first error is reported
 		return fmt.Errorf("make %s: %w", path, err)
 	}
 	return nil

@@ -29,7 +29,7 @@ const (
 // Finding is the result of one check.
 type Finding struct {
 	Check   string  `json:"check"`
-	Verdict Verdict `json:"verdict"` // empty, only in this package: the check does not apply
+	Verdict Verdict `json:"verdict"` // empty, only inside this package, if the check does not apply
 	Detail  string  `json:"detail"`
 	Fix     *Fix    `json:"fix,omitempty"`
 }

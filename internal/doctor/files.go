@@ -144,7 +144,7 @@ func (h *Host) directories() Finding {
 	} {
 		info, err := os.Lstat(d.path)
 		if errors.Is(err, fs.ErrNotExist) {
-			continue // the daemon creates it
+			continue // the daemon will create the directory
 		}
 		there++
 		dir, err := private.Dir(d.path, d.option)

@@ -48,7 +48,7 @@ func TestHelperHangs(t *testing.T) {
 			t.Errorf("with a helper that hangs: %v", err)
 		}
 	}
-	w, err := os.OpenFile(fifo, os.O_RDWR, 0) // opens at once, and ends the helper
+	w, err := os.OpenFile(fifo, os.O_RDWR, 0) // opens at once, and lets the helper end
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -336,7 +336,7 @@ func (r *reader) sourceOf(i int, pattern string, parents bool, leave *exclude) (
 	}
 	switch pivot, _, ok := strings.Cut(pattern, "/./"); {
 	case !parents && isDir:
-		own = i // the target takes the place of the directory itself
+		own = i // no entry for the directory itself: its content is copied into the target
 	case !parents:
 	case ok && strings.HasPrefix(f.Path, path.Clean("/" + pivot)[1:]+"/"):
 		src.Strip = len(path.Clean("/" + pivot))

@@ -21,7 +21,7 @@ type stage struct {
 	index int
 	step  int // index of the latest step of the stage
 	env   map[string]string
-	user  string // without a group; empty: root
+	user  string // name or number of the user, without a group; empty: root
 	dir   string // absolute path; empty: /
 	shell []string
 

@@ -30,7 +30,7 @@ type Cached struct {
 	Bytes  int64     `json:"bytes"`            // disk usage; a file with hard links elsewhere counts in full
 	Used   time.Time `json:"used"`             // time of the last build that used it
 
-	newest bool // the newest kernel: builds use it if apt offers none
+	newest bool // whether this is the newest kernel, which builds use if apt offers none
 }
 
 // ListCached returns the entries of the cache, ordered by directory. It omits a running build.
@@ -85,7 +85,7 @@ func ListCached(cacheDir string) ([]Cached, error) {
 			return add(CachedLeftover, dir, "")
 		}
 		if !cloudPattern.MatchString("linux-image-"+name) && !strings.HasPrefix(name, userPrefix) {
-			return nil // created by something else
+			return nil // not a kernel of this package
 		}
 		own := len(list)
 		if err := add(CachedKernel, dir, name); err != nil || len(list) == own {

@@ -163,7 +163,7 @@ func layersOf(img v1.Image, kind string, plain bool) ([]source, error) {
 	for i, layer := range layers {
 		s := source{Layer: imageproto.Layer{DiffID: diffs[i].String()}, name: fmt.Sprintf("layer %d", i+1),
 			open: layer.Compressed}
-		if plain { // the library would compress the layer first
+		if plain { // otherwise the library would compress the layer first
 			s.open = checked(layer.Uncompressed, diffs[i])
 		} else if kind == baseOCI {
 			digest, err := layer.Digest()

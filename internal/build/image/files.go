@@ -28,7 +28,7 @@ func readFiles(fsys fs.FS, files []File) ([]overlayFile, error) {
 
 // overlayFile is a file put over the base.
 type overlayFile struct {
-	name string // relative
+	name string // relative path in the image
 	typ  byte   // tar.TypeReg, tar.TypeDir or tar.TypeSymlink
 	mode int64
 	data []byte

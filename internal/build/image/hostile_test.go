@@ -75,7 +75,7 @@ func TestLongManifest(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), "manifest has more than 4194304 bytes") {
 			t.Errorf("a manifest of 60 MiB: %v", err)
 		}
-		if n := sent.Load(); n > 5*maxRegistryManifest { // includes data in socket buffers
+		if n := sent.Load(); n > 5*maxRegistryManifest { // n includes data in socket buffers
 			t.Errorf("%d MiB of it were taken", n>>20)
 		}
 	}

@@ -50,7 +50,7 @@ type Recipe struct {
 	Base     string            `yaml:"base"`
 	Packages []string          `yaml:"packages"` // Debian packages, "name" or "name=version"; Debian bases only
 	Files    []File            `yaml:"files"`
-	User     bool              `yaml:"user"` // add an account "user" to the image, if it has none
+	User     bool              `yaml:"user"` // whether to add an account "user" to an image that has none
 	Env      map[string]string `yaml:"env"`
 	Warmup   Warmup            `yaml:"warmup"`
 	// network for the warm-up and for children; nil: the warm-up has no network, and children have

@@ -40,7 +40,7 @@ type Step struct {
 	Line int    `json:"line,omitempty"` // line of the source, from 1; not part of the key
 	From int    `json:"from"`           // index of the step whose snapshot this step continues; -1 for a Base
 
-	Force bool `json:"-"` // run the step even if its snapshot exists
+	Force bool `json:"-"` // whether to run the step even if its snapshot exists
 
 	Base     *Base     `json:"base,omitempty"`
 	Run      *Run      `json:"run,omitempty"`
@@ -55,8 +55,9 @@ type Step struct {
 type Base struct {
 	Image    string `json:"image,omitempty"`
 	Boot     *Boot  `json:"boot,omitempty"`
-	Snapshot string `json:"snapshot,omitempty"` // a tag
-	// Digest of the image's manifest or of the boot files, or id of the snapshot.
+	Snapshot string `json:"snapshot,omitempty"` // tag of a snapshot
+	// Digest is the digest of the image's manifest or of the boot files. For a snapshot, it is the
+	// snapshot's id.
 	Digest string `json:"digest"`
 	Memory bool   `json:"memory,omitempty"` // whether steps continue the base's processes and memory; false for an image
 
@@ -117,14 +118,14 @@ type Mount struct {
 	Kind     string  `json:"kind"`
 	Target   string  `json:"target"`             // absolute path; may be empty for a secret that is only a variable
 	Source   *Source `json:"source,omitempty"`   // for a bind; the command changes only a copy
-	ReadOnly bool    `json:"readonly,omitempty"` // for a bind
+	ReadOnly bool    `json:"readonly,omitempty"` // for a bind: whether the command cannot write to it
 	ID       string  `json:"id,omitempty"`       // id of the cache or the secret
 	SizeMiB  int64   `json:"size_mib,omitempty"` // for a tmpfs: its maximum size; 0: the kernel's default
 	Mode     string  `json:"mode,omitempty"`     // mode of the cache's directory or the secret's file, in octal
 	UID      uint64  `json:"uid,omitempty"`      // owner of the cache's directory or the secret's file
 	GID      uint64  `json:"gid,omitempty"`      // group of the cache's directory or the secret's file
 	Env      string  `json:"env,omitempty"`      // for a secret: the variable that is set to its value; empty: none
-	Required bool    `json:"required,omitempty"` // for a secret: without it, the step fails
+	Required bool    `json:"required,omitempty"` // for a secret: whether the step fails without it
 }
 
 // Copy copies files into the file system.
@@ -144,7 +145,7 @@ type Source struct {
 	// changed.
 	Files   []File   `json:"files,omitempty"`
 	Strip   int      `json:"-"`                 // number of leading bytes of each path that Name omits
-	Dir     bool     `json:"dir,omitempty"`     // Files are the content of a directory, without the directory
+	Dir     bool     `json:"dir,omitempty"`     // whether Files are the content of a directory, without the directory
 	Step    *int     `json:"step,omitempty"`    // index of the step whose snapshot contains the files
 	Path    string   `json:"path,omitempty"`    // absolute path in that snapshot; may be a shell pattern
 	Into    string   `json:"into,omitempty"`    // directory below the target in which to put the files (COPY --parents)
@@ -168,7 +169,7 @@ type Git struct {
 	Ref    string `json:"ref"`            // branch, tag or commit to fetch
 	Commit string `json:"commit"`         // expected commit, in hex
 	Dir    string `json:"dir,omitempty"`  // directory of the repository to copy; empty: the whole repository
-	Keep   bool   `json:"keep,omitempty"` // copy the directory .git too
+	Keep   bool   `json:"keep,omitempty"` // whether to copy the directory .git too
 }
 
 // Name returns the name of a file of the source below the target.
@@ -217,7 +218,7 @@ type Warm struct {
 type Children struct {
 	Network *snapshot.Network `json:"network,omitempty"` // nil: the default of sandboxes
 	Limits  vm.Limits         `json:"limits,omitzero"`
-	Strict  bool              `json:"strict,omitempty"` // refuse forks whose programs would repeat random numbers
+	Strict  bool              `json:"strict,omitempty"` // whether to refuse forks that would repeat random numbers
 	Hooks   snapshot.Hooks    `json:"hooks,omitzero"`
 }
 
@@ -227,7 +228,7 @@ type Defaults struct {
 	User string            `json:"user,omitempty"`
 	Dir  string            `json:"dir,omitempty"`
 
-	KeepUser bool `json:"keep_user,omitempty"` // ignore User: the base's user remains
+	KeepUser bool `json:"keep_user,omitempty"` // whether to ignore User and keep the base's user
 }
 
 // Needs returns the indexes of the steps whose snapshots this step needs, in addition to From.

@@ -26,7 +26,7 @@ type Request struct {
 	Text   []byte
 	Boot   plan.Boot   // made from the recipe's base and packages; the recipe's variables override its Env
 	Digest string      // digest of the files of Boot
-	Files  []plan.File // build context, sorted: the recipe's directory
+	Files  []plan.File // sorted files of the build context, which is the recipe's directory
 
 	Network *snapshot.Network // nil: the network of the recipe
 	Limits  *vm.Limits        // nil: the limits of the recipe
@@ -46,7 +46,7 @@ func Read(ctx context.Context, req Request) (*plan.Plan, error) {
 		Hooks: recipe.Hooks.Hooks}
 	if n := recipe.Network; n != nil && req.Network == nil {
 		children.Network = &snapshot.Network{Mode: n.Mode, Allow: n.Allow, Deny: n.Deny, AllowECH: n.AllowECH}
-		if n.Mode == "" { // a valid recipe without a mode has rules to allow
+		if n.Mode == "" { // a valid recipe without a mode has rules that allow destinations
 			children.Network.Mode = "allow"
 		}
 	}

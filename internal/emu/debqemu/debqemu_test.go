@@ -43,7 +43,7 @@ func TestChoose(t *testing.T) {
 	}
 	qemu(t, host, "9.2.4")
 	reason := ""
-	for _, lines := range []int{2, 1} { // the second time, nothing is tried
+	for _, lines := range []int{2, 1} { // the second call reports the failure of the first call
 		got := choose()
 		if got != Program || len(said) != lines || !strings.Contains(said[lines-1], "going on with QEMU 9.2.4") ||
 			reason != "" && said[0] != reason {

@@ -40,7 +40,7 @@ var errDaemonRuns = errors.New("the daemon runs already: `forkd machine stop` en
 //	   └──────────────────┴─────────────────────────────────────────────────┘
 type daemon struct {
 	cgroup string        // cgroup directory of the daemon; empty: it runs in the server's cgroup
-	pause  time.Duration // before the first restart
+	pause  time.Duration // pause before the first restart
 
 	mu sync.Mutex
 	// +checklocks:mu
@@ -50,7 +50,7 @@ type daemon struct {
 	// +checklocks:mu
 	started time.Time
 	// +checklocks:mu
-	abandoned bool // no more restarts
+	abandoned bool // whether the daemon is never restarted again
 	// +checklocks:mu
 	exit *machineapi.ExecExit
 	// +checklocks:mu

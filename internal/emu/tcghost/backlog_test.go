@@ -37,7 +37,7 @@ func TestDeepen(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if info.Sacked <= 1 { // for a listening socket, the length of its queue
+	if info.Sacked <= 1 { // for a listening socket, Sacked is the length of its queue
 		t.Errorf("the queue has %d places", info.Sacked)
 	}
 	if err := deepen(os.Getpid(), addr, "127.0.0.1:1"); err == nil {

@@ -120,8 +120,8 @@ func (m Machine) testShell(t *testing.T, script string) string {
 	return strings.TrimSpace(out.String())
 }
 
-// TestMachineLife boots one machine, and tests all operations that end a boot or continue after its
-// end.
+// TestMachineLife boots one machine, and tests all operations that end a boot, or that continue
+// after the end of a boot.
 func TestMachineLife(t *testing.T) {
 	m := bootMachine(t)
 	first := m.testStart(t)
@@ -213,7 +213,7 @@ func testHang(t *testing.T, m Machine) {
 	}
 	r, w := io.Pipe()
 	go func() {
-		r.Read(make([]byte, 1)) // the program is running
+		r.Read(make([]byte, 1)) // wait until the program is running
 		if err := before.QEMU.kill(unix.SIGSTOP); err != nil {
 			t.Error(err)
 		}

@@ -112,7 +112,7 @@ func TestExecSignalsArePassedOn(t *testing.T) {
 	r, w := io.Pipe()
 	signals := make(chan os.Signal, 1)
 	go func() {
-		r.Read(make([]byte, 1)) // the shell has set its trap
+		r.Read(make([]byte, 1)) // wait until the shell has set its trap
 		signals <- syscall.SIGTERM
 		io.Copy(io.Discard, r)
 	}()

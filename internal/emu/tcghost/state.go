@@ -42,8 +42,8 @@ type State struct {
 	BootID      string    `json:"boot_id,omitempty"` // differs between starts of QEMU
 	Supervisor  Process   `json:"supervisor"`
 	QEMU        Process   `json:"qemu"`
-	InitAddr    string    `json:"init_addr"`   // host address of forkd-machined's API
-	DaemonAddr  string    `json:"daemon_addr"` // host address of the daemon's port in the emulated host
+	InitAddr    string    `json:"init_addr"`   // address on the real host that leads to forkd-machined's API
+	DaemonAddr  string    `json:"daemon_addr"` // address on the real host that leads to the daemon's port
 	StartedAt   time.Time `json:"started_at"`  // start of this boot
 	ReadyMS     int64     `json:"ready_ms"`    // from the start of QEMU to the first answer
 	Restarts    int       `json:"restarts"`    // number of restarts since `machine start`

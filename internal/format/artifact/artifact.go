@@ -193,7 +193,7 @@ func New(m *snapshot.Manifest, blobs []Blob) (*Artifact, error) {
 	if err != nil {
 		return nil, err
 	}
-	return Parse(manifest, config) // a writer's mistake must not reach a reader
+	return Parse(manifest, config) // checks the result, so that a mistake here does not reach a reader
 }
 
 // ConfigOf returns the descriptor of the configuration that Parse needs. The parameter manifest is

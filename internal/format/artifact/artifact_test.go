@@ -120,7 +120,7 @@ func TestZerosAreAbsent(t *testing.T) {
 		if at > 33<<20 {
 			return 0, 0, io.EOF
 		}
-		return 33<<20 - 512, 33<<20 + 512, nil // ranges need not begin at a page
+		return 33<<20 - 512, 33<<20 + 512, nil // ranges need not begin at a page boundary
 	}
 	sparse, err := e.Encode(t.Context(), io.Discard, b.Part, bytes.NewReader(p), holes)
 	if err != nil || sparse != b {

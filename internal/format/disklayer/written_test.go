@@ -42,7 +42,7 @@ func TestWritten(t *testing.T) {
 			first := rng.Uint64N(clusters)
 			set(first, 1+rng.Uint64N(min(3000, clusters-first)))
 		}
-		set(uint64(mergeBitmap*8-i), 5) // across two steps
+		set(uint64(mergeBitmap*8-i), 5) // a run that extends over two steps of Written
 		set(clusters-1, 1)
 		if err := l.Close(); err != nil {
 			t.Fatal(err)

@@ -27,7 +27,7 @@ const Version = 1
 
 // Error reports a defect of a record, and how to correct it.
 type Error struct {
-	Path   string // the file
+	Path   string // path of the record's file
 	Field  string // such as "network.mode" or "frozen[1].name"; empty if the defect is not in one field
 	Reason string
 

@@ -18,7 +18,7 @@ type Sandbox struct {
 	PID         int       `json:"pid,omitempty"`      // process id of the sandbox's VMM; 0 while suspended
 	Protocol    int       `json:"protocol,omitempty"` // control protocol of the sandbox's VMM; 0 while suspended
 	Created     time.Time `json:"created"`
-	Expires     time.Time `json:"expires,omitzero"` // zero: never
+	Expires     time.Time `json:"expires,omitzero"` // zero means never
 	MemoryBytes uint64    `json:"memory_bytes"`     // RAM of the guest
 	Fork        string    `json:"fork,omitempty"`   // ID of the fork request that created the sandbox
 

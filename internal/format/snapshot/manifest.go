@@ -63,7 +63,7 @@ const (
 type Manifest struct {
 	Format  string    `json:"format"`
 	Version int       `json:"version"`
-	ID      string    `json:"id"` // random, see NewID; layers name their owner by it
+	ID      string    `json:"id"` // random, see NewID; a layer names its owner by this ID
 	Tag     string    `json:"tag"`
 	Created time.Time `json:"created"`
 	Parent  *Ref      `json:"parent,omitempty"` // the snapshot below the topmost layers
@@ -121,7 +121,7 @@ type Guest struct {
 	Network *Network  `json:"network,omitempty"` // nil: the default at the time of a fork
 	Limits  vm.Limits `json:"limits,omitzero"`   // default for forks
 	Hooks   Hooks     `json:"hooks,omitzero"`    // default for forks; an older manifest has none
-	// by default, refuse forks that repeat random numbers
+	// whether forks that repeat random numbers are refused by default
 	Strict bool `json:"unique_strict,omitempty"`
 }
 

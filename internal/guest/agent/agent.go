@@ -154,7 +154,7 @@ func serveGuest(log *kmsg.Log) error {
 		log.Warnf("no program can keep the sandbox awake: %v", err)
 	}
 	root := disk.New("/")
-	a.tree.Dir = "/" // an agent that runs as an ordinary process applies nothing
+	a.tree.Dir = "/" // stays empty in an ordinary process, which applies nothing
 	a.control.disk, a.tree.Hold = root, root.Hold
 	a.forks.flush, a.forks.quiet = unix.Sync, true
 	a.forks.network = nic.OpenConnections(log)

@@ -20,7 +20,7 @@ func makeBusyFile(path string) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(f.Chmod(0o666), f.Close()) // the umask has removed bits
+	return errors.Join(f.Chmod(0o666), f.Close()) // Chmod is needed, because the umask has removed bits
 }
 
 // isLocked reports whether a program holds a lock on a file, by flock(2) or fcntl(2). It reads the
@@ -42,8 +42,8 @@ func isLocked(path, locks string) (bool, error) {
 	file := fmt.Sprintf("%02x:%02x:%d", unix.Major(dev), unix.Minor(dev), st.Ino)
 	lines := bufio.NewScanner(io.LimitReader(f, maxLocks))
 	for lines.Scan() {
-		// "1: FLOCK ADVISORY WRITE 594 00:1a:3 0 EOF", see proc_locks(5). A waiting program has "->"
-		// in the second column.
+		// A line is, for example, "1: FLOCK ADVISORY WRITE 594 00:1a:3 0 EOF" (proc_locks(5)). If the
+		// program still waits for the lock, the second column is "->".
 		words := strings.Fields(lines.Text())
 		if len(words) > 5 && words[5] == file && (words[1] == "FLOCK" || words[1] == "POSIX" || words[1] == "OFDLCK") {
 			return true, nil

@@ -84,7 +84,7 @@ func (s *stage) verify() error {
 
 // commit makes the changes. After an error it undoes them.
 func (s *stage) commit() error {
-	var gone *step // removes or replaces a directory, with everything below
+	var gone *step // the latest step that removes or replaces a directory, with everything below it
 	for i, c := range s.steps {
 		if rest, ok := gone.above(c); ok {
 			if err := s.checkGone(gone, c, rest); err != nil {

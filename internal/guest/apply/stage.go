@@ -30,7 +30,7 @@ const (
 
 // stage is the directory that has the new files, and later the old ones.
 type stage struct {
-	root  int // the tree
+	root  int // descriptor of the tree's root
 	dir   int
 	name  string // name of dir in root
 	steps []*step
@@ -186,7 +186,7 @@ func (s *stage) create(h *tar.Header, name string, content io.Reader) error {
 		if !ok || s.steps[first].kind != places {
 			return errors.New("a hard link to a file that is not before it in the archive")
 		}
-		return unix.Linkat(s.dir, s.steps[first].name, s.dir, name, 0) // the link has the attributes of that file
+		return unix.Linkat(s.dir, s.steps[first].name, s.dir, name, 0) // the new link has the attributes of its file
 	case tar.TypeChar, tar.TypeBlock, tar.TypeFifo:
 		types := map[byte]uint32{tar.TypeChar: unix.S_IFCHR, tar.TypeBlock: unix.S_IFBLK, tar.TypeFifo: unix.S_IFIFO}
 		if h.Devmajor < 0 || h.Devmajor > math.MaxUint32 || h.Devminor < 0 || h.Devminor > math.MaxUint32 {
@@ -209,7 +209,7 @@ func (s *stage) describe(h *tar.Header, name string) error {
 	if err := unix.Fchownat(s.dir, name, m.uid, m.gid, unix.AT_SYMLINK_NOFOLLOW); err != nil {
 		return err
 	}
-	if h.Typeflag != tar.TypeSymlink { // Fchmodat would follow a link, but the agent has just made this file
+	if h.Typeflag != tar.TypeSymlink { // Fchmodat would follow a link, but this file is not a link
 		if err := unix.Fchmodat(s.dir, name, m.mode, 0); err != nil {
 			return err
 		}

@@ -115,8 +115,8 @@ func (x *exporter) keep(p packed) error {
 // source is a file of the newer tree that is about to be packed.
 type source struct {
 	header *tar.Header
-	dir    int    // its directory
-	name   string // its name in dir
+	dir    int    // descriptor of the file's directory
+	name   string // name of the file in dir
 	inode  uint64
 	linked bool // whether the inode has several names
 	lacks  bool // whether the header lacks extended attributes, because an archive cannot have them

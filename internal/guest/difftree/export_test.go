@@ -267,7 +267,8 @@ func TestArchive(t *testing.T) {
 	if len(archive) > 64<<10 {
 		t.Errorf("the archive of a file with a hole has %d bytes", len(archive))
 	}
-	// Four names begin with .wh., and two files have the attribute user.a=b.
+	// Six files are skipped: four have a name that begins with .wh., and two have the attribute
+	// user.a=b.
 	if done.Skipped != 6 {
 		t.Errorf("%d files are skipped", done.Skipped)
 	}

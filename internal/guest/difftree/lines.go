@@ -43,8 +43,8 @@ func unified(before, after []byte) (patch []byte, added, deleted int) {
 // hunk is a hunk under construction.
 type hunk struct {
 	old, now       [][]byte
-	startA, startB int // first lines of the hunk
-	a, b           int // first lines after the hunk
+	startA, startB int // first line of the hunk in the old text and in the new text
+	a, b           int // first line after the hunk in the old text and in the new text
 	text           bytes.Buffer
 	changed        bool
 	added, deleted int // numbers of lines in all hunks so far
@@ -193,8 +193,9 @@ func anchors(old, now [][]byte) []match {
 // ascending returns the longest selection of matches in which b ascends. The matches keep their
 // order.
 func ascending(list []match) []match {
-	var ends []int // ends[n] is the index of the smallest last element of n+1 selected elements
-	// The index of the match before each match, in the longest selection that ends with that match.
+	var ends []int // ends[n] is the index of the match with the smallest b that can end n+1 selected matches
+	// before[i] is the index of the match before match i, in the longest selection that ends with
+	// match i.
 	before := make([]int, len(list))
 	for i, m := range list {
 		n, _ := slices.BinarySearchFunc(ends, m.b, func(end, b int) int { return list[end].b - b })

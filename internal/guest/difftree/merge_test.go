@@ -127,8 +127,8 @@ func edit(t *testing.T, dir, edits string) {
 func TestThreeWays(t *testing.T) {
 	for _, c := range []struct {
 		from, onto          string // edits of both sides
-		conflicts           string // paths
-		merged, ours, their string // files and directories after the merge: without a rule, with from, and with onto
+		conflicts           string // paths with conflicts
+		merged, ours, their string // files after a merge without a rule, with the rule "from", and with the rule "onto"
 	}{
 		{from: "write:a=2", merged: "a=2 b=1 d d/x=1 l→a"},
 		{onto: "write:a=2", merged: "a=2 b=1 d d/x=1 l→a"},
@@ -245,7 +245,7 @@ func modelOf(t *testing.T, dir string) model {
 		if e.Type().IsRegular() {
 			file, err := os.Open(p)
 			must(t, err)
-			sum := sha256.New() // a file with a hole may be large
+			sum := sha256.New() // only a digest, because a file with a hole may be large
 			_, err = io.Copy(sum, file)
 			must(t, err, file.Close())
 			text += fmt.Sprintf(" %x", sum.Sum(nil))

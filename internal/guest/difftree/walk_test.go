@@ -46,7 +46,7 @@ func (tr trees) compare(t *testing.T, req diffproto.Request, changed *changes) (
 		if err := diffproto.WriteEntry(&wire, e); err != nil {
 			return err
 		}
-		got, _, err := daemon.Next() // the daemon accepts the entry
+		got, _, err := daemon.Next() // checks that the daemon accepts the entry
 		list = append(list, got)
 		return err
 	})

@@ -69,7 +69,7 @@ func unpack(r *http.Request, path string, u *userenv.User) error {
 	defer root.Close()
 	to := treetar.Target{Root: root, Bits: true, Made: func(name string) error {
 		if u.Credential() == nil {
-			return nil // u is the agent's own user
+			return nil // no change, because u is the agent's own user
 		}
 		return root.Lchown(name, int(u.UID), int(u.GID))
 	}}

@@ -180,7 +180,7 @@ func makeDirs(path string, u *userenv.User) error {
 // give makes u the owner of a file or directory that a request has created.
 func give(path string, u *userenv.User) error {
 	if u.Credential() == nil {
-		return nil // u is the agent's own user
+		return nil // no change, because u is the agent's own user
 	}
 	return os.Lchown(path, int(u.UID), int(u.GID))
 }

@@ -41,9 +41,9 @@ type proc struct {
 	oomKills string // value of oomKills() when the process started
 	child    *reap.Child
 	outputs  sync.WaitGroup
-	stopped  time.Time // when the process ended; set before ended is closed
+	stopped  time.Time // when the process ended; set before the channel ended is closed
 	ended    chan struct{}
-	end      *process.ProcessEvent_EndEvent // set before ended is closed
+	end      *process.ProcessEvent_EndEvent // set before the channel ended is closed
 
 	stdin *os.File // nil if the process has none
 	tty   *os.File // master side of the terminal; nil without a terminal

@@ -17,7 +17,7 @@ type dialect struct {
 	env      func(t *testing.T) map[string]string // environment of the sandbox
 	of       func(string) (*backend, error)
 
-	set, get   string // set stores 41; get prints 42
+	set, get   string // set stores 41 in a variable; get prints the variable plus 1
 	outAndErr  string // prints "out" and, to the other stream, "err"
 	fail, name string // fail ends with an error, whose name is in the field name
 	broken     string // is not valid code

@@ -46,7 +46,7 @@ type Server struct {
 
 	mu       sync.Mutex
 	contexts map[string]*session
-	order    []string // ids, oldest first
+	order    []string // ids of the contexts, oldest first
 }
 
 // session is a context of the protocol: a namespace for code. The first call starts its process. If

@@ -38,7 +38,7 @@ const busyWait = 10 * time.Second
 
 // runRequest is one line on the driver's code channel.
 type runRequest struct {
-	ID   int               `json:"id"` // number that begins the driver's answers
+	ID   int               `json:"id"` // number of the request, with which the driver's answers begin
 	Code string            `json:"code"`
 	Env  map[string]string `json:"env,omitempty"`
 	Repr bool              `json:"repr"`

@@ -44,8 +44,8 @@ func (k *keyless) changed(dir string) bool {
 }
 
 // replaceSSHKeys replaces the SSH host keys, which the guest shares with its siblings, with one new
-// Ed25519 key. It does nothing in a guest without host keys. It makes no RSA key, because an RSA
-// key takes up to seconds instead of milliseconds.
+// Ed25519 key. It does nothing in a guest without host keys. It makes no RSA key, because making an
+// RSA key can take seconds instead of milliseconds.
 func (h *Hooks) replaceSSHKeys(deadline time.Time) error {
 	old, err := filepath.Glob(filepath.Join(h.sshDir, "ssh_host_*_key"))
 	if err != nil {

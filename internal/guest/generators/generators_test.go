@@ -47,10 +47,10 @@ func has(list []agentproto.Generator, library string) bool {
 	return slices.ContainsFunc(list, func(g agentproto.Generator) bool { return strings.Contains(g.Library, library) })
 }
 
-// copies runs testdata/copies.py with the program draw, which defines the Python function draw. The
-// script clones its process twice, and each copy calls draw. The result is what draw returned in
-// each copy. If between is not nil, it is called for each copy, with its process id, before that
-// copy calls draw.
+// copies runs testdata/copies.py. The parameter draw is Python code that defines a function with
+// the name draw. The script clones its process twice, and each copy calls this function. The result
+// has the return value of each copy. If between is not nil, it is called for each copy, with its
+// process id, before that copy calls the function.
 func copies(t *testing.T, python []string, draw string, between func(pid int)) [2]map[string]string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "draw.py")

@@ -13,8 +13,8 @@ import (
 type region struct {
 	start, end uint64
 	exec       bool
-	anonymous  bool   // writable, private and without a file
-	loaded     bool   // readable, without a file and not anonymous: code that the program has generated
+	anonymous  bool   // whether the region is writable, private and without a file
+	loaded     bool   // whether the region is readable, without a file and not anonymous, like generated code
 	inode      []byte // device and inode of the file; empty if there is no file
 	path       []byte
 }

@@ -79,7 +79,7 @@ func (n *netlink) messages(p []byte, got func(message []byte)) (done bool, err e
 		body, kind, seq := p[unix.SizeofNlMsghdr:size], ne.Uint16(p[4:]), ne.Uint32(p[8:])
 		p = p[min(len(p), (size+unix.NLMSG_ALIGNTO-1)&^(unix.NLMSG_ALIGNTO-1)):]
 		switch {
-		case seq != n.seq: // belongs to an earlier request that was cancelled
+		case seq != n.seq: // the message belongs to an earlier request that was cancelled
 		case kind == unix.NLMSG_DONE:
 			return true, nil
 		case kind == unix.NLMSG_ERROR:

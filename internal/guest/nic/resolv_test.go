@@ -11,7 +11,7 @@ import (
 
 func TestResolver(t *testing.T) {
 	for name, c := range map[string]struct {
-		text string // content of the image's file; "-": there is none
+		text string // content of the image's file; "-" means that the file is missing
 		kept bool
 	}{
 		"none":         {"-", false},

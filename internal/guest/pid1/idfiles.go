@@ -23,7 +23,7 @@ const idDir = "/run/forkd"
 // Paths of the files that a fork rewrites.
 const (
 	machineIDPath = "/etc/machine-id"
-	// same as machineIDPath; in some images it is a file, in others a link
+	// also has the machine's id; in some images it is a file, in others a link
 	dbusIDPath = "/var/lib/dbus/machine-id"
 	bootIDPath = "/proc/sys/kernel/random/boot_id" // the kernel sets it once per boot; our file is mounted over it
 	hostsPath  = "/etc/hosts"

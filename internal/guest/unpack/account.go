@@ -181,7 +181,7 @@ func (t *tree) addAccount() error {
 				return err
 			}
 		}
-		if secrets != nil && field(secrets, accountName, 0) == "" { // the account has no password and never expires
+		if secrets != nil && field(secrets, accountName, 0) == "" { // add an account without a password that never expires
 			if err := t.rewrite(shdw, appendLine(secrets, accountName+":*::0:99999:7:::")); err != nil {
 				return err
 			}

@@ -278,7 +278,7 @@ func TestHostileLayers(t *testing.T) {
 func TestManyHeadersAreRefused(t *testing.T) {
 	one := archive(t, file{name: "a", link: "x", head: tar.Header{PAXRecords: map[string]string{
 		"SCHILY.xattr.user.x": strings.Repeat("x", 1000<<10)}}})
-	one = one[:len(one)-3*512] // the hard link itself and the end of the archive are removed
+	one = one[:len(one)-3*512] // remove the hard link itself and the end of the archive
 	if _, err := unpacked(t, false, layer{data: bytes.Repeat(one, 10)}); err == nil ||
 		!strings.Contains(err.Error(), "MiB of headers") {
 		t.Errorf("extended headers without an entry: %v", err)
