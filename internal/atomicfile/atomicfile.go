@@ -26,7 +26,8 @@ func Write(path string, data []byte, mode fs.FileMode) error {
 	return write(path, data, mode, false)
 }
 
-// WriteJSON writes v as indented JSON, readable by all users, and makes the directory of path.
+// WriteJSON writes v as indented JSON, readable by all users. It creates the directory of the file
+// if needed.
 func WriteJSON(path string, v any) error {
 	p, err := json.MarshalIndent(v, "", "  ")
 	if err != nil {
@@ -47,8 +48,8 @@ func WriteDurable(path string, data []byte, mode fs.FileMode) error {
 	return SyncDir(filepath.Dir(path))
 }
 
-// WriteDurableIn is WriteDurable for a file in the directory root. If name is a symbolic link, the
-// link is replaced.
+// WriteDurableIn is like WriteDurable, for a file in the directory of the given os.Root. If name is
+// a symbolic link, the link is replaced.
 func WriteDurableIn(root *os.Root, name string, data []byte, mode fs.FileMode) error {
 	tmp := "." + name + infix + rand.Text()
 	f, err := root.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
@@ -129,10 +130,10 @@ func isPart(name string) bool {
 // file.
 const infix = ".new-"
 
-// Fill creates or replaces the file at path. It calls fill with the path of a file that does not
-// exist, and fill writes the content to a new file at this path. Fill is for large files that
-// another program writes or that the kernel copies. The caller ensures that no other Fill of path
-// runs at the same time. If Fill fails, the old file is unchanged.
+// Fill creates or replaces the file at path. It calls the function fill with the path of a file
+// that does not exist. This function writes the content to a new file at this path. Fill is for
+// large files that another program writes or that the kernel copies. The caller ensures that no
+// other Fill of path runs at the same time. If Fill fails, the old file is unchanged.
 //
 // A process that is killed in Fill leaves the file path+".new", and the next Fill of path removes
 // it.

@@ -25,11 +25,11 @@ const sharedBits = 0o077
 // as root of the host.
 const overflowID = 65534
 
-// Dir opens the directory path, and creates it and its parents if they are missing. The directory
-// must belong to the calling user and give no access to other users, and no other user may be able
-// to replace it. The path is well known, so without these checks another user could create the
-// directory first, and later replace the files in it. The parameter option is the command-line
-// option that sets path. Errors name this option.
+// Dir opens the directory at path, and creates it and its parents if they are missing. The
+// directory must belong to the calling user and give no access to other users, and no other user
+// may be able to replace it. The path is well known, so without these checks another user could
+// create the directory first, and later replace the files in it. The parameter option is the
+// command-line option that sets path. Errors name this option.
 func Dir(path, option string) (*os.File, error) {
 	path = filepath.Clean(path)
 	refuse := func(reason string, args ...any) error {
@@ -68,9 +68,9 @@ func Dir(path, option string) (*os.File, error) {
 	return dir, nil
 }
 
-// checkAbove returns an error if another user could replace path. Such a user is the owner of a
-// directory above path, or any user who may write to such a directory if it is not sticky. A
-// missing directory is accepted, because this process will create it.
+// checkAbove returns an error if another user could replace the directory at path. Such a user is
+// the owner of a directory above path, or any user who may write to such a directory if it is not
+// sticky. A missing directory is accepted, because this process will create it.
 func checkAbove(path string) error {
 	for p := filepath.Dir(path); ; p = filepath.Dir(p) {
 		st, err := os.Lstat(p)
@@ -198,8 +198,8 @@ func setBlocking(f *os.File) error {
 
 // ReadFile reads a regular file with settings of an administrator, and returns its description too.
 // It refuses a file that belongs neither to root nor to the calling user, a file that has one of
-// the permissions in forbidden, and a file with more bytes than the parameter most. Errors begin
-// with the path, or are errors of package os.
+// the permissions in the parameter forbidden, and a file with more bytes than the parameter most.
+// Errors begin with the path, or are errors of package os.
 func ReadFile(path string, forbidden fs.FileMode, most int64) ([]byte, fs.FileInfo, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0) // a FIFO must not block
 	if err != nil {

@@ -75,7 +75,7 @@ func blockOf(text []byte) (*pem.Block, error) {
 	return block, nil
 }
 
-// PEM returns the file of the key.
+// PEM returns the content of the key's file.
 func (k *PublicKey) PEM() []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: publicBlock, Bytes: k.der})
 }
@@ -159,7 +159,7 @@ var (
 	owasp    = params{1 << 17, 8, 1}
 )
 
-// Seal returns the file of the key, encrypted with a password.
+// Seal returns the content of the key's file, encrypted with a password.
 func (k *PrivateKey) Seal(password []byte) ([]byte, error) {
 	der, err := x509.MarshalPKCS8PrivateKey(k.key)
 	if err != nil {

@@ -167,8 +167,8 @@ func aptGet(ctx context.Context, dir string, options []string, args ...string) e
 	return err
 }
 
-// Unpack extracts the files of a package into the directory tree, and creates the directory if
-// needed.
+// Unpack extracts the files of the package deb into a directory, and creates the directory if
+// needed. The parameter tree is the path of the directory.
 func Unpack(ctx context.Context, deb, tree string) error {
 	if _, err := Run(ctx, "", "dpkg-deb", "--extract", deb, tree); err != nil {
 		return fmt.Errorf("unpack %s: %w", filepath.Base(deb), err)

@@ -347,9 +347,9 @@ func (r *reader) sourceOf(i int, pattern string, parents bool, leave *exclude) (
 	return src, err
 }
 
-// list returns the files of a source: its own entries, which begin at index i and end before index
-// own, and the files below these entries. If these files are adjacent in the context's list, the
-// result is a part of that list.
+// list returns the files of a source: its own entries, whose indexes are i to own-1, and the files
+// below these entries. If these files are adjacent in the context's list, the result is a part of
+// that list.
 func (r *reader) list(i, own int, below []plan.File, leave *exclude) ([]plan.File, error) {
 	n := own - i + len(below)
 	if r.entries += max(1, n); r.entries > MaxCopied(len(r.req.Files)) {
@@ -371,8 +371,8 @@ func (r *reader) list(i, own int, below []plan.File, leave *exclude) ([]plan.Fil
 }
 
 // without omits excluded files. It returns the source's own entries and the files below them,
-// except for the files that match a pattern of leave. The patterns match names relative to the
-// source, and the name of the source itself.
+// except for the files that match a pattern in the parameter leave. A pattern is compared with
+// names relative to the source, and with the name of the source itself.
 func (r *reader) without(leave *exclude, i, own int, below []plan.File) (kept []plan.File, err error) {
 	prefix := 0
 	if i != whole && r.req.Files[i].Kind == plan.KindDir {

@@ -152,10 +152,10 @@ func (b *bounded) Get(name string) (string, bool) {
 // quotes.
 var substitution = regexp.MustCompile("\\$\\{[\\pL\\pN_]+(?:\\}|:?[-+?]|((?://[^/$'\"\\\\`{}]*/|/[^/$'\"\\\\`{}]+/|##?|%%?)[^$'\"\\\\`{}]*\\}))")
 
-// limitOf returns the maximum total size, in bytes, of the values that word uses. A pattern makes
-// each of these bytes more expensive. For each byte of a value, matching takes as many steps as the
-// pattern has bytes, and a replacement may be inserted. A pattern within another pattern would
-// multiply the cost again, so such a pattern is an error.
+// limitOf returns the maximum total size, in bytes, of the values that the given word uses. A
+// pattern makes each of these bytes more expensive. For each byte of a value, matching takes as
+// many steps as the pattern has bytes, and a replacement may be inserted. A pattern within another
+// pattern would multiply the cost again, so such a pattern is an error.
 func limitOf(word string) (int, error) {
 	all, plain, words, patterns, bytes := strings.Count(word, "${"), 0, 0, 0, 0
 	for _, at := range substitution.FindAllStringSubmatchIndex(word, -1) {

@@ -25,8 +25,8 @@ var update = flag.Bool("update", false, "write the golden plans")
 
 var boot = plan.Boot{Kernel: "/k", Rootfs: "/r", Env: map[string]string{"PATH": "/usr/bin"}}
 
-// contextOf returns the directory of a recipe as a build context. The name of each file stands for
-// its digest.
+// contextOf returns the directory of a recipe as a build context. The digest of each file is a text
+// with the file's name.
 func contextOf(t *testing.T, fsys fs.FS) (list []plan.File) {
 	t.Helper()
 	err := fs.WalkDir(fsys, ".", func(name string, d fs.DirEntry, err error) error {

@@ -179,8 +179,8 @@ func freeAddr(prefer string) (string, error) {
 	return "", errors.New("find a free loopback port: none can be opened")
 }
 
-// rotate renames the file name of the emulated host to previous. It is no error if there is no such
-// file.
+// rotate renames a file of the emulated host from name to previous. It is no error if there is no
+// such file.
 func (m Machine) rotate(name, previous string) error {
 	err := os.Rename(m.path(name), m.path(previous))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

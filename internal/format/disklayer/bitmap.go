@@ -39,10 +39,10 @@ func (l *Layer) Run(cluster, limit uint64) (has bool, n uint64) {
 	return has, limit
 }
 
-// Set marks n consecutive clusters, beginning with the cluster number first, as being in the layer.
-// The caller must already have written the data of all n clusters. After an error, Set may have
-// marked some or all of the clusters. The layer is consistent even then, because the data was
-// written first.
+// Set marks n consecutive clusters as being in the layer. The parameter first is the number of the
+// first cluster. The caller must already have written the data of all n clusters. After an error,
+// Set may have marked some or all of the clusters. The layer is consistent even then, because the
+// data was written first.
 func (l *Layer) Set(first, n uint64) error {
 	if first+n < first || first+n > l.clusters {
 		return fmt.Errorf("mark clusters %d+%d: the disk has %d", first, n, l.clusters)

@@ -8,7 +8,7 @@ import (
 )
 
 // Overlay returns the combination of two maps. An address that both maps contain is mapped as in
-// the map upper. Both maps must satisfy CheckExtents. Overlay joins neighbouring extents that are
+// upper. Both maps must satisfy CheckExtents. Overlay joins neighbouring extents that are
 // contiguous in the same layer.
 func Overlay(lower, upper []vm.Extent) []vm.Extent {
 	lower = slices.Clone(lower) // the loop cuts its extents

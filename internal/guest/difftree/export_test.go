@@ -142,7 +142,7 @@ func randomTree(t *testing.T, rng *rand.Rand, top string, n int) {
 		if err == nil && rng.IntN(4) == 0 {
 			must(t, os.RemoveAll(at))
 			if st, err = nil, os.ErrNotExist; rng.IntN(2) == 0 {
-				continue // otherwise, usually create a file of another type below
+				continue // otherwise, the code below usually makes another file here
 			}
 		}
 		switch kind := rng.IntN(12); {

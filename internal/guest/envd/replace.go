@@ -94,7 +94,7 @@ func followLinks(path string) (string, error) {
 }
 
 // fill writes the content to f, flushes the file to the disk, and gives the file the owner and mode
-// of the old file, or u as its owner.
+// of the old file. If there is no old file, u becomes the owner.
 func fill(f *os.File, content io.Reader, old fs.FileInfo, u *userenv.User) error {
 	if _, err := io.Copy(f, content); err != nil {
 		return err

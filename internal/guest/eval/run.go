@@ -139,8 +139,8 @@ func (c *session) takeTurn(ctx context.Context, timeout time.Duration) error {
 	}
 }
 
-// execute runs code in a context. It waits for its turn, and passes the output to write, line by
-// line without newlines.
+// execute runs code in a context. It waits for its turn, and passes the output to the function
+// write, line by line without newlines.
 //
 // After the timeout, execute interrupts the code, kills the interpreter if the code does not end,
 // and tells the client the outcome. A timeout of 0 means no limit. If ctx ends, execute returns at
@@ -249,8 +249,8 @@ func (r *running) signal(sig syscall.Signal) bool {
 	}
 }
 
-// stop interrupts the code repeatedly until the code ends. If the code has not ended after the
-// duration grace, stop kills the interpreter.
+// stop interrupts the code repeatedly until the code ends. If the code has not ended after the time
+// in grace, stop kills the interpreter.
 func (r *running) stop(grace time.Duration) {
 	again := time.NewTicker(interruptInterval)
 	defer again.Stop()

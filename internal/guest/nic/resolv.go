@@ -34,7 +34,7 @@ func Resolver() error {
 
 // setResolver replaces the file at path with a file that names the gateway, unless the file already
 // names a server. If path is on a read-only file system, setResolver writes the new file to the
-// path run, and mounts it over path.
+// path in run, and mounts this file over path.
 func setResolver(path, run string) error {
 	text, err := os.ReadFile(path) // follows a symbolic link, whose target may be missing
 	if err == nil && namesServer(string(text)) {

@@ -290,8 +290,8 @@ func accountID(text []byte, name string) (int, error) {
 	return 0, fmt.Errorf("/%s has no number left for an account", name)
 }
 
-// field returns a field of the line of an account. The parameter n is the number of the field,
-// counted from 0. It returns "" if there is no such line.
+// field returns a field of the line of an account, or "" if there is no such line. The parameter n
+// is the number of the field, counted from 0.
 func field(text []byte, name string, n int) string {
 	for line := range strings.Lines(string(text)) {
 		if f := strings.Split(strings.TrimSpace(line), ":"); f[0] == name && n < len(f) {

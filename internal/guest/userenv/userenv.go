@@ -92,8 +92,8 @@ func (e *Env) UserOr(name, preferred string) (*User, error) {
 
 func lookup(name string) (*User, error) { return account(name, user.Lookup) }
 
-// account returns the account with the given name or number. It calls find to look up an account by
-// its name.
+// account returns the account with the given name or number. It calls the function find to look up
+// an account by its name.
 func account(name string, find func(string) (*user.User, error)) (*User, error) {
 	u, err := find(name)
 	if err != nil && name == "root" {
