@@ -197,7 +197,7 @@ func TestDoctorInAnEmulatedHost(t *testing.T) {
 }
 
 // On a host without a daemon, every check that does not need the daemon has exactly one finding. If
-// the check's row has a fix, a warning or failure has a fix.
+// the row of a check has a fix, each warning or failure of this check has a fix.
 func TestEveryCheck(t *testing.T) {
 	tokens := filepath.Join(t.TempDir(), "tokens")
 	if err := os.WriteFile(tokens, []byte("x"), 0o600); err != nil {

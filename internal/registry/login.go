@@ -55,8 +55,8 @@ func Of(reference string) string {
 	return ref.Context().RegistryStr()
 }
 
-// StoredLogin returns the credentials for a registry that `docker login` has stored, or that a
-// credential helper in Docker's configuration returns. If there are none, it returns false.
+// StoredLogin returns a registry's credentials, as `docker login` has stored them, or as a
+// credential helper in Docker's configuration returns them. If there are none, it returns false.
 func StoredLogin(ctx context.Context, host string) (l Login, ok bool, err error) {
 	r, err := name.NewRegistry(host)
 	if err != nil {

@@ -25,7 +25,7 @@ type TrustedKey struct {
 }
 
 // ReadKeys returns the keys in a directory, in the order of their names. It returns no key if the
-// path is empty or the directory is missing. If another user than root and the caller can change
+// path is empty or the directory is missing. If a user other than root and the caller can change
 // the directory or a key, or if a key is damaged, it returns an error.
 func ReadKeys(dir string) ([]TrustedKey, error) {
 	if dir == "" {
@@ -91,7 +91,7 @@ func readKey(root *os.Root, name string) (*PublicKey, error) {
 	return ParsePublicKey(text)
 }
 
-// checkOwner returns an error if another user than root and the caller can change a file.
+// checkOwner returns an error if a user other than root and the caller can change a file.
 func checkOwner(name string, st fs.FileInfo) error {
 	const others = 0o022
 	uid := int(st.Sys().(*syscall.Stat_t).Uid)

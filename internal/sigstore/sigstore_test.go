@@ -144,8 +144,8 @@ func TestBundlesThatVouchForNothing(t *testing.T) {
 	}
 }
 
-// A bundle may be the answer of another server than a registry. No error quotes it, unless a trusted
-// key has signed it.
+// A bundle may be the answer of a server that is not a registry. No error quotes it, unless a
+// trusted key has signed it.
 func TestErrorsQuoteNoBundle(t *testing.T) {
 	mine := newKey(t)
 	const secretText, secretNumber = "correct-horse", "4242424242424242"

@@ -242,8 +242,8 @@ func bytesOf(texts []string) (n int) {
 // patternUnit is the size of a pattern, in bytes or matching steps, that counts as one comparison.
 const patternUnit = 64
 
-// compare counts the comparisons of a number of names with a number of patterns. The parameter size
-// is the size of these patterns together; see patternUnit.
+// compare counts the comparisons of the given number of names with the given number of patterns.
+// The parameter size is the size of these patterns together; see patternUnit.
 func (r *reader) compare(names, patterns, size int) error {
 	if r.compared += names * (patterns + size/patternUnit); r.compared > maxCompared {
 		return fmt.Errorf("the Dockerfile has too many patterns for a build context of %d files: name directories, "+

@@ -72,8 +72,8 @@ func writeExt4(ctx context.Context, name, work, uuid string, size int64, program
 // errUnpackEnded stops the sender of a stream that forkd-unpack no longer reads.
 var errUnpackEnded = errors.New("forkd-unpack has ended")
 
-// runUnpack runs forkd-unpack with the output of stream as its input. It returns when both have
-// ended.
+// runUnpack runs forkd-unpack with the output of stream as its input. It returns when both the
+// program and stream have ended.
 func runUnpack(ctx context.Context, argv []string, stream func(ctx context.Context, w io.Writer) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)

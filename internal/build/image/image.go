@@ -61,8 +61,8 @@ type Image struct {
 // Rootfs returns the path of the ext4 file system: no journal, 4 KiB blocks, read-only.
 func (i *Image) Rootfs() string { return filepath.Join(i.Dir, rootfsName) }
 
-// InvalidError means that a directory is not a usable image: damaged, of another version, or
-// something else.
+// InvalidError means that a directory is not a usable image, because it is damaged, has another
+// version, or has other content.
 type InvalidError struct {
 	Dir    string
 	Reason string

@@ -29,7 +29,7 @@ func (r *Recipe) WithoutFiles() *Recipe {
 	return &c
 }
 
-// Pack writes the files that the recipe names to an archive. A file's name in the archive is its
+// Pack adds the files that the recipe names to the archive out. A file's name in the archive is its
 // name in the recipe's directory, after the given prefix.
 func (r *Recipe) Pack(out *tar.Writer, prefix string) error {
 	p := packer{fsys: r.fsys, out: out, prefix: prefix, named: make(map[string]bool), seen: make(map[string]bool)}

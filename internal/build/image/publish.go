@@ -59,7 +59,7 @@ func publish(ctx context.Context, parent, name string, waiting func(), fill func
 	}
 	var undo cleanup.Stack
 	defer undo.Run()
-	undo.Add(func() { _ = removeTree(staging) }) // the next build tries again
+	undo.Add(func() { _ = removeTree(staging) }) // after an error, the next build removes the directory
 	if err := fill(staging); err != nil {
 		return err
 	}

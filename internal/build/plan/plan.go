@@ -23,8 +23,9 @@ type Plan struct {
 	Result int    `json:"result"`          // index of the step whose snapshot is the result
 	Notes  []Note `json:"notes,omitempty"` // instructions that a reader accepted and ignored
 
-	// Network is the network of the guests while steps run, except for Children steps; nil: the
-	// default of sandboxes. It is in the keys of the steps that run programs.
+	// Network is the network of the guests while steps run, except for Children steps. If it is
+	// nil, these guests have the default network of sandboxes. Network is in the keys of the steps
+	// that run programs.
 	Network *snapshot.Network `json:"network,omitempty"`
 }
 
@@ -77,8 +78,8 @@ type Boot struct {
 	Env map[string]string `json:"env,omitempty"` // environment of all processes
 }
 
-// Boots reports whether a machine boots for the base: from an image or from files, or from the disk
-// of a snapshot, if the machine of the snapshot has another size.
+// Boots reports whether a machine boots for the base. It boots from an image, from files or, if the
+// base has another size than the machine of the snapshot, from the snapshot's disk.
 func (b *Base) Boots() bool {
 	return b.Image != "" || b.Boot != nil || b.VCPUs != 0 || b.MemoryMiB != 0
 }

@@ -74,7 +74,7 @@ func Get(ctx context.Context, dir string, progress func(string)) (Emulator, erro
 	if err := (Emulator{out}).check(ctx); err != nil {
 		return Emulator{}, err
 	}
-	// Another process may have fetched it first.
+	// Another process may have fetched Bochs first.
 	if err := os.Rename(out, final); err != nil && !errors.Is(err, fs.ErrExist) {
 		return Emulator{}, fmt.Errorf("publish Bochs: %w", err)
 	}

@@ -47,8 +47,8 @@ const (
 const failureFile = "failure"
 
 // Choose returns the path or name of the QEMU to run. A fetched QEMU is stored in dir. If Choose
-// cannot get a QEMU of the series oldest or newer, it returns the host's QEMU, and passes a message
-// about this to the function progress.
+// cannot get a QEMU whose series is at least the constant oldest, it returns the host's QEMU, and
+// passes a message about this to the function progress.
 func Choose(ctx context.Context, dir string, progress func(string)) string {
 	have, err := version(ctx, Program)
 	if err != nil || !older(have) {

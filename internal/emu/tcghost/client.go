@@ -26,7 +26,8 @@ type client struct {
 func newClient(addr, token string) *client {
 	return &client{addr: addr, token: token, http: &http.Client{Transport: &http.Transport{
 		// A connection must not be used for a second request. QEMU accepts connections before the
-		// emulated host listens, so a connection may be older than a restart.
+		// emulated host listens, so a connection may be older than the latest restart of the
+		// emulated host.
 		DisableKeepAlives: true,
 	}}}
 }

@@ -53,8 +53,8 @@ type source struct {
 	size uint64 // size of the disk in bytes
 	buf  []byte // buffer for data
 
-	// Result of the latest search for data. The search began at the offset searched. The first data
-	// begins at the offset from, and the hole after this data begins at the offset to.
+	// Result of the latest search for data. searched is the offset at which the search began. from
+	// is the offset of the first data, and to is the offset of the hole after this data.
 	searched, from, to uint64
 }
 
@@ -175,7 +175,7 @@ func (s *source) copyTo(ctx context.Context, dst *Layer, first, n uint64) error 
 	return dst.Set(first, n)
 }
 
-// find sets s.from and s.to to the beginning and end of the first data at or after an offset. It
+// find stores in s.from and s.to where the first data at or after an offset begins and ends. It
 // does not search if these fields already describe this data.
 func (s *source) find(at uint64) error {
 	if s.searched <= at && at < s.to {

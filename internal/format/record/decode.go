@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// decode fills the struct that v points to from a JSON object. Unlike encoding/json it refuses
+// decode decodes a JSON object into the struct that v points to. Unlike encoding/json, it refuses
 // unknown fields, names that differ in case, duplicate names, null in place of a required value,
 // and objects that lack a field without "omitempty" or "omitzero".
 func decode(p []byte, v any) *fault { return fill(reflect.ValueOf(v).Elem(), p, "") }

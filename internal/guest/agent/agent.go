@@ -206,9 +206,9 @@ func newAgent(log *kmsg.Log, reaper *reap.Reaper, id identity) *agent {
 	}
 }
 
-// trust makes all programs that start later trust the certificate authority with the given
-// certificate. This includes programs that warm interpreters start. Environment variables that were
-// given to the guest keep their values.
+// trust adds a certificate authority, with the given certificate, for all programs that start
+// later. These include programs that warm interpreters start. Environment variables that were given
+// to the guest keep their values.
 func (a *agent) trust(certificate string) error {
 	env, err := trust.Install(certificate)
 	if err != nil {

@@ -24,8 +24,8 @@ func makeBusyFile(path string) error {
 }
 
 // isLocked reports whether a program holds a lock on a file, by flock(2) or fcntl(2). It reads the
-// kernel's list of locks, because if the agent tried to lock the file itself, a program could at
-// that moment fail to lock it.
+// kernel's list of locks, because an attempt of the agent to lock the file could make a program's
+// own attempt fail.
 func isLocked(path, locks string) (bool, error) {
 	var st unix.Stat_t
 	if err := unix.Lstat(path, &st); errors.Is(err, unix.ENOENT) {

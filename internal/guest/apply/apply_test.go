@@ -285,7 +285,8 @@ func TestWrittenBelowRemoved(t *testing.T) {
 	}
 }
 
-// A file below a removed directory may have a link elsewhere, which another change removes or replaces.
+// A file below a removed directory may have a hard link elsewhere, which another change removes or
+// replaces.
 func TestLinkBelowRemoved(t *testing.T) {
 	tree := newTree(t)
 	for _, name := range []string{"b", "c"} {

@@ -102,8 +102,8 @@ func (s *stage) commit() error {
 	return nil
 }
 
-// above returns the path of another step relative to the path of this step, if the other path is
-// below this one. No path is below a nil step.
+// above reports whether the path of the other step is below the path of this step. If so, rest is
+// the other path, relative to the path of this step. No path is below a nil step.
 func (c *step) above(below *step) (rest string, ok bool) {
 	if c == nil {
 		return "", false
@@ -111,8 +111,9 @@ func (c *step) above(below *step) (rest string, ok bool) {
 	return strings.CutPrefix(below.path, c.path+"/")
 }
 
-// checkGone checks a file of a directory that has left the tree: the file must be removed too, and must still be the
-// compared file. The check of the directory itself does not see a write to a file below.
+// checkGone checks a file below a directory that commit has removed or replaced. The step c must
+// remove this file too, and the file must be unchanged since the comparison. The check of the
+// directory itself does not detect a write to a file below it.
 func (s *stage) checkGone(gone, c *step, rest string) error {
 	if c.kind != removes {
 		return fmt.Errorf("/%s is below /%s, which is removed", c.path, gone.path)

@@ -54,7 +54,8 @@ type merger struct {
 	ours    map[string]diffproto.Type // paths that the side "from" has changed, and the type of each file in the base
 	both    map[string]bool           // paths in the field ours that the side "onto" has changed too
 	list    []*change                 // in the order of a walk
-	// changes above the present path for which goneDir or newDir is true, even if list lacks them
+	// changes above the present path for which goneDir or newDir is true, even if they are not in
+	// list
 	above   []*change
 	held    int // bytes of the paths in the field ours
 	skipped uint64

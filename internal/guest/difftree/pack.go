@@ -193,7 +193,8 @@ func (p *packer) sparse(h *tar.Header, content *os.File, data []extent) error {
 	return err
 }
 
-// maxPlain is the largest size in a header block, in bytes. The extended header has the size of a larger entry.
+// maxPlain is the largest size in a header block, in bytes. If an entry is larger, the extended
+// header has its size.
 const maxPlain = 1<<33 - 1
 
 // plainHeader returns a header block of an entry whose other fields are in an extended header.

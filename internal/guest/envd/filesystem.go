@@ -83,8 +83,9 @@ func (fsv *filesystemService) Stat(_ context.Context,
 	return connect.NewResponse(&filesystem.StatResponse{Entry: e}), nil
 }
 
-// ListDir lists a directory down to a depth, depth first, sorted by name. If the requested
-// directory is a symbolic link, ListDir follows it. It does not follow links inside the directory.
+// ListDir lists a directory, down to the requested depth. The entries of a directory are sorted by
+// name, and each subdirectory is followed by its own entries. If the requested directory is a
+// symbolic link, ListDir follows it. It does not follow links inside the directory.
 func (fsv *filesystemService) ListDir(_ context.Context,
 	req *connect.Request[filesystem.ListDirRequest]) (*connect.Response[filesystem.ListDirResponse], error) {
 	path, _, err := fsv.target(req, req.Msg.GetPath())

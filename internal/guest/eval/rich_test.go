@@ -64,7 +64,7 @@ func TestResultsOfPython(t *testing.T) {
 }
 
 // plots has pieces of code that draw figures. e2b-charts makes charts from all figures except the
-// marked ones.
+// marked figures.
 var plots = map[string]struct{ code, kind string }{
 	"line":       {"plt.plot([1, 2, 3], [4, 5.5, 6], label='a'); plt.plot([1, 2], [0, 3]); plt.xlabel('time (s)'); plt.ylabel('way [m]'); plt.title('T')", "line"},
 	"logarithm":  {"plt.plot([1, 10, 100], [1, 2, 3]); plt.xscale('log')", "line"},

@@ -55,7 +55,8 @@ type message struct {
 	Name      string `json:"name,omitempty"`
 	Value     string `json:"value,omitempty"`
 	Traceback string `json:"traceback,omitempty"`
-	// the interpreter was killed; only with type "timeout", which forkd adds to the protocol
+	// whether the interpreter was killed; only set with the type "timeout", which forkd adds to the
+	// protocol
 	Restarted bool `json:"restarted,omitempty"`
 }
 

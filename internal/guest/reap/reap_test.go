@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestMain runs initMode if the test binary was started as a child. The child adopts orphans as PID
-// 1 does.
+// TestMain runs initMode if the test binary was started as a child. The child adopts orphans, like
+// PID 1.
 func TestMain(m *testing.M) {
 	if os.Getenv("REAP_TEST_INIT") != "" {
 		os.Exit(initMode())
