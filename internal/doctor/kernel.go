@@ -164,7 +164,8 @@ func judgeThreads(pids, nproc uint64) Finding {
 	return pass("room for %d sandboxes and more", enoughVMs)
 }
 
-// overcommit checks the kernel's mode of accounting mapped memory.
+// overcommit checks the setting vm.overcommit_memory, by which the kernel accounts for mapped
+// memory.
 func (h *Host) overcommit() Finding {
 	switch mode := h.read("/proc/sys/vm/overcommit_memory"); mode {
 	case "2":

@@ -15,7 +15,7 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 )
 
-// If a registry serves an image with the public configuration of another image and with its own
+// If a registry serves an image with the public configuration of another image but with other
 // layers, the image is not mistaken for the other image. A Dockerfile build identifies the two
 // images by different digests, and the layers are refused.
 func TestConfigurationOfAnotherImage(t *testing.T) {

@@ -5,8 +5,8 @@
 // It works on the modules directory of an unpacked kernel package. It reads the dependencies of a
 // module from the module itself (the field "depends" of .modinfo), because a package has no
 // modules.dep before it is installed. It ignores aliases and soft dependencies. A soft dependency
-// is a module that another module may request while it runs. The caller must name such modules
-// (ext4, for example, requests crc32c_generic). The package loads nothing into a kernel.
+// of a module is another module that the module may request at run time. The caller must name such
+// modules (ext4, for example, requests crc32c_generic). The package loads nothing into a kernel.
 //
 // Modules keep their signatures, so that a kernel can check them. Unsigned removes the signature of
 // a module, so that the kernel need not spend time on the check.

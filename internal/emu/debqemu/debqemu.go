@@ -73,7 +73,8 @@ func Choose(ctx context.Context, dir string, progress func(string)) string {
 	return Program
 }
 
-// lastFailure returns the error of the last attempt if that attempt is more recent than retryAfter.
+// lastFailure returns the error of the last attempt, unless that attempt was longer than retryAfter
+// ago.
 func lastFailure(dir string) error {
 	path := filepath.Join(dir, failureFile)
 	info, err := os.Stat(path)

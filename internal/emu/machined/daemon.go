@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	// daemonLogBytes bounds the end of the daemon's output that is kept.
+	// daemonLogBytes is the number of bytes from the end of the daemon's output that are kept.
 	daemonLogBytes = 256 << 10
 	// daemonPipeGrace bounds the wait for the end of the output after the daemon's exit, because
 	// sandboxes may outlive the daemon and keep the pipe open.

@@ -60,8 +60,8 @@ type source struct {
 
 // Reopen opens the file of f again, for reading, with a new open file description. Processes that
 // share an open file description can change each other's offset and flags, and can block each
-// other's lseek(2) for ever by holding its lock. So a VMM shares no open file description with the
-// daemon or with other VMMs.
+// other's lseek(2) for ever by holding the lock of the description. So a VMM shares no open file
+// description with the daemon or with other VMMs.
 func Reopen(f *os.File) (*os.File, error) {
 	own, err := os.Open(fmt.Sprintf("/proc/self/fd/%d", f.Fd()))
 	if err != nil {
