@@ -37,7 +37,8 @@ type Config struct {
 	// Parent domain of the host names of ports; empty: ports have no host names. See
 	// inbound.ParseDomain.
 	ProxyDomain string
-	// Rules about snapshots from outside (see hub.ParseTrust), and the directory of the public keys that are trusted.
+	// Rules about snapshots from outside (see hub.ParseTrust), and the directory of the trusted
+	// public keys.
 	Trust       []string
 	TrustedKeys string
 	StateDir    string // snapshots and private disks

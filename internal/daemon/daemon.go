@@ -36,7 +36,7 @@ const (
 // the connections of a TCP address cannot lock the daemon's owner out of the unix socket.
 const (
 	maxConns   = 2048
-	maxHeaders = 16 << 10  // bytes, as in Node.js; parsed headers take up to twenty times that
+	maxHeaders = 16 << 10  // bytes, as in Node.js; parsed headers take up to twenty times as much memory
 	maxHTTP2   = 100       // concurrent requests on an HTTP/2 connection
 	maxWindow  = 256 << 10 // bytes of a stream that a client may send before the handler reads them
 )

@@ -205,8 +205,7 @@ func TestServedConnections(t *testing.T) {
 	}
 }
 
-// The server closes an idle connection, so that it does not keep a descriptor of the daemon for
-// ever.
+// The server closes idle connections, because each connection takes a descriptor of the daemon.
 func TestIdleConnectionsAreClosed(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -35,9 +35,9 @@ func makeInitrd(kernel, program string) (*os.File, error) {
 	return f, nil
 }
 
-// addDiff makes an initramfs with the files of base and forkd-diff. Linux unpacks several archives
-// one after the other. The base may come from another host, so it is copied without a buffer of its
-// size.
+// addDiff makes an initramfs that has forkd-diff in addition to the files of base. Linux unpacks
+// several archives one after the other. The base may come from another host and have any size, so
+// it is copied in small parts.
 func addDiff(base *os.File) (*os.File, error) {
 	program, err := embedded.Open(embedded.Diff)
 	if err != nil {
@@ -65,8 +65,8 @@ func addDiff(base *os.File) (*os.File, error) {
 	return f, nil
 }
 
-// sealed returns a file in memory, open for reading. It calls write to write the content. No
-// process can change the file.
+// sealed returns a file in memory, open for reading. It calls write to write the content.
+// Afterwards no process can change the file.
 func sealed(write func(io.Writer) error) (*os.File, error) {
 	fd, err := unix.MemfdCreate("forkd-initrd", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	if err != nil {

@@ -154,7 +154,7 @@ type placed struct {
 }
 
 // weaker compares two connections of equally large groups. It returns a positive number if c is to
-// be closed before the given connection. An idle connection is closed before one with requests. Of
+// be closed before the other connection. An idle connection is closed before one with requests. Of
 // two idle connections, the older is closed first. Of two connections with requests, the newer is
 // closed first.
 func (c *placed) weaker(than *placed) int {

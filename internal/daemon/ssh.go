@@ -30,7 +30,7 @@ type sshFace struct {
 }
 
 // openSSH makes the SSH server of a configuration, or returns nil if the configuration has none.
-// The caller must call the server's serve, or close its listener.
+// The caller must call the method serve of the result, or close the listener of the result.
 func openSSH(cfg *Config, shared *face.Face, counts *metrics.Metrics, bin string, jails *jail.Starter,
 	cgroups *cgroup.Tree) (*sshFace, error) {
 	if cfg.SSH == "" {
@@ -63,8 +63,9 @@ func openSSH(cfg *Config, shared *face.Face, counts *metrics.Metrics, bin string
 	return &sshFace{server, l, hostKey.PublicKey(), leaf}, nil
 }
 
-// sshLeaf makes the cgroup of all forkd-ssh processes, and returns its limit of memory in bytes. When they reach the
-// limit, the kernel kills one of them. The leaf is nil if the host does not support limits.
+// sshLeaf makes the cgroup of all forkd-ssh processes. It also returns the memory limit of the
+// cgroup, in bytes. When the processes together reach the limit, the kernel kills one of them. The
+// leaf is nil if the host does not support limits.
 func sshLeaf(cgroups *cgroup.Tree) (leaf *cgroup.Leaf, memory uint64, err error) {
 	var host unix.Sysinfo_t
 	if err := unix.Sysinfo(&host); err != nil {

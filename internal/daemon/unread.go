@@ -10,17 +10,17 @@ import (
 	"github.com/forkd/forkd/internal/host/owner"
 )
 
-// Limits of the answers over HTTP/2 that wait for their clients. An answer and its request take
-// about 40 KiB of memory if the request has many headers.
+// Limits on the number of answers over HTTP/2 that wait for their clients. An answer and its
+// request take about 40 KiB of memory if the request has many headers.
 const (
 	maxUnread         = 2048 // answers to identified clients; one client may have three quarters
 	maxUnreadStranger = 1024 // answers to other clients
-	maxUnreadPeer     = 64   // of these, answers to one peer (see auth.PeerName)
+	maxUnreadPeer     = 64   // the part of maxUnreadStranger that one peer may have (see auth.PeerName)
 )
 
 // unread limits the answers over HTTP/2 that wait because their clients do not receive them. A
-// client of HTTP/2 can let the window of each stream be empty. Then the answer to each of its
-// requests waits, also the answers that refuse a request. The gates of package face do not count
+// client of HTTP/2 can let the window of each stream be empty. Then the answers to all requests of
+// this client wait, even answers that refuse a request. The gates of package face do not count
 // refusals.
 //
 // The answers of clients without a token have places of their own. So strangers cannot make the

@@ -71,8 +71,8 @@ func (w *windowless) ask(n int) (answered, reset int) {
 	return answered, reset
 }
 
-// Clients that never receive the data of their answers hold a bounded number of answers, also if
-// the daemon refuses the requests. Clients without a token take no places of identified clients.
+// Clients that never receive the data of their answers hold a bounded number of answers, even if
+// the daemon refuses their requests. Clients without a token take no places of identified clients.
 func TestUnreadAnswersAreBounded(t *testing.T) {
 	rig := apirig.New(t, apirig.Options{Tokens: []auth.Token{{Name: "a", Scope: auth.Run}, {Name: "b", Scope: auth.Run}}})
 	addr := startServer(t, rig.Handler, time.Hour)

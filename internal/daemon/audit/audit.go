@@ -33,12 +33,12 @@ type Entry struct {
 	Route     string   `json:"route,omitempty"`     // pattern of the route in the API's document
 	Host      string   `json:"host,omitempty"`      // PORT-ID, if the request's host name names a port of a sandbox
 	Sandbox   string   `json:"sandbox,omitempty"`   // the sandbox that the request names
-	From      string   `json:"from,omitempty"`      // of a promotion: source of the state; of a diff: the older side
+	From      string   `json:"from,omitempty"`      // the source of a promoted state, or the older side of a diff
 	Sandboxes []string `json:"sandboxes,omitempty"` // the sandboxes that the request made
 	Status    int      `json:"status"`
 	LatencyUS int64    `json:"latency_us"`
 	UserAgent string   `json:"ua"`
-	Remote    string   `json:"remote"` // address; "unix:PID" over the unix socket
+	Remote    string   `json:"remote"` // address of the client; "unix:PID" for a client of the unix socket
 
 	// LeftOut counts the omitted lines before this one. All of them were about strangers.
 	LeftOut int `json:"left_out,omitempty"`
@@ -67,8 +67,8 @@ func (e *Entry) isRefused() bool {
 
 // strangersPerSecond is the maximum rate of lines about strangers, and strangersAtOnce is the
 // maximum burst. This limit applies separately to refused requests, to refused logins over SSH, and
-// to other requests, such as those to a public port of a sandbox. Without it, anyone who reaches
-// the daemon could fill the disk. The next line that is written counts the omitted lines.
+// to other requests, such as those to a public port of a sandbox. Without this limit, anyone who
+// reaches the daemon could fill the disk. The next line that is written counts the omitted lines.
 const (
 	strangersPerSecond = 10
 	strangersAtOnce    = 200
@@ -78,7 +78,8 @@ const (
 type Log struct {
 	path string
 
-	// Rate limits of the lines about strangers' refused requests, other requests, and SSH logins.
+	// Rate limits of the lines about strangers: about their refused requests, their other requests,
+	// and their SSH logins.
 	refused, served, ssh *rate.Limiter
 
 	mu      sync.Mutex

@@ -50,7 +50,7 @@ func (l *Log) Handler(next http.Handler, done func(Entry, error)) http.Handler {
 	})
 }
 
-// NewID returns the id of a request that came without one.
+// NewID returns a new id, for a request that has none.
 func NewID() string {
 	var b [12]byte
 	rand.Read(b[:]) // never fails

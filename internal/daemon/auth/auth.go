@@ -46,7 +46,8 @@ func Bearer(authorization string) (token string, ok bool) {
 }
 
 // CheckBind returns an error if addr (host:port) can be reached from other hosts and clients need
-// no credentials. If proven is true, every client must have a token or a certificate.
+// no credentials. The parameter proven says whether every client must have a token or a
+// certificate.
 func CheckBind(addr string, proven bool) error {
 	host, _, err := net.SplitHostPort(addr)
 	if err != nil {

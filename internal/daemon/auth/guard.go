@@ -68,7 +68,7 @@ func OnIdentified(ctx context.Context, known func(who string, stranger bool)) co
 func Identified(ctx context.Context, who string) { identified(ctx, who, false) }
 
 // Admitted is like Identified, for a stranger that has taken one of the places for strangers. The
-// sandbox's owner has the given name.
+// parameter owner is the name of the owner of the sandbox that the stranger uses.
 func Admitted(ctx context.Context, owner string) { identified(ctx, owner, true) }
 
 func identified(ctx context.Context, who string, stranger bool) {
@@ -135,8 +135,7 @@ func (g *Guard) identify(r *http.Request, token string) (Principal, error) {
 // apiKeyPrefix is the prefix of E2B's API keys. E2B's SDKs of 2025 accept no other prefix.
 const apiKeyPrefix = "e2b_"
 
-// IdentifyByAPIKey is like IdentifyBy, but for a token in the form of an E2B API key: with or
-// without "e2b_".
+// IdentifyByAPIKey is like IdentifyBy, but the token may begin with "e2b_", as E2B's API keys do.
 func (g *Guard) IdentifyByAPIKey(r *http.Request, key string) (Principal, error) {
 	who, err := g.IdentifyBy(r, key)
 	if token, ok := strings.CutPrefix(key, apiKeyPrefix); ok && err != nil {

@@ -176,8 +176,8 @@ func SSHKeyOfUser(k *SSHKey, uid uint32) { k.Who, k.Token = peerWho(uid), "" }
 // mark returns the digits that tie an SSH key to the token.
 func (t *Token) mark() string { return hex.EncodeToString(t.digest[:])[:tokenMark] }
 
-// AddSSHKey returns a file of SSH keys with a line for k. A key that the same principal already has
-// is replaced.
+// AddSSHKey returns a file of SSH keys with a line for k. If the principal already has the same
+// key, the new line replaces the old one.
 func AddSSHKey(file []byte, k SSHKey) ([]byte, error) {
 	file, _, err := RemoveSSHKeys(file, k.same)
 	if err != nil {

@@ -43,7 +43,7 @@ import (
 
 // Bounds on builds: on their number, and on the time for a build and for each of its commands.
 const (
-	maxBuilds  = 4 // at once
+	maxBuilds  = 4 // running at the same time
 	maxBuild   = 4 * time.Hour
 	maxCommand = 2 * time.Hour
 	maxBases   = 256 // bases whose settings are cached
@@ -53,7 +53,7 @@ const (
 type Config struct {
 	Manager *sandbox.Manager
 	Baker   *bake.Baker
-	Boot    Boot     // of container images
+	Boot    Boot     // converts container images
 	Place   Place    // waits for a place for a builder VM
 	Image   Registry // looks up container images
 	Dir     string   // directory for files of builds; used by this Builder only
@@ -170,7 +170,7 @@ type Builder struct {
 	bases map[string]dockerfile.Config // settings of snapshots, by id
 	busy  map[string]bool              // keys of steps that builds execute, and tags that builds make
 
-	pinned map[string]int // tags of the steps of running builds, with the number of these builds
+	pinned map[string]int // number of running builds that need a step, by the step's tag
 	held   map[string]int // see Hold
 }
 
@@ -310,8 +310,8 @@ func (b *Builder) Build(ctx context.Context, req Request, files *Context, o Obse
 	}, o)
 }
 
-// BuildFrom executes the plan that the given function returns, instead of a Dockerfile. It waits
-// for other builds of the same tag. The plan copies from the given build context, which the caller
+// BuildFrom executes the plan that the function read returns, instead of a Dockerfile. It waits for
+// other builds of the same tag. The plan copies from the build context in files, which the caller
 // closes. The error is a *StepError if a step failed.
 func (b *Builder) BuildFrom(ctx context.Context, req Request, files *Context,
 	read func(context.Context) (*plan.Plan, error), o Observer,

@@ -51,7 +51,7 @@ func TestUnpackIsBounded(t *testing.T) {
 	}
 	ctx := newContext(t)
 	ctx.unpacked.Store(maxUnpacked - 6<<10)
-	for n, dir := range []string{"one", "two", "three"} { // each has 4 KiB
+	for n, dir := range []string{"one", "two", "three"} { // each archive has 4 KiB
 		err := ctx.Unpack(t.Context(), bytes.NewReader(z.Bytes()), dir)
 		var bad *invalid.Error
 		if over := n > 0; errors.As(err, &bad) != over {

@@ -51,8 +51,8 @@ func newContext(t *testing.T) *Context {
 	return c
 }
 
-// newStore returns a Builder with bounds on all contexts together. The parameter lists bounds the
-// memory for lists of files, and contents bounds the disk space, both in MiB.
+// newStore returns a Builder with bounds on all contexts together, in MiB. The bound on the memory
+// for lists of files is in lists, and the bound on disk space is in contents.
 func newStore(t *testing.T, lists, contents int) *Builder {
 	t.Helper()
 	b := &Builder{cfg: Config{Dir: t.TempDir()}, lists: gate.New(lists), contents: gate.New(contents)}

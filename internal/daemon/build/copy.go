@@ -79,8 +79,8 @@ func (g *guest) copyTogether(ctx context.Context, cp *plan.Copy, sources []plan.
 
 // removeAfter removes the directory dir of the guest, in which the caller has worked. The parameter
 // err is the result of that work. If err is not nil, removeAfter returns it and removes nothing,
-// because the sandbox is then killed. The removal also ends with ctx, because the guest may never
-// answer.
+// because the sandbox is then killed. The removal also ends when ctx ends, because the guest may
+// never answer.
 func (g *guest) removeAfter(ctx context.Context, err error, dir string) error {
 	if err != nil {
 		return err

@@ -118,8 +118,8 @@ type links struct {
 	bytes int
 }
 
-// add checks an entry of an archive, and records the entry if it is a link. The archive is unpacked
-// into the directory with the path below.
+// add checks an entry of an archive, and records the entry if it is a link. The parameter below is
+// the path of the directory into which the archive is unpacked.
 func (l *links) add(h *tar.Header, below string) error {
 	name, err := pathBelow(below, h.Name)
 	if err != nil {

@@ -105,7 +105,7 @@ func TestEntriesAreLeftOut(t *testing.T) {
 func TestNothingIsCopiedThroughALinkOfTheSameCopy(t *testing.T) {
 	for name, c := range map[string]struct {
 		first, second []string
-		below         string // directory of the second archive
+		below         string // directory into which the second archive is unpacked
 		refused       bool
 	}{
 		"a file below it":              {[]string{"./x>/etc"}, []string{"./x/passwd"}, ".", true},

@@ -17,7 +17,7 @@ type result struct {
 	Box   string `json:"box,omitempty"`   // in an announcement: the sandbox that is branched
 	Key   string `json:"key"`             // key of the step
 	Admin bool   `json:"admin,omitempty"` // Request.Admin
-	// built from a recipe; false in records of earlier versions
+	// Whether the snapshot was built from a recipe; false in records of earlier versions.
 	Recipe bool `json:"recipe,omitempty"`
 }
 

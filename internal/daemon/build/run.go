@@ -275,7 +275,8 @@ func (w *work) isCached(i int) {
 	})
 }
 
-// bake makes the snapshot of a step that boots an image, given files, or another snapshot's disk.
+// bake makes the snapshot of a step that boots a container image, the files in Base.Boot, or the
+// disk of another snapshot.
 func (w *work) bake(ctx context.Context, i int, place func()) error {
 	base := w.plan.Steps[i].Base
 	var req bake.Request
@@ -363,8 +364,8 @@ func (w *work) tag(i int) string {
 	return w.tagOf(i)
 }
 
-// endsAfter is how long after the maximum build time a sandbox is deleted if its build has not
-// deleted it.
+// endsAfter is added to the maximum build time. A sandbox that its build has not deleted by then is
+// deleted.
 const endsAfter = 5 * time.Minute
 
 func (b *Builder) fork(ctx context.Context, req sandbox.ForkRequest) (string, error) {
@@ -376,8 +377,9 @@ func (b *Builder) fork(ctx context.Context, req sandbox.ForkRequest) (string, er
 	return made.Sandboxes[0].ID, nil
 }
 
-// forkOf forks the snapshot of step i for the step whose number is next. A base that is a snapshot
-// is checked again, because its tag may now name another snapshot.
+// forkOf forks the snapshot of step i. The fork is for the step with the number in next. If step i
+// stands for an existing snapshot, forkOf checks it again, because its tag may now name another
+// snapshot.
 func (w *work) forkOf(ctx context.Context, i, next int) (string, error) {
 	req, err := w.forkFor(next, w.tag(i))
 	if err != nil {

@@ -50,9 +50,9 @@ func (b *Builder) isPinned(tag string) bool {
 	return b.pinned[tag] > 0
 }
 
-// Trim keeps the most recently used snapshots of steps, at most the given number, and the snapshots
-// of running builds. It removes the other snapshots of steps, unless they are in use. It also
-// removes the records of deleted snapshots.
+// Trim keeps the most recently used snapshots of steps, up to the number in most. It also keeps the
+// snapshots of running builds, and snapshots in use. It removes the other snapshots of steps, and
+// the records of deleted snapshots.
 func (b *Builder) Trim(most int) {
 	type step struct {
 		tag  string

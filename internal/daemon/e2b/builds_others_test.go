@@ -27,7 +27,7 @@ func TestBuildsBesideOthers(t *testing.T) {
 		r.key = header{"Authorization": "Bearer " + token, "Content-Type": "application/json"}
 	}
 	dir := t.TempDir()
-	begin := func(b build, from string) { // the build waits for a file with this name
+	begin := func(b build, from string) { // the build runs until finish is called
 		t.Helper()
 		r.call("POST", "/v2"+b.path(), fmt.Sprintf(`{%s,"steps":[{"type":"ENV","args":["HOME","/"]},
 			{"type":"RUN","args":["while [ ! -e %s ]; do sleep 0.05; done"]}]}`, from, filepath.Join(dir, b.Template)), 202, nil)

@@ -64,7 +64,7 @@ func (r *rig) finished(b build) build {
 	return b
 }
 
-// built runs a build to its end. Its first step sets HOME to a missing directory, so that login
+// built runs a build to its end. The first step sets HOME to a missing directory, so that login
 // shells read no profile: the guests of this rig use the file system and accounts of the host.
 func (r *rig) built(b build, body string) build {
 	r.t.Helper()

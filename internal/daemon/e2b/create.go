@@ -25,10 +25,10 @@ const (
 type annotation struct {
 	Metadata map[string]string `json:"metadata,omitempty"`
 	Timeout  time.Duration     `json:"timeout"` // set at creation, and again by auto-resume
-	// At the end of its time, the sandbox is suspended and not killed.
+	// Whether the sandbox is suspended, and not killed, at the end of its time.
 	Pauses  bool  `json:"pauses"`
-	Resumes bool  `json:"resumes"`           // after such a suspension, traffic resumes the sandbox
-	Private bool  `json:"private"`           // the sandbox's ports require the traffic token
+	Resumes bool  `json:"resumes"`           // whether traffic resumes the sandbox while it is suspended
+	Private bool  `json:"private"`           // whether the sandbox's ports require the traffic token
 	Offline *bool `json:"offline,omitempty"` // negation of allow_internet_access, if that was given
 }
 
@@ -178,8 +178,8 @@ func tagOf(template string) (string, error) {
 	return tag, nil
 }
 
-// existing is like tagOf, but for a template that should exist, perhaps by a tag that a client has
-// assigned to it. E2B converts names to lower case. So if no snapshot has exactly the tag that tagOf
+// existing is like tagOf, but for a template that should exist. It also knows the tags that clients
+// have assigned. E2B converts names to lower case. So if no snapshot has exactly the tag that tagOf
 // returns, existing ignores the case of letters. It then returns the tag of a snapshot if only one
 // snapshot matches.
 func (a *Server) existing(r *http.Request, template string) (string, error) {

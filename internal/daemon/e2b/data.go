@@ -51,10 +51,10 @@ func (a *Server) Carries(r *http.Request, route inbound.Route) bool {
 	return r.Header.Get(auth.TokenHeader) == "" && a.isOwn(route.ID)
 }
 
-// sharedRoute returns the route that the headers of a request name. It applies to requests at an
+// sharedRoute returns the route that the headers of a request name. These are requests at an
 // address that all sandboxes share. If the header with the id is missing, the id is empty. If the
-// header with the port is missing, the port is the port of envd. If that header is invalid, the
-// port is 0.
+// header with the port is missing, the port is the port of envd. If the header with the port is
+// invalid, the port is 0.
 func sharedRoute(r *http.Request) inbound.Route {
 	route := inbound.Route{ID: r.Header.Get(idHeader), Port: agentproto.EnvdPort, Path: r.URL.EscapedPath(), Shared: true}
 	if text := r.Header.Get(portHeader); text != "" && route.ID != "" {
@@ -205,8 +205,9 @@ func (a *Server) permit(r *http.Request, route inbound.Route, i sandbox.Info) er
 		"E2B-Traffic-Access-Token is missing or wrong: use the trafficAccessToken that create and connect return")
 }
 
-// isAsleep reports whether a sandbox is suspended, being suspended or being resumed. A sandbox that
-// an operator has paused, or that is being rolled back, also has one of these states.
+// isAsleep reports whether a sandbox is suspended, being suspended or being resumed. It also
+// returns true for a sandbox that an operator has paused or that is being rolled back, because the
+// states are the same.
 func isAsleep(i sandbox.Info) bool {
 	return i.State == sandbox.Suspended || i.State == sandbox.Paused || i.State == sandbox.Restoring
 }

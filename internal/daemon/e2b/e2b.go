@@ -57,7 +57,7 @@ type Config struct {
 	Builder *template.Builder
 	Tags    *Tags
 	Domain  inbound.Domain
-	History *history.Recorder // figures of sandboxes over time
+	History *history.Recorder // past measurements of sandboxes
 	Traces  *tracing.Tracer   // nil: no tracing
 }
 

@@ -239,7 +239,7 @@ func TestList(t *testing.T) {
 	if !slices.Equal(got, ids) {
 		t.Errorf("pages: %v, want %v", got, ids)
 	}
-	// The SDKs encode three times: each key and value, then the form, then the query.
+	// The SDKs encode metadata three times: each key and value, then the form, then the query.
 	pair := url.QueryEscape("a b") + "=" + url.QueryEscape("c&d=é")
 	filter := url.QueryEscape(url.QueryEscape(strings.ReplaceAll(pair, "+", "%20") + "&n=1"))
 	var page []box

@@ -53,8 +53,8 @@ func (a *Server) filter(r *http.Request) (f filter, err error) {
 	return f, nil
 }
 
-// metadataOf returns the metadata that a sandbox must have to be listed. The SDKs encode three
-// times: each key and value, then all pairs as a form, and the form as the value of a query.
+// metadataOf returns the metadata that a sandbox must have to be listed. The SDKs encode metadata
+// three times: each key and value, then all pairs as a form, and the form as the value of a query.
 func metadataOf(text string) (map[string]string, error) {
 	if text == "" {
 		return nil, nil

@@ -61,7 +61,7 @@ func TestListsAreLimited(t *testing.T) {
 	}
 }
 
-// A pause that requires a healthy guest fails for a silent one.
+// A pause that requires a healthy guest fails if the guest is silent.
 func TestPauseOfASilentGuest(t *testing.T) {
 	var silent atomic.Bool
 	r := startWith(t, apirig.Options{Dial: func(context.Context) error {

@@ -92,8 +92,8 @@ func (a *Server) past(i sandbox.Info, view *tenancy.View, in history.Range) (out
 	return out
 }
 
-// rangeOf returns the time range of a query, in whole seconds of its client's clock, and whether it
-// includes now.
+// rangeOf returns the time range of a query, in whole seconds of the client's clock, and whether
+// the range includes now.
 func rangeOf(q url.Values, now time.Time) (in history.Range, wantsNow bool, err error) {
 	for name, to := range map[string]*time.Time{"start": &in.From, "end": &in.To} {
 		text := q.Get(name)

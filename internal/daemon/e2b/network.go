@@ -108,10 +108,10 @@ func configOf(p netproto.Policy) networkConfig {
 	return c
 }
 
-// settingFor returns the network of a new sandbox from the snapshot with the given tag, or nil if the
-// sandbox has the snapshot's network. That is so if the client says nothing about the addresses that
-// the sandbox may connect to: the snapshot's policy may deny more than E2B's default does. The
-// sandbox always has the snapshot's limits, because E2B's form has none.
+// settingFor returns the network of a new sandbox that is forked from the snapshot with the given
+// tag. If the client does not say which addresses the sandbox may connect to, settingFor returns
+// nil, and the sandbox has the snapshot's network. This network may deny more than E2B's default
+// does. The sandbox always has the snapshot's limits, because E2B's form has none.
 func (a *Server) settingFor(r *http.Request, tag string, c *networkConfig, offline *bool) (*netclient.Setting, error) {
 	asked, err := c.setting(offline)
 	if err != nil || offline == nil && len(c.AllowOut) == 0 && len(c.DenyOut) == 0 {
@@ -141,7 +141,7 @@ type networkFields struct {
 func (r *networkRequest) UnmarshalJSON(p []byte) error { return strictly(p, &r.networkFields) }
 
 // setNetwork replaces the policy of a sandbox. It keeps the sandbox's present limits and secrets.
-// Access to the sandbox's ports is fixed at its creation.
+// Access to the sandbox's ports is fixed when the sandbox is created.
 func (a *Server) setNetwork(w http.ResponseWriter, r *http.Request) error {
 	var req networkRequest
 	if err := readJSON(w, r, &req); err != nil {

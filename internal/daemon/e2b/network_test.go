@@ -58,8 +58,8 @@ func TestNetworkOptions(t *testing.T) {
 	}
 }
 
-// A field that forkd does not know could restrict a network further, so it is refused. Unknown fields elsewhere are
-// ignored, because newer SDKs send them.
+// A field that forkd does not know could restrict a network further, so such a field is refused.
+// Unknown fields elsewhere are ignored, because newer SDKs send them.
 func TestUnknownFieldsOfNetworks(t *testing.T) {
 	for body, v := range map[string]any{
 		`{"templateID":"t","network":{"allowOut":["a.test"],"allowPorts":[443]}}`: &createRequest{},

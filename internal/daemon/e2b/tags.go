@@ -34,7 +34,7 @@ const (
 //
 // The template NAME:TAG is the snapshot with the tag NAME.TAG, and NAME:default is the snapshot
 // NAME. An assigned tag takes precedence over this rule and leads to another snapshot. The
-// assignment ends with that snapshot, even if a new snapshot gets the tag of the old snapshot.
+// assignment ends when that snapshot is deleted, even if a new snapshot gets the same tag.
 type Tags struct {
 	path string
 	mu   sync.Mutex // held by change
@@ -60,12 +60,12 @@ func OpenTags(path string) (*Tags, error) {
 	return t, nil
 }
 
-// of returns the assigned tags of the template with the given name. If a tag is given, it returns
-// only this tag. It does not wait for a change that is being written to the file.
+// of returns the assigned tags of the template with the given name. If tag is not empty, the method
+// returns only this tag. It does not wait for a change that is being written to the file.
 func (t *Tags) of(name, tag string) []record.TemplateTag { return assigned(*t.all.Load(), name, tag) }
 
-// assigned returns those tags of the given list that belong to the template with the given name. If
-// a tag is given, it returns only this tag.
+// assigned returns those tags of a list that belong to the template with the given name. If tag is
+// not empty, it returns only this tag.
 func assigned(all []record.TemplateTag, name, tag string) (list []record.TemplateTag) {
 	for _, at := range all {
 		if n, rest, _ := strings.Cut(at.Name, ":"); n == name && (tag == "" || rest == tag) {
@@ -140,7 +140,7 @@ func (t tagger) find(name, tag string) string {
 // name, or remove the assignment. Every client may assign a free tag. Other tags may be changed by
 // the client that has assigned them, and by clients that may delete templates. A tag that differs
 // only in case from the tag of a snapshot is not free, because Server.existing leads to the
-// snapshot. The given list has all assigned tags.
+// snapshot. The parameter all lists all assigned tags.
 func (t tagger) mayAssign(all []record.TemplateTag, name, tag string) error {
 	own := snapshotTag(name, tag)
 	if err := t.view.MayName("tags", own); err != nil {

@@ -8,7 +8,8 @@ import (
 	"github.com/forkd/forkd/internal/format/record"
 )
 
-// A create that looks up a tag does not wait until another client's change is on disk.
+// A request for a new sandbox looks up a tag without waiting until another client's change of the
+// tags is on disk.
 func TestTagsAreReadDuringChange(t *testing.T) {
 	tags, err := OpenTags(filepath.Join(t.TempDir(), "tags"))
 	if err != nil {

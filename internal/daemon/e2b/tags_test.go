@@ -160,8 +160,9 @@ func TestTagsThatDifferInCase(t *testing.T) {
 	r.call("POST", "/templates/tags", `{"target":"myapp:x","tags":["default"]}`, 201, nil)
 }
 
-// A client that assigns the name of a template before the template exists keeps neither its users nor its
-// name, and does not get another snapshot deleted.
+// If a client has assigned the name of a template before the template exists, the assignment ends
+// when the template is made. The client cannot assign the name again. Deleting the template then
+// deletes no other snapshot.
 func TestTagsBeforeTheirTemplate(t *testing.T) {
 	r := startWith(t, apirig.Options{Tokens: []auth.Token{{Name: "one", Scope: auth.Run}}})
 	admin := r.key

@@ -50,7 +50,7 @@ const (
 	uploadTimeout = time.Hour   // limit for an upload, including the wait for a place; the SDKs have the same limit
 	uploadStall   = time.Minute // in each such interval, max(uploadLeast, archive size / uploadPart) bytes must arrive
 	uploadLeast   = 64 << 10    // bytes
-	uploadPart    = 120         // half the pace that completes the archive in uploadTimeout
+	uploadPart    = 120         // the minimum pace is half the pace at which the archive completes in uploadTimeout
 )
 
 // upload receives an archive from a client with a signed link.
@@ -109,7 +109,7 @@ type steady struct {
 	body  io.Reader
 	rc    interface{ SetReadDeadline(time.Time) error }
 	end   time.Time
-	stall time.Duration // interval in which at least as many bytes must arrive as the next field says
+	stall time.Duration // in each interval of this length, the number of bytes in the field least must arrive
 	least int64
 
 	left time.Duration // remaining time of the present interval

@@ -36,7 +36,7 @@ func newWakes() *wakes {
 // strangersOf returns how many of the given places strangers may take.
 func strangersOf(places int) int { return places * 2 / 3 }
 
-// strangers is the prefix of the gates' keys that count strangers' requests.
+// strangers is the prefix of the keys under which the gates count strangers' requests.
 const strangers = "strangers "
 
 // enter counts a waiting request to a sandbox of the given owner. The returned function removes the

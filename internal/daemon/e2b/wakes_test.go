@@ -51,7 +51,7 @@ func TestWakes(t *testing.T) {
 }
 
 // The number of requests that wait for the sandboxes of one owner is bounded. Requests of strangers
-// can only be a part of this number.
+// can be only a part of this number.
 func TestWaitingRequestsOfOneOwner(t *testing.T) {
 	w := newWakes()
 	enter := func(who string, stranger bool) (n int) { // returns how many requests are accepted before one is refused

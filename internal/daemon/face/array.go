@@ -39,7 +39,7 @@ func WriteArray[M, T any](w http.ResponseWriter, members []M, describe func(M) T
 		}
 		part.Truncate(part.Len() - 1) // without the line feed that Encode adds
 		if part.Len() >= arrayPart && send() != nil {
-			return nil // fails only if the client has left
+			return nil // the client has left
 		}
 	}
 	part.WriteString("]\n")

@@ -131,7 +131,7 @@ func is[E error](err error) bool {
 	return ok
 }
 
-// codeOfHub returns the code of the error of an artifact, of its signatures or of a registry.
+// codeOfHub returns the code of an error that an artifact, its signatures or a registry has caused.
 func codeOfHub(err error) code {
 	var remote *hub.RegistryError
 	var untrusted *hub.TrustError

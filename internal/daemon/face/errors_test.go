@@ -15,8 +15,8 @@ import (
 	"github.com/forkd/forkd/internal/host/loglimit"
 )
 
-// A client whose requests fail cannot fill the daemon's log: errors that guests and clients cause
-// have no line, and the other lines are short and limited in their rate.
+// A client whose requests fail cannot fill the daemon's log. Errors that guests and clients cause
+// are not logged. The lines about other errors are short, and their rate is limited.
 func TestLinesAboutFailedRequests(t *testing.T) {
 	var out bytes.Buffer
 	f := New(Config{Log: slog.New(slog.NewJSONHandler(&out, nil))})

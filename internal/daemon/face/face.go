@@ -65,10 +65,10 @@ type Face struct {
 	Control  *Gate // requests to running processes; they do not wait for places in Guests
 	Work     *Gate // operations on sandboxes and snapshots
 	Messages *Gate // messages of the Model Context Protocol
-	// Lists of sandboxes, snapshots and so on; an answer is large, and is in memory until the
-	// client has received it.
+	// Requests for lists of sandboxes, snapshots and so on. An answer is large, and is in memory
+	// until the client has received it.
 	Lists *Gate
-	Reads *Gate // reads of one thing
+	Reads *Gate // requests that read about one sandbox, snapshot and so on
 	Ends  *Gate // requests that kill sandboxes or delete snapshots; requests of other kinds take no places here
 	// Requests that need no token, counted by the client's IP address. The share of an address is
 	// small, because probes of the daemon's health use this gate.

@@ -10,12 +10,13 @@ type Limits struct {
 	PerSandbox int           // concurrent calls to one guest; 128
 	Memory     int           // bytes of bodies and answers that all requests may hold; small ones do not count; 512 MiB
 	Reads      int           // places of each of the gates Reads, Ends and Open; 2048
-	Lists      int           // concurrent lists of sandboxes, snapshots and so on, half of them for one client; 64
+	Lists      int           // concurrent requests for lists, of which one client may have half; 64
 	Stall      time.Duration // time after which a request's body or a file that makes no progress is cut off; 2 minutes
 
-	// Concurrent streams to ports of all guests and of one guest. Streams by signed URLs (Signed)
-	// have limits of their own, because anyone who has the URL can open them. An agent carries
-	// agentproto.MaxDialed streams of both kinds.
+	// Maximum number of concurrent streams to ports: first of all guests together, then of one
+	// guest. Streams by signed URLs (Signed) have limits of their own, because anyone who has the
+	// URL can open them. An agent carries at most agentproto.MaxDialed streams of both kinds
+	// together.
 	Streams, StreamsPerSandbox int           // 512, 64
 	Signed, SignedPerSandbox   int           // 256, 48
 	Idle                       time.Duration // time after which a stream that makes no progress is closed; an hour

@@ -28,8 +28,8 @@ func newMemory(total int) *Memory { return &Memory{total, gate.New(total)} }
 // requests.
 const smallShare = 64 << 10
 
-// Approximate number of copies of each byte in memory. A body is held raw and decoded. An answer is
-// held in a growing buffer, as text, and as JSON.
+// These constants are the approximate numbers of copies of each byte in memory. A body is held raw
+// and decoded. An answer is held in a growing buffer, as text, and as JSON.
 const (
 	copiesOfBody   = 2
 	copiesOfAnswer = 4

@@ -193,7 +193,7 @@ var problems = map[code]problem{
 }
 
 // problemDocs is the address of the page that describes the codes. Each code has a section on that
-// page. In a problem with this code, the field "type" is the address of the section.
+// page. The field "type" of a problem is the address of the section about the problem's code.
 const problemDocs = "https://github.com/forkd/forkd/blob/main/docs/errors.md#"
 
 // ConflictError means that changes were not applied, because both sides have changed the same files.

@@ -22,8 +22,8 @@ import (
 	"github.com/forkd/forkd/internal/host/vmpool"
 )
 
-// Every code has a section in docs/errors.md. In a problem with this code, the field "type" is a
-// link to the section.
+// Every code has a section in docs/errors.md. The field "type" of a problem is a link to the
+// section about the problem's code.
 func TestEveryCodeIsDocumented(t *testing.T) {
 	p, err := os.ReadFile("../../../docs/errors.md")
 	if err != nil {

@@ -50,7 +50,8 @@ const (
 	manyOfOwner   = 6
 )
 
-// A peer may search at a fifth of the rate at which all peers together may search and find nothing.
+// peersAtOnce is the number of peers that can use up the rate of searches that find nothing. A
+// single peer may search at a fifth of this rate.
 const peersAtOnce = 5
 
 // maxPeers bounds the number of peers with an entry. (A peer may be a whole IPv6 network; see

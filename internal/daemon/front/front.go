@@ -1,5 +1,6 @@
 // Package front receives all requests to the daemon and routes them. By path it chooses the API
-// that answers (packages v1 and e2b) or the view (package viewhttp), and by host name it chooses a port of a sandbox.
+// that answers (packages v1 and e2b) or the view (package viewhttp), and by host name it chooses a
+// port of a sandbox.
 //
 // A host name below the daemon's domain belongs to E2B's control plane or to a port of a sandbox. A
 // client may reach the port with forkd's own permission or with E2B's tokens.
@@ -59,9 +60,9 @@ func (f *Front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 // port serves a request to a host name of a guest's port. The host name is a separate origin, so
 // pages of this origin may send any request to the guest. Requests of these pages to the daemon's
-// own API are refused, as for pages of any other origin. The parameter unknown is an error if the
-// host name does not name a port. The path belongs to the guest and may be a secret, so the audit
-// log omits it.
+// own API are refused, as for pages of any other origin. If the host name does not name a port, the
+// parameter unknown is the error that says so. The path belongs to the guest and may be a secret,
+// so the audit log omits it.
 func (f *Front) port(w http.ResponseWriter, r *http.Request, route inbound.Route, permission string, unknown error) {
 	e := audit.From(r.Context())
 	e.Path = "/"

@@ -96,9 +96,9 @@ func contain(resp *http.Response, in *http.Request, route *Route) {
 	containLocation(h, in, route)
 }
 
-// splitTrailers makes trailers of the headers of a gRPC answer without a body (gRPC over HTTP/2,
-// Trailers-Only). In such an answer, header and trailer are one frame. The daemon flushes the header
-// of every answer, and clients would then look for the status in a second frame.
+// splitTrailers converts headers to trailers in a gRPC answer without a body (gRPC over HTTP/2,
+// Trailers-Only). In such an answer, header and trailer are one frame. The daemon flushes the
+// header of every answer, and clients would then look for the status in a second frame.
 func splitTrailers(h http.Header) {
 	for name, values := range h {
 		if !slices.Contains(staysHeader, name) {
@@ -128,9 +128,9 @@ func containLocation(h http.Header, in *http.Request, route *Route) {
 	}
 }
 
-// sandboxed gives a page an opaque origin. Its scripts run, but their requests to the daemon come
-// from another origin and are refused. A policy that the guest sends in addition can only restrict
-// the page further.
+// sandboxed gives a page an opaque origin. The scripts of the page run, but their requests to the
+// daemon come from another origin and are refused. A policy that the guest sends in addition can
+// only restrict the page further.
 const sandboxed = "sandbox allow-scripts allow-forms allow-modals allow-popups allow-downloads"
 
 // originWide are the headers whose effect is not limited to one page.

@@ -79,7 +79,7 @@ func (p *Proxy) HTTP(w http.ResponseWriter, r *http.Request, route Route, dial D
 	}()
 	in := r.WithContext(ctx)
 	in.Body = body
-	// A connection cannot switch protocols while its body is being read.
+	// A connection cannot switch protocols while the body of the request is being read from it.
 	if !body.none && in.Header.Get("Upgrade") != "" {
 		in.Header = in.Header.Clone()
 		in.Header.Del("Upgrade")

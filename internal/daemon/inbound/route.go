@@ -19,7 +19,7 @@ type Route struct {
 	Shared bool   // the address is one of the daemon's own; headers or a signature name the sandbox
 	Signed bool   // a signature permits the request, which has no token of the daemon
 	Open   bool   // the request has neither a token nor a signature
-	Agent  bool   // the agent's port, reached over vsock; not the port of a server in the guest
+	Agent  bool   // Port is the agent's and is reached over vsock; no server in the guest has this port
 }
 
 // isDaemons reports whether the address of a request is the daemon's own, and not a host name of a
@@ -89,7 +89,7 @@ func ParseDomain(text string) (d Domain, err error) {
 }
 
 // maxDomain is the maximum length of the domain. A DNS name has at most 253 characters, and a
-// port's host name adds a label of 63 and a dot.
+// port's host name adds a label of 63 characters and a dot.
 const maxDomain = 253 - 64
 
 // IsSet reports whether there is a domain.
@@ -112,8 +112,8 @@ func (d Domain) Host() string {
 	return net.JoinHostPort(d.name, d.port)
 }
 
-// URL returns the address of a port of a sandbox. With an empty permission, a client of that
-// address needs the daemon's token.
+// URL returns the address of a port of a sandbox. If permission is empty, clients of that address
+// need the daemon's token.
 func (d Domain) URL(id string, port uint16, permission string) string {
 	host := fmt.Sprintf("%d-%s", port, id)
 	if permission != "" {

@@ -13,7 +13,7 @@ import (
 const protocol = "tcp"
 
 // TCP turns the connection of a request into a connection to the port: it upgrades to "tcp" and
-// then carries bytes. The two directions end separately. See Proxy.HTTP for answered.
+// then carries bytes. The two directions end separately. The result answered is as in Proxy.HTTP.
 func (p *Proxy) TCP(w http.ResponseWriter, r *http.Request, dial Dial) (answered bool, err error) {
 	if r.ProtoMajor != 1 || r.ContentLength != 0 || !asksFor(r.Header, protocol) {
 		w.Header().Set("Connection", "Upgrade")

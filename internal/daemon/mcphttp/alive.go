@@ -10,7 +10,7 @@ import (
 const comment = ": keepalive\n\n"
 
 // aliveWriter writes a comment into a stream of events after each interval without output.
-// Otherwise clients and proxies could take the connection of a long call for dead.
+// Otherwise clients and proxies could conclude that the connection of a long call is dead.
 type aliveWriter struct {
 	http.ResponseWriter
 

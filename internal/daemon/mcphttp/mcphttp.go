@@ -40,7 +40,7 @@ func New(version string, keepalive time.Duration, log *slog.Logger) func(api htt
 }
 
 // Served returns the handler of messages to the servers that serverOf returns. The conformance
-// suite of the protocol uses it with a server that has the tools of the suite.
+// suite of the protocol calls Served with a server that has the tools of the suite.
 func Served(serverOf func(*http.Request) *sdk.Server, keepalive time.Duration) http.Handler {
 	return kept(protocol(serverOf), keepalive)
 }

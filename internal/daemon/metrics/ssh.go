@@ -57,5 +57,6 @@ func (m *Metrics) SSHSessionEnded(kind, outcome string, took time.Duration) {
 	m.ssh.took.WithLabelValues(kind).Observe(took.Seconds())
 }
 
-// SSHOutOfMemory counts a connection that has ended because its process, or all together, reached the bound of memory.
+// SSHOutOfMemory counts a connection that has ended because its process, or the processes of all
+// connections together, reached a memory limit.
 func (m *Metrics) SSHOutOfMemory() { m.ssh.large.Inc() }

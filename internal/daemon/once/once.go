@@ -242,7 +242,8 @@ func (b *Book) leave(key Key) {
 }
 
 // look returns the recorded answer to the request of a key. It returns nil if there is no record,
-// or if the record has been kept for long enough. The caller uses the key (see take).
+// or if the record has been kept for long enough. The caller must have begun a use of the key (see
+// take).
 func (b *Book) look(key Key, request Request) (*Answer, error) {
 	r, err := b.read(key)
 	switch {

@@ -38,8 +38,8 @@ func (c *client) accept(id uint32) (*channel, error) {
 		stream.Release()
 		return nil, errLeft
 	}
-	// The process cannot send messages about the channel before it has received this message. It
-	// always receives this message, unless it ends.
+	// The process cannot send messages about the channel before it has received this message. The
+	// process always receives this message, unless it exits.
 	if err := c.peer.Send(&sshproto.Accept{ID: id}, int(theirs.Fd())); err != nil {
 		stream.Release()
 		return nil, errLeft

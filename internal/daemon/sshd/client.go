@@ -89,7 +89,7 @@ func (c *client) serve(ctx context.Context) {
 	}
 }
 
-// ask decides about a channel, and serves it.
+// ask serves the channel that a client asks to open, or refuses it.
 func (c *client) ask(ctx context.Context, asked *sshproto.Open, own *gate.Gate) {
 	serve := c.opener(asked)
 	if serve == nil {

@@ -13,7 +13,7 @@ import (
 // login is a client that has logged in.
 type login struct {
 	key         auth.SSHKey
-	id, account string // id of the sandbox; account in the guest, empty: the guest's default account
+	id, account string // id of the sandbox, and account in the guest; an empty account means the guest's default account
 }
 
 // errRefused refuses a login. It also refuses the requests of a client whose key was revoked after

@@ -259,7 +259,7 @@ func TestGit(t *testing.T) {
 	}
 }
 
-// Several sessions can share a connection, as those of editors do.
+// Several sessions can share a connection, as the sessions of editors do.
 func TestControlMaster(t *testing.T) {
 	r, k := withKey(t)
 	socket := filepath.Join(t.TempDir(), "c")

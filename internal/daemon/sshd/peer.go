@@ -25,17 +25,18 @@ import (
 // Process describes the processes of connections.
 type Process struct {
 	Bin    string        // path of forkd-ssh
-	Jail   *jail.Starter // starts them
-	Cgroup *cgroup.Leaf  // bounds the memory of all of them together; nil: no bound
-	Memory uint64        // this bound in bytes; 0: no bound
+	Jail   *jail.Starter // starts the processes
+	Cgroup *cgroup.Leaf  // bounds the memory of all processes together; nil: no bound
+	Memory uint64        // memory bound of Cgroup, in bytes; 0: no bound
 }
 
-// strangerBytes is the most that a process takes before the login, with the kernel's memory for it: forkd-ssh bounds
-// itself to 32 MiB.
+// strangerBytes is the maximum memory of a process before the login, in bytes. It includes the
+// kernel's memory for the process. (forkd-ssh limits itself to 32 MiB.)
 const strangerBytes = 40 << 20
 
 // logins returns how many processes may wait for a login. These processes take at most half of the
-// memory of all processes, so strangers cannot make the kernel end connections that have logged in.
+// memory of all processes, so strangers cannot make the kernel kill the processes of connections
+// that have logged in.
 func (p *Process) logins(most int) int {
 	if p.Memory == 0 {
 		return most
@@ -117,15 +118,15 @@ func (s *Server) start(conn net.Conn) (*peer, error) {
 	return p, nil
 }
 
-// Close ends the connection by killing the process. If an attacker has taken over the process, a
-// message may contain a descriptor of the process's end of the socket, so the end of the process
-// alone does not end the connection.
+// Close kills the process, and before that shuts down the control socket. An attacker who has taken
+// over the process may have sent the process's descriptor of this socket in a message. That
+// descriptor would keep the socket open after the process has exited.
 func (p *peer) Close() error {
 	p.Control.Shutdown()
 	return p.process.Kill()
 }
 
-// end waits for the end of a process whose connection is over, and reports its failure.
+// end waits until the process of a closed connection has exited, and logs a failure of the process.
 func (s *Server) end(p *peer) {
 	_ = p.Control.Close()
 	late := time.AfterFunc(endTime, func() { p.Close() })
@@ -148,15 +149,16 @@ func (s *Server) end(p *peer) {
 	}
 }
 
-// Bounds on the lines about connections: their rate per second, the burst after a time without lines, and the bytes of
-// a process's output. Clients that have not logged in can cause such lines.
+// Bounds on the log's lines about connections: the number of lines per second, the burst after a
+// time without lines, and the bytes of a process's output in one line. Clients that have not logged
+// in can cause such lines.
 const (
 	linesPerSecond = 2
 	linesAtOnce    = 50
 	maxLogged      = 4096
 )
 
-// log writes a line about a connection, unless there were too many.
+// log writes a line about a connection, unless there were too many lines.
 func (s *Server) log(level slog.Level, msg string, args ...any) {
 	if !s.lines.Allow() {
 		s.leftOut.Add(1)
@@ -175,14 +177,14 @@ func (s *Server) killed() uint64 {
 	return killed
 }
 
-// counted is the part of a growing number that has been counted.
+// counted remembers how much of a growing number has been counted.
 type counted struct {
 	mu sync.Mutex
 	// +checklocks:mu
 	seen uint64
 }
 
-// more returns how much the result of number has grown since the last call.
+// more returns how much the number that the function number returns has grown since the last call.
 func (c *counted) more(number func() uint64) uint64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -192,7 +194,7 @@ func (c *counted) more(number func() uint64) uint64 {
 	return grown
 }
 
-// endTime is the time for a process to end after its connection.
+// endTime is how long a process may run after its connection has been closed.
 const endTime = time.Second
 
 // sign signs the hash of a key exchange for a process. It refuses everything that cannot be such a

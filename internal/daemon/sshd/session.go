@@ -29,13 +29,13 @@ type session struct {
 	input   sync.WaitGroup
 }
 
-// Time limits.
+// Time limits of requests to the guest's agent.
 const (
-	controlTime = 10 * time.Second // of a signal or a change of the terminal's size
-	hangUpTime  = 30 * time.Second // of the signal to a process whose client has left
+	controlTime = 10 * time.Second // for a signal or a change of the terminal's size
+	hangUpTime  = 30 * time.Second // for the signal to a process whose client has left
 )
 
-// start is what a session is asked to run.
+// start describes the process that the client wants a session to run.
 type start struct {
 	kind string // "shell", "exec" or "sftp"
 	args []string
@@ -74,7 +74,7 @@ func (c *client) session(ctx context.Context, id uint32) {
 }
 
 // requests answers the requests of a session until the client closes the channel. It sends the
-// first request for a process to the given Go channel.
+// first request for a process to the Go channel started.
 func (s *session) requests(ctx context.Context, started chan<- start) {
 	begun := false
 	for r := range s.channel.requests {
@@ -148,7 +148,7 @@ func (s *session) control(ctx context.Context, f func(context.Context) error) {
 }
 
 // shellArgs returns the arguments that run a command with the login shell of the account, as sshd
-// does. If command is empty, they start a login shell. The account's name is in $USER.
+// does. If command is empty, the arguments start a login shell. The account's name is in $USER.
 func shellArgs(command string) []string {
 	const script = `forkd_shell=
 while IFS=: read -r forkd_name _ _ _ _ _ forkd_path; do
@@ -238,7 +238,7 @@ func (s *session) feed(ctx context.Context) {
 	for buf := make([]byte, inputChunk); ; {
 		n, err := s.channel.Read(buf)
 		if n > 0 && s.process.Input(ctx, buf[:n]) != nil {
-			_, _ = io.Copy(io.Discard, s.channel) // the process reads no more; the copy ends with the channel
+			_, _ = io.Copy(io.Discard, s.channel) // the process reads no more input; the copy ends when the channel ends
 			return
 		}
 		if err != nil {

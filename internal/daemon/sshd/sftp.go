@@ -14,8 +14,8 @@ import (
 	"github.com/forkd/forkd/internal/host/agentclient"
 )
 
-// ProgramDir is the directory of Program in a guest. It is on tmpfs, so the program is no part of
-// the guest's disk.
+// ProgramDir is the directory of Program in a guest. It is on tmpfs, so the program is not on the
+// guest's disk.
 const ProgramDir = "/run/forkd"
 
 // Program is the SFTP server. The daemon puts it into a guest for the guest's first SFTP session,
@@ -32,7 +32,7 @@ type programFile struct {
 	archive []byte // tar archive with the program as "sftp"
 }
 
-// NewProgram returns a Program that is put into the directory dir of guests. The given function
+// NewProgram returns a Program that is put into the directory dir of guests. The function open
 // returns the content of the program's file.
 func NewProgram(dir string, open func() ([]byte, error)) Program {
 	return Program{dir, sync.OnceValues(func() (f programFile, err error) {

@@ -46,7 +46,7 @@ type Counter interface {
 	// kind is "shell", "exec", "sftp", "forward" or, for a session without a process, "none";
 	// outcome is "ok", "client" or "failed".
 	SSHSessionEnded(kind, outcome string, took time.Duration)
-	SSHOutOfMemory() // a process of a connection has ended, because it or all together need too much memory
+	SSHOutOfMemory() // a process of a connection has ended, because it, or all of them together, needed too much memory
 }
 
 // Limits bound what clients can hold. A zero field takes its default, which is the number in the
@@ -55,7 +55,7 @@ type Limits struct {
 	// Maximum numbers of connections that have not logged in: of all peers together (64, or fewer
 	// if Process.Memory is small), and of one peer (8; see auth.PeerName).
 	Logins, LoginsPerPeer int
-	Login                 time.Duration // time to log in, and for a session to get its command; 20 seconds
+	Login                 time.Duration // time limit for the login, and for a session's request for a process; 20 seconds
 	Clients               int           // connections that have logged in; one principal may have three quarters; 256
 	// Maximum numbers of channels: of all connections together (256), and of one connection (32).
 	// One principal may have three quarters of all channels.
@@ -105,9 +105,9 @@ type Server struct {
 
 	logins            *logins
 	clients, channels *gate.Gate
-	oomKills          func() uint64 // processes of connections that the kernel has killed since the start
-	lines             *rate.Limiter // of lines about connections
-	leftOut           atomic.Int64  // connections without a line since the last line
+	oomKills          func() uint64 // returns how many processes the kernel has killed because of their memory usage
+	lines             *rate.Limiter // limits the log's lines about connections
+	leftOut           atomic.Int64  // number of lines that were omitted since the last line
 	counted           counted
 }
 
@@ -141,7 +141,7 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 				}
 				remote := conn.RemoteAddr().String()
 				a := s.logins.enter(p, auth.PeerName(ctx, remote))
-				defer a.leave() // a refused connection has its place as long as its process has its memory
+				defer a.leave() // runs after end, so a refused connection has its place until its process has exited
 				defer s.end(p)
 				s.serve(ctx, p, a, remote)
 			})
@@ -162,10 +162,10 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 }
 
 // maxStarts bounds the processes that start at a time. Other connections wait in the listener's
-// queue, so strangers can only use a part of the host's CPU time for starts.
+// queue, so strangers can use only a part of the host's CPU time for starts.
 const maxStarts = 4
 
-// acceptPause is the time without accepting connections after an error.
+// acceptPause is how long Serve accepts no connections after an error.
 const acceptPause = 100 * time.Millisecond
 
 // serve serves one connection.
@@ -249,7 +249,7 @@ func (s *Server) admit(ctx context.Context, p *peer, entry *audit.Entry) (admitt
 // farewell is the time for messages to clients when the daemon stops.
 const farewell = time.Second
 
-// audit writes a line.
+// audit writes a line to the audit log.
 func (s *Server) audit(e audit.Entry, err error) {
 	e.Status, e.LatencyUS = 200, time.Since(e.Time).Microseconds()
 	if err != nil {

@@ -111,7 +111,7 @@ func (r *reader) expandPath(text string) (string, error) {
 	return text, err
 }
 
-// checkPath returns an error if a name is too long. Every later step would contain the name.
+// checkPath returns an error if a name is too long. Every later step would contain this name.
 func checkPath(name string) error {
 	if len(name) > dockerfile.MaxPath {
 		return fmt.Errorf("%.40q: the name has %d bytes: want at most %d", name, len(name), dockerfile.MaxPath)

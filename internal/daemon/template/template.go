@@ -261,8 +261,8 @@ func (b *Builder) Start(ctx context.Context, bd *Build, plan Plan) error {
 // errPanic is the error of a build that panicked.
 var errPanic = errors.New("internal error: the daemon's log has the details")
 
-// guarded calls the given function and converts a panic to an error. A build reads a client's data
-// in a goroutine of its own, where a panic would crash the daemon.
+// guarded calls the function run and converts a panic to an error. A build reads a client's data in
+// a goroutine of its own, where a panic would crash the daemon.
 func (b *Builder) guarded(run func() error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {

@@ -108,8 +108,8 @@ func left(t *testing.T, r *apirig.Rig, snapshots, sandboxes int) {
 	}
 }
 
-// An archive of another host chooses the initramfs of its snapshot. A large initramfs is refused
-// before it takes memory.
+// An archive from another host determines the initramfs of its snapshot. A large initramfs is
+// refused before it takes memory.
 func TestDiffOfALargeInitramfs(t *testing.T) {
 	r := start(t, apirig.Options{})
 	r.Parent.Initrd = filepath.Join(t.TempDir(), "initrd")

@@ -115,7 +115,7 @@ func execEnd(r agentclient.ExecResult) apiv1.ExecEnd {
 	return end
 }
 
-// times holds the default and the maximum of the time that a command may run; 0: unlimited.
+// times holds the default and the maximum of the time that a command may run. 0 means unlimited.
 type times struct{ def, most time.Duration }
 
 // waited returns the bounds for a command whose client waits for its end. openEnded returns the

@@ -19,7 +19,7 @@ type output struct {
 	data    func(agentclient.Stream, []byte) error
 }
 
-// follower passes the output of a command to an output until the command exits.
+// follower passes what a command prints to the functions of an output, until the command exits.
 type follower func(context.Context, *agentclient.Client, output) (agentclient.ExecResult, error)
 
 // streamLines answers with the events of a command as they occur, as lines of JSON. An error before

@@ -112,7 +112,7 @@ type socket struct {
 	life context.Context // context of the connection; after the command has ended, its result is sent with this context
 	idle time.Duration   // maximum time for which the client may receive nothing
 
-	keepalive time.Duration // interval; shorter than the idle timeout of proxies, which is often a minute
+	keepalive time.Duration // interval of keepalives; shorter than the idle timeout of proxies, which is often a minute
 
 	end context.CancelCauseFunc // ends the command
 
@@ -249,7 +249,7 @@ func (s *socket) read(ctx context.Context) {
 	}
 }
 
-// takeInput passes a message to feed in parts.
+// takeInput passes the parts of a message to the goroutine that runs feed.
 func (s *socket) takeInput(ctx context.Context, message io.Reader) error {
 	for {
 		var buf []byte

@@ -209,7 +209,7 @@ func TestHostileHooks(t *testing.T) {
 		}
 		_, err = r.Branch(ctx, id, client.BranchRequest{})
 		if name == "floods" && err != nil && strings.Contains(err.Error(), "not done after 1s") {
-			continue // on a slow host the time passes first
+			continue // on a slow host the time limit is reached first
 		}
 		wantHookError(t, name, err, c.want)
 		if err != nil && strings.Contains(err.Error(), "\x1b") {

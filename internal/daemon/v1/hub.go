@@ -196,8 +196,8 @@ func remoteOf(reference string, auths map[string]apiv1.RegistryAuth) (hub.Remote
 	return r, logIn(auths, &r)
 }
 
-// logIn adds credentials to the places whose registries they are for. Credentials for other registries are refused,
-// because they are probably a mistake.
+// logIn adds credentials to those places that are in the credentials' registry. It refuses
+// credentials for any other registry, because they are probably a mistake.
 func logIn(auths map[string]apiv1.RegistryAuth, places ...*hub.Remote) error {
 	logins, err := loginsOf(auths)
 	if err != nil {
@@ -251,8 +251,8 @@ func (a *api) verifySignature(r *http.Request, ask *apiv1.SignatureRequest) (out
 	return apiv1.Signature{Reference: at.At(d.String()), Digest: d.String(), SignedBy: k.Name, KeyDigest: k.ID()}, nil
 }
 
-// moved calls run, which unpacks, pushes, pulls or copies a snapshot, and sends the progress and the result
-// to the client.
+// moved calls the function run, which unpacks, pushes, pulls or copies a snapshot. moved sends the
+// progress and the result to the client.
 func (a *api) moved(w http.ResponseWriter, r *http.Request,
 	run func(context.Context, func(hub.Progress)) (apiv1.HubResult, error),
 ) error {
@@ -286,8 +286,8 @@ func (a *api) moved(w http.ResponseWriter, r *http.Request,
 	return nil
 }
 
-// reports holds the progress of a movement until its client takes it. The movement reports within transfers, so it must
-// not wait for a client that reads slowly.
+// reports holds the reports of run's progress (see moved) until the client takes them. A report is
+// added in the middle of a transfer, and the transfer must not wait for a client that reads slowly.
 type reports struct {
 	wake chan struct{} // has a value if there is a new report
 
@@ -338,7 +338,7 @@ func (q *reports) send(ended <-chan struct{}, out func(hub.Progress) error) erro
 	return nil
 }
 
-// orTooMany returns face.ErrTooMany if err means that there was no place, and err otherwise.
+// orTooMany returns face.ErrTooMany if err means that no place was free. Otherwise it returns err.
 func orTooMany(err error) error {
 	if full := (*gate.FullError)(nil); errors.As(err, &full) {
 		return face.ErrTooMany

@@ -201,8 +201,8 @@ func TestSnapshotsTravelThroughRegistries(t *testing.T) {
 	}
 }
 
-// A snapshot is copied between registries by a daemon that does not have it, with its signature. Nothing of it stays in
-// the daemon's store.
+// A daemon can copy a snapshot that it does not have from one registry to another, with the
+// snapshot's signature. Nothing of the snapshot stays in the daemon's store.
 func TestSnapshotsAreCopiedBetweenRegistries(t *testing.T) {
 	t.Setenv("DOCKER_CONFIG", t.TempDir())
 	keys := t.TempDir()
@@ -276,8 +276,8 @@ func TestSnapshotsAreCopiedBetweenRegistries(t *testing.T) {
 	}
 }
 
-// A signature travels through the registry, and says which key vouches for the snapshot. The daemon gets no private
-// key.
+// A signature reaches another daemon through the registry, and says which key vouches for the
+// snapshot. The daemon gets no private key.
 func TestSignaturesTravelThroughRegistries(t *testing.T) {
 	t.Setenv("DOCKER_CONFIG", t.TempDir())
 	keys := t.TempDir()

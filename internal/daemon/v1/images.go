@@ -129,8 +129,8 @@ func (a *api) listImages(r *http.Request) ([]apiv1.CachedImage, error) {
 	return append(cachedImages(list, append(inUse, a.Builds.Held()...)), cachedBlobs(blobs)...), nil
 }
 
-// pruneImages removes cached images and blobs. It returns an error if it cannot know which images snapshots
-// need.
+// pruneImages removes cached images and blobs. It returns an error if it cannot know which images
+// are needed by snapshots.
 func (a *api) pruneImages(r *http.Request) (out apiv1.PrunedImages, err error) {
 	unused := defaultUnused
 	if text := r.URL.Query().Get("unused_secs"); text != "" {

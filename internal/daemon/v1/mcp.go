@@ -14,10 +14,10 @@ import (
 // maxMessage bounds a message of the Model Context Protocol, in bytes.
 const maxMessage = 4 << 20
 
-// toolAnswer is the number of bytes that each message from a client counts against its share of the
-// memory, before a tool is called. While an answer waits for the client, it is in memory in three
-// forms: as a result, as a message, and as an event. The three forms of a usual answer fit into
-// toolAnswer. For a longer answer, pacedWriter takes more from the share.
+// toolAnswer is the number of bytes that are taken from the memory share of each message before a
+// tool is called. While an answer waits for the client, it is in memory in three forms: as a
+// result, as a message, and as an event. The three forms of a usual answer fit into toolAnswer. For
+// a longer answer, pacedWriter takes more from the share.
 const (
 	toolAnswer     = 6 << 20
 	copiesOfAnswer = 3
@@ -68,7 +68,7 @@ const (
 
 // checkValues counts the arrays and objects of a message before it is decoded. It refuses a message
 // whose values are too many or nested too deeply. It accepts invalid JSON, because the decoder
-// refuses that.
+// refuses it later.
 func checkValues(message []byte) (nested int, err error) {
 	depth, commas, quoted := 0, 0, false
 	for i := 0; i < len(message); i++ {
@@ -106,8 +106,8 @@ func checkValues(message []byte) (nested int, err error) {
 }
 
 // pacedWriter gives each part of a stream its own time to be received, and counts the largest part
-// against the share of its message. It sends the header with the first part, so that a client gets
-// an error instead if there is no memory for its answer.
+// against the share of its message. It sends the header only with the first part. So if there is no
+// memory for the answer, the client gets an error instead.
 type pacedWriter struct {
 	http.ResponseWriter
 	rc    *http.ResponseController

@@ -76,12 +76,13 @@ func stepSecs(in history.Range) int {
 	return 1
 }
 
-// clientSlack is added to the time for which points of seconds are kept when a range is compared
-// with that time, because a client's clock may be behind, and its request takes some time.
+// clientSlack is added to history.KeptFine when the beginning of a range is compared with it,
+// because a client's clock may be behind, and the client's request takes some time.
 const clientSlack = time.Minute
 
-// rangeQuery returns the range of points that a query requests. If the query has no step, the step
-// is a second if points of seconds are kept for the beginning of the range, and otherwise a minute.
+// rangeQuery returns the range of points that a query requests. If the query has no step,
+// rangeQuery chooses it: a second if the history still has a point for each second at the beginning
+// of the range, and otherwise a minute.
 func rangeQuery(r *http.Request, now time.Time) (in history.Range, err error) {
 	if in.From, err = timeQuery(r, "since", now); err != nil {
 		return in, err

@@ -31,7 +31,7 @@ const (
 	maxUpload    = 1 << 30  // bytes of an uploaded file
 	maxArchive   = 64 << 30 // bytes of an uploaded archive
 	maxDepth     = 64       // depth of a listing of files
-	maxOutput    = 8 << 20  // bytes kept of stdout and of stderr
+	maxOutput    = 8 << 20  // bytes that are kept of stdout, and as many of stderr
 	maxArgs      = 4096     // arguments of a command
 	maxStdin     = 8 << 20  // bytes of a command's input
 	maxExecBody  = face.MaxBody + maxStdin/3*4
@@ -54,7 +54,7 @@ type Config struct {
 	Hub        *hub.Hub
 	ScratchDir string // directory for disks while builder VMs fill them; the files in it have no names
 	Metrics    http.Handler
-	History    *history.Recorder // figures of sandboxes and of the host over time
+	History    *history.Recorder // past measurements of sandboxes and of the host
 	Version    string
 	Accel      string
 	GuestPort  int                 // port of the addresses in answers to forkd 0.5 clients; 0: answers have no addresses

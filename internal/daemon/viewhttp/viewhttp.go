@@ -75,8 +75,8 @@ var (
 )
 
 // origin returns the origin at which a browser sees the view. Over TLS, that is the name for which
-// the browser has accepted the daemon's certificate. Without TLS, a browser of this host uses a name
-// of loopback, and a reverse proxy on this host, which ends TLS, uses one of Face.Hosts.
+// the browser has accepted the daemon's certificate. Without TLS, a browser of this host uses a
+// name of loopback, and a reverse proxy on this host, which terminates TLS, uses one of Face.Hosts.
 func (v *View) origin(r *http.Request) (string, error) {
 	if v.face.Guard == nil || v.face.Guard.Tokens == nil {
 		return "", errNoTokens
@@ -105,8 +105,9 @@ func (v *View) origin(r *http.Request) (string, error) {
 		"one of --allow-host", r.Host)
 }
 
-// namedBy reports whether a client that has asked for the certificate of a server name has accepted
-// the certificate for a host. Clients send no server name if the host is an address.
+// namedBy reports whether the certificate that a client has accepted over TLS is for the given
+// host. The parameter serverName is the server name that the client sent in the TLS handshake.
+// Clients send no server name if the host is an address.
 func namedBy(serverName, host string) bool {
 	if serverName == "" {
 		return net.ParseIP(host) != nil

@@ -21,7 +21,7 @@ import (
 
 func TestMain(m *testing.M) { apirig.Main(m, agent.Main) }
 
-// browser sends the requests of a page, which it has loaded from an origin.
+// browser sends requests like a page that was loaded from an origin.
 type browser struct {
 	t      *testing.T
 	url    string
@@ -39,7 +39,7 @@ func start(t *testing.T, tokens ...auth.Token) (*apirig.Rig, *browser) {
 }
 
 // send sends a request. The parameter header replaces headers of the page; an empty value removes
-// one.
+// the header.
 func (b *browser) send(ctx context.Context, method, path, body string,
 	header map[string]string) (*http.Response, error) {
 	b.t.Helper()
@@ -296,7 +296,8 @@ func TestAddresses(t *testing.T) {
 	}
 }
 
-// TestSessionsOfATokenAreBounded checks that a client drops only sessions of its own token.
+// TestSessionsOfATokenAreBounded checks that a token with too many sessions loses its oldest
+// session, and that other tokens lose none.
 func TestSessionsOfATokenAreBounded(t *testing.T) {
 	rig, first := start(t, auth.Token{Name: "many", Scope: auth.Read})
 	first.logIn(apirig.Token)

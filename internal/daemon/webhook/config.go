@@ -28,7 +28,7 @@ type settings struct {
 	Name       string        `json:"name"` // for the log
 	URL        string        `json:"url"`
 	SecretFile string        `json:"secret_file"` // absolute path; see parseSecrets
-	CAFile     string        `json:"ca_file"`     // authorities of the server's certificate; empty: those of this host
+	CAFile     string        `json:"ca_file"`     // authorities for the server's certificate; empty: as on this host
 	Types      []string      `json:"types"`       // empty: all
 	Labels     face.Selector `json:"labels"`      // empty: all
 

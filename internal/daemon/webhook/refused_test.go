@@ -9,7 +9,8 @@ import (
 	"github.com/forkd/forkd/internal/host/event"
 )
 
-// Events whose texts the server refuses hold up the next events only for a few requests. The texts come from clients.
+// Events whose texts the server refuses delay later events by only a few requests. Clients choose
+// these texts.
 func TestRefusedEvents(t *testing.T) {
 	s := receive(t, httptest.NewServer)
 	asked := map[string]int{}
@@ -60,7 +61,8 @@ func TestServerThatRefusesEverything(t *testing.T) {
 	}
 }
 
-// Statuses that say something about the credentials, the URL or the state of the server do not refuse an event.
+// A status that is about the credentials, the URL or the state of the server does not count as a
+// refusal of the event.
 func TestRefusals(t *testing.T) {
 	for code, want := range map[int]bool{302: false, 400: true, 401: false, 403: true, 404: false, 413: true, 422: true,
 		429: false, 500: true, 502: false, 503: false} {

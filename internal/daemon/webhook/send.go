@@ -24,7 +24,7 @@ import (
 // Bounds on a server's answer, in bytes.
 const (
 	maxAnswerHeader = 16 << 10
-	maxAnswer       = 4 << 10 // more of a body is not read, and closes the connection
+	maxAnswer       = 4 << 10 // the rest of a longer body is not read, and the connection is closed
 )
 
 const (
@@ -99,8 +99,8 @@ func onlyLoopback(_, address string, _ syscall.RawConn) error {
 	return err
 }
 
-// deliver sends a message until the server accepts it. If giveUp is not 0, deliver returns errGivenUp
-// after this time, or errRefused before.
+// deliver sends a message until the server accepts it. If giveUp is not 0, deliver returns
+// errGivenUp after this time, or errRefused earlier.
 func (h *hook) deliver(ctx context.Context, m message, giveUp time.Duration) error {
 	body, err := json.Marshal(m.body)
 	if err != nil {

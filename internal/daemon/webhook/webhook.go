@@ -39,7 +39,7 @@ const (
 	lostGivenUp  = "given_up" // the server did not accept an event in time
 )
 
-// Set is the webhooks of a daemon. A nil Set has none.
+// Set holds the webhooks of a daemon. A nil Set has none.
 type Set struct {
 	hooks []*hook
 }
@@ -194,7 +194,7 @@ func (h *hook) missed(place, reason string) message {
 // pace has the times of a webhook.
 type pace struct {
 	timeout     time.Duration // of one request
-	first, most time.Duration // delays before the second attempt, and at most before later attempts
+	first, most time.Duration // delay before the second attempt, and maximum delay before a later attempt
 	giveUp      time.Duration // time after which an event is no longer sent
 }
 

@@ -95,7 +95,8 @@ func (s *receiver) next(t *testing.T) request {
 	}
 }
 
-// want reads messages and compares their types, with their reasons or sandboxes.
+// want reads a message for each argument, and compares the message's type, and its reason or
+// sandbox, with this argument.
 func (s *receiver) want(t *testing.T, want ...string) (got []request) {
 	t.Helper()
 	for _, text := range want {
@@ -289,7 +290,7 @@ func TestRetry(t *testing.T) {
 	}
 }
 
-// The answer of a server cannot send a webhook elsewhere.
+// A server cannot redirect a webhook to another server.
 func TestRedirect(t *testing.T) {
 	other := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
 		t.Error("a redirect was followed")
@@ -350,8 +351,8 @@ func TestSlowServer(t *testing.T) {
 	}
 }
 
-// An event that the server does not accept in time is given up, and the server learns that it missed
-// an event. A message about that is never given up.
+// An event that the server does not accept in time is given up, and the server learns that it
+// missed an event. The message that says so is never given up.
 func TestGiveUp(t *testing.T) {
 	s := receive(t, httptest.NewServer)
 	refusals := 3
@@ -396,7 +397,8 @@ func TestGone(t *testing.T) {
 	}
 }
 
-// A webhook stops while a server does not answer, and while it waits before the next attempt.
+// A webhook can stop while a server does not answer, and while the webhook waits before its next
+// attempt.
 func TestStop(t *testing.T) {
 	s := receive(t, httptest.NewServer)
 	asked, end := make(chan struct{}, 1), make(chan struct{})
