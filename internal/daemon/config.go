@@ -44,12 +44,12 @@ type Config struct {
 	StateDir    string // snapshots and private disks
 	RAMDir      string // tmpfs for hot memory layers
 	RunDir      string // sockets and records of running sandboxes
-	AuditLog    string // empty: none
+	AuditLog    string // file for the audit log; empty: none
 	FlowLog     string // file for the log of sandboxes' connections; empty: none
 	// On each signal, the daemon opens the logs again. Another program sends the signal after it
 	// has renamed the files. May be nil.
 	Reopen    <-chan os.Signal
-	Resolvers []netip.AddrPort // DNS servers for sandboxes; none: the servers in /etc/resolv.conf
+	Resolvers []netip.AddrPort // DNS servers for sandboxes; if empty, the servers in /etc/resolv.conf
 	Cgroup    string           // parent of the VMs' cgroups; see cgroup.Config.Parent
 	Admit     admit.Rules
 	Proxy     netclient.Proxy // proxy for outgoing TCP connections of sandboxes
@@ -58,7 +58,7 @@ type Config struct {
 	OpenPrivate bool
 	PoolSize    int      // waiting VMM processes per machine shape; 0: none
 	PoolMost    int      // temporary maximum of PoolSize, used after forks found too few waiting processes
-	Branches    int      // concurrent branches; 0: 4
+	Branches    int      // maximum number of concurrent branches; 0 means 4
 	CmdlineArgs []string // added to the kernel command line of parents
 	CPUTemplate string   // CPU template of parents
 	Accel       string   // "kvm" or "tcg", as shown in reports

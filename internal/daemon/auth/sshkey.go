@@ -16,7 +16,7 @@ import (
 // SSHKey is one line of a file of SSH keys: a public key, and the principal of its holder.
 type SSHKey struct {
 	Who     string // Principal.Who: "token:NAME" or "uid:N"
-	Token   string // for a token: the first tokenMark hexadecimal digits of its hash
+	Token   string // first tokenMark hexadecimal digits of the token's hash; empty for a user
 	Key     ssh.PublicKey
 	Comment string
 }
@@ -26,7 +26,7 @@ type SSHKey struct {
 const (
 	maxKeyFile    = 1 << 20
 	maxKeysOf     = 64  // keys of one principal
-	maxKeyComment = 256 // bytes
+	maxKeyComment = 256 // bytes of the comment of a key
 	minRSA        = 2048
 	maxRSA        = 8192
 

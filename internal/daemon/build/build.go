@@ -43,7 +43,7 @@ import (
 
 // Bounds on builds: on their number, and on the time for a build and for each of its commands.
 const (
-	maxBuilds  = 4 // running at the same time
+	maxBuilds  = 4 // builds that run at the same time
 	maxBuild   = 4 * time.Hour
 	maxCommand = 2 * time.Hour
 	maxBases   = 256 // bases whose settings are cached
@@ -59,7 +59,7 @@ type Config struct {
 	Dir     string   // directory for files of builds; used by this Builder only
 	Log     *slog.Logger
 
-	Longest time.Duration // time limit of a build; 0: 4 hours
+	Longest time.Duration // time limit of a build; 0 means 4 hours
 }
 
 // Request is a build to execute.
@@ -79,11 +79,11 @@ type Request struct {
 	// are used.
 	Logins map[string]Login
 
-	Recipe     *Recipe            // nil: Dockerfile is to be built
-	Dockerfile dockerfile.Request // without Files and Base; empty: see BuildFrom
-	VCPUs      uint32             // vCPUs of a VM that boots from an image; 0: 1
-	MemoryMiB  uint64             // memory of such a VM; 0: 1024
-	DiskMiB    int                // disk of such a VM; 0: 8192
+	Recipe     *Recipe            // nil if a Dockerfile is built
+	Dockerfile dockerfile.Request // Files and Base are not set; for an empty Dockerfile, see BuildFrom
+	VCPUs      uint32             // vCPUs of a VM that boots from an image; 0 means 1
+	MemoryMiB  uint64             // memory of a VM that boots from an image; 0 means 1024
+	DiskMiB    int                // disk of a VM that boots from an image; 0 means 8192
 
 	// Secrets for RUN --mount=type=secret, by id. They are in no key, file or message of a build.
 	Secrets map[string][]byte
@@ -156,7 +156,7 @@ type Observer interface {
 
 // Result counts the steps of a build.
 type Result struct {
-	Cached, Run int // numbers of the steps that were skipped, and of the steps that were run
+	Cached, Run int // how many steps were skipped, and how many were run
 }
 
 // Builder executes builds. Its methods may be called concurrently.

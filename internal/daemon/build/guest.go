@@ -275,7 +275,7 @@ func (g *guest) defaults(ctx context.Context, d *plan.Defaults) error {
 		set.Env[asText(name)] = asText(value)
 	}
 	if d.KeepUser {
-		set.User = "" // unchanged
+		set.User = "" // the default user stays unchanged
 	}
 	if set.User != "" && strings.Trim(set.User, "0123456789") == "" {
 		req, err := g.request(ctx, &plan.Process{User: set.User}, 0)

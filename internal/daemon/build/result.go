@@ -16,7 +16,7 @@ type result struct {
 	ID    string `json:"id,omitempty"`    // id of the snapshot; empty in an announcement
 	Box   string `json:"box,omitempty"`   // in an announcement: the sandbox that is branched
 	Key   string `json:"key"`             // key of the step
-	Admin bool   `json:"admin,omitempty"` // Request.Admin
+	Admin bool   `json:"admin,omitempty"` // as in Request.Admin
 	// Whether the snapshot was built from a recipe; false in records of earlier versions.
 	Recipe bool `json:"recipe,omitempty"`
 }

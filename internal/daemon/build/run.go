@@ -33,15 +33,15 @@ type work struct {
 	keys  []string
 	files *Context
 	o     Observer
-	steps []progress // by number
+	steps []progress // progress of each step, by number
 
-	memory []bool // by number: whether the snapshot has the memory at the end of the step; see plan.Plan.Memory
+	memory []bool // whether a step's snapshot has memory, by the number of the step; see plan.Plan.Memory
 
 	mu    sync.Mutex
 	idle  []idle // idle sandboxes, in the order in which leave kept them
 	count Result
 
-	within string // prefix of the tags of steps: the client's label prefix; empty: none
+	within string // prefix of the tags of steps, which is the client's label prefix, or empty
 }
 
 // progress is the state of one step in a build.

@@ -49,7 +49,7 @@ var ErrNoMemory = NewError(http.StatusServiceUnavailable,
 type Share struct {
 	mu    sync.Mutex
 	held  *gate.Hold // bytes beyond smallShare
-	taken int        // bytes
+	taken int        // bytes that the request holds
 }
 
 type shareKey struct{}

@@ -21,7 +21,7 @@ import (
 // Bounds on the answer of a guest.
 const (
 	maxHeaders = 16 << 10 // bytes, as in Node.js clients
-	maxInforms = 32       // answers with a status below 200 before the final one
+	maxInforms = 32       // answers with a status below 200 before the final answer
 	maxWindow  = 64 << 10 // bytes that a guest may send on one HTTP/2 stream before they are read
 )
 

@@ -23,11 +23,11 @@ type Source struct {
 	Snapshots func() int
 	Sandboxes func() map[string]int // number of sandboxes, by state
 	Branches  func() (n, most int)  // number of branches in progress, and the maximum
-	Pool      func() int            // waiting VMM processes
+	Pool      func() int            // number of waiting VMM processes
 
-	PoolWanted func() int                  // waiting VMM processes of a full pool
-	Net        func() (Net, bool)          // false: forkd-net is not running; nil: no network
-	Usage      func() (cgroup.Usage, bool) // usage of all sandboxes together; false or nil: unknown
+	PoolWanted func() int                  // number of waiting VMM processes when the pool is full
+	Net        func() (Net, bool)          // false if forkd-net is not running; Net is nil if there is no network
+	Usage      func() (cgroup.Usage, bool) // usage of all sandboxes together; false, or a nil function, if it is unknown
 }
 
 // Metrics implements sandbox.Observer.

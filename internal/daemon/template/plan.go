@@ -17,8 +17,8 @@ type Plan struct {
 	Login        *build.Login // credentials for the registry of FromImage
 	FromTemplate string       // tag of a snapshot
 	Steps        []Step
-	Force        bool   // run all steps, even if their snapshots exist
-	MayReplace   bool   // replace a template of the same name, even if another client made it
+	Force        bool   // whether all steps are run, even if their snapshots exist
+	MayReplace   bool   // whether the build may replace a template that another client made
 	StartCmd     string // command that keeps running in the template; empty: none
 	// Command that succeeds when the template is ready; empty: ready at once, or some time after
 	// StartCmd.
@@ -30,7 +30,7 @@ type Step struct {
 	Type      string   `json:"type"`
 	Args      []string `json:"args"`
 	FilesHash string   `json:"filesHash"` // name of the archive; COPY only
-	Force     bool     `json:"force"`     // run this step and the later steps even if their snapshots exist
+	Force     bool     `json:"force"`     // whether this step and all later steps are run even if their snapshots exist
 }
 
 // maxSteps is the maximum number of steps of a template. A reader adds a few steps of its own to

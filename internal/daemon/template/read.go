@@ -34,7 +34,7 @@ const loginShell = `shell=/bin/sh; [ ! -x /bin/bash ] || shell=/bin/bash; exec "
 // from 1. The number is 0 for steps that the reader adds at the beginning and the end.
 type reader struct {
 	from  Plan
-	files []plan.File // files of the uploaded archives; an archive's hash begins the paths of its files; sorted by path
+	files []plan.File // files of the uploaded archives, sorted by path; a path begins with the hash of its archive
 	plan  plan.Plan
 
 	words    *dockerfile.Expander
@@ -46,7 +46,7 @@ type reader struct {
 	user    string // empty: root
 	dir     string // absolute path
 	settled bool   // whether a step has chosen the user
-	force   bool   // run the following steps even if their snapshots exist
+	force   bool   // whether the following steps are run even if their snapshots exist
 	n       int    // number of the current step
 }
 

@@ -122,7 +122,7 @@ type Builder struct {
 	mu     sync.Mutex
 	builds []*Build // oldest first
 	closed bool
-	lines  *loglimit.Lines // lines of the log about failed builds; a client can start any number of them
+	lines  *loglimit.Lines // limits the log's lines about failed builds, of which a client can start any number
 }
 
 func newLines() *loglimit.Lines { return loglimit.New(loglimit.PerSecond, loglimit.AtOnce) }

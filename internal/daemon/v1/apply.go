@@ -36,7 +36,7 @@ func (a *api) apply(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return orTooMany(err)
 	}
-	audit.From(r.Context()).From = req.From // after Apply has found it, because other text may be a secret
+	audit.From(r.Context()).From = req.From // only after Apply has found this name, because any other text may be a secret
 	out := apiv1.Applied{From: req.From, Onto: ask.ID, Base: res.Base, Applied: res.Applied, Files: []apiv1.ApplyFile{},
 		Added: res.Added, Changed: res.Changed, Deleted: res.Deleted, Conflicts: res.Conflicts}
 	share := face.ShareOf(r)

@@ -119,7 +119,7 @@ func (a *api) promote(r *http.Request, req *apiv1.PromoteRequest) (out apiv1.Rol
 			return out, err
 		}
 	}
-	if _, err := a.view(r).Sandbox(req.From); err == nil { // other text may be a secret
+	if _, err := a.view(r).Sandbox(req.From); err == nil { // text that names no sandbox may be a secret
 		audit.From(r.Context()).From = req.From
 	}
 	if err := unique.Strict(req.Unique).Check(); err != nil {

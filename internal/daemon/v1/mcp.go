@@ -62,7 +62,7 @@ func (a *api) tools(w http.ResponseWriter, r *http.Request) error {
 const (
 	maxNesting = 32
 	maxNested  = 10_000  // arrays and objects
-	maxCommas  = 100_000 // between values
+	maxCommas  = 100_000 // commas between values
 	nestedSize = 400     // bytes of an array or object in memory, approximately
 )
 

@@ -28,9 +28,9 @@ type settings struct {
 	Name       string        `json:"name"` // for the log
 	URL        string        `json:"url"`
 	SecretFile string        `json:"secret_file"` // absolute path; see parseSecrets
-	CAFile     string        `json:"ca_file"`     // authorities for the server's certificate; empty: as on this host
-	Types      []string      `json:"types"`       // empty: all
-	Labels     face.Selector `json:"labels"`      // empty: all
+	CAFile     string        `json:"ca_file"`     // file of authorities for the server's certificate; empty: this host's
+	Types      []string      `json:"types"`       // types of events to send; empty: all
+	Labels     face.Selector `json:"labels"`      // labels that an event must have; empty: none
 
 	plain bool // the server does not use TLS
 }

@@ -193,7 +193,7 @@ func (h *hook) missed(place, reason string) message {
 
 // pace has the times of a webhook.
 type pace struct {
-	timeout     time.Duration // of one request
+	timeout     time.Duration // time limit of one request
 	first, most time.Duration // delay before the second attempt, and maximum delay before a later attempt
 	giveUp      time.Duration // time after which an event is no longer sent
 }
