@@ -71,8 +71,8 @@ type Config struct {
 	Log        *slog.Logger
 
 	// Probe runs a few guest instructions. It returns the reason why no VM can run on this host, or
-	// nil, and whether that result is certain. Without KVM the daemon still serves requests that
-	// need no VM. If Probe is nil, the daemon assumes that VMs work.
+	// nil if VMs can run. It also reports whether this result is certain. Without KVM the daemon
+	// still serves requests that need no VM. If Probe is nil, the daemon assumes that VMs work.
 	Probe func() (sure bool, reason error)
 }
 

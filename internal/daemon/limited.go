@@ -19,10 +19,10 @@ import (
 // So a client that sends no requests, or only requests that need no token, keeps no other client
 // out.
 //
-// An identified client may have requests on three quarters of the connections. If it has requests
-// on more connections, these can be closed like idle ones, the newest first. So no client keeps
-// another client out. If no connection can be closed, the new connection waits, as with
-// netutil.LimitListener.
+// An identified client may have requests on three quarters of the connections. If the client has
+// requests on more connections, its connections can be closed like idle ones, the newest first. So
+// no client keeps another client out. If no connection can be closed, the new connection waits, as
+// with netutil.LimitListener.
 //
 // The accepted connections have the method CloseWrite, which streams to ports of sandboxes use.
 type limited struct {

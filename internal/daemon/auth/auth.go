@@ -1,5 +1,5 @@
-// Package auth identifies the client of a request, and so the rights of the request. It identifies
-// the client by a token, by the user at the other end of the unix socket, or by a client
+// Package auth identifies the client of a request, which determines the rights of the request. It
+// identifies the client by a token, by the user at the other end of the unix socket, or by a client
 // certificate. It refuses configurations that would let clients without credentials use the daemon
 // from other hosts.
 //

@@ -65,10 +65,10 @@ func PeerFrom(ctx context.Context) (Peer, bool) {
 }
 
 // PeerName returns the name of the client of a connection, for limits that apply to each client.
-// The context and the remote address are those of the connection. The name is the name of the user
-// for a unix socket, the address for IPv4, and the /64 network for IPv6, because one host usually
-// has all addresses of such a network. So a client cannot get more resources by opening more
-// connections or by using more addresses.
+// The context and the remote address are those of the connection. For a unix socket, the result is
+// the name of the user. For IPv4, it is the address. For IPv6, it is the /64 network, because one
+// host usually has all addresses of such a network. So a client cannot get more resources by
+// opening more connections or by using more addresses.
 func PeerName(ctx context.Context, remoteAddr string) string {
 	if peer, ok := PeerFrom(ctx); ok {
 		return peerWho(peer.UID)

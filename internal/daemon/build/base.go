@@ -22,11 +22,12 @@ const (
 	ImageDiskMiB   = 8 << 10
 )
 
-// base resolves the name in a FROM instruction to a snapshot with this tag or, if there is none, to
-// an image of a registry. (Docker also prefers a local image.) A branch of a sandbox is refused
-// unless a build made the branch. Otherwise clients that may not build could make a branch with the
-// name of an image. If base refuses a branch, it does not use the image with the same name either.
-// Otherwise the same Dockerfile would have another meaning after the branch is deleted.
+// base resolves the name in a FROM instruction to the snapshot with this name as its tag or, if
+// there is none, to an image of a registry. (Docker also prefers a local image.) A branch of a
+// sandbox is refused unless a build made the branch. Otherwise clients that may not build could
+// make a branch with the name of an image. If base refuses a branch, it does not use the image with
+// the same name either. Otherwise the same Dockerfile would have another meaning after the branch
+// is deleted.
 func (b *Builder) base(ctx context.Context, req Request, name string) (plan.Base, dockerfile.Config, error) {
 	d, err := b.cfg.Manager.Snapshots().Detail(name)
 	switch {
@@ -51,7 +52,7 @@ func (b *Builder) base(ctx context.Context, req Request, name string) (plan.Base
 	return plan.Base{Snapshot: name, Digest: d.ID, Memory: !d.DiskOnly}, config, err
 }
 
-// isBase reports whether builds of admins may begin with a snapshot. The snapshot must be a parent,
+// isBase reports whether builds of admins may start from a snapshot. The snapshot must be a parent,
 // or the result of an admin's build.
 func (b *Builder) isBase(tag string, d store.Detail) bool {
 	return d.Branch == nil || b.isResult(tag, d.ID)

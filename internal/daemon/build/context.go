@@ -144,9 +144,9 @@ func (c *Context) Unpack(ctx context.Context, archive io.Reader, dir string) err
 	return c.unpack(ctx, treetar.NewReader(c.plain(&readUntil{ctx, plain})), "", dir)
 }
 
-// plain returns a reader for the decompressed content of an archive. The reader counts bytes for
-// the whole build. Reading fails when the build's archives have too many bytes, because a short
-// archive may decompress to any number of bytes.
+// plain returns a reader for the decompressed content of an archive. The reader adds its bytes to a
+// count for the whole build. Reading fails when this count is too large, because a short archive
+// may decompress to any number of bytes.
 func (c *Context) plain(archive io.Reader) io.Reader { return plainArchive{archive, &c.unpacked} }
 
 type plainArchive struct {

@@ -57,8 +57,8 @@ func (b *Builder) readRecipe(ctx context.Context, r *Recipe, files []plan.File) 
 	return p, b.cfg.Baker.CheckLimits(p.Steps[p.Result].Children.Limits)
 }
 
-// identityOf returns a text that changes if one of the files is replaced. It reads no content,
-// because the files in the cache are large, and never change in place.
+// identityOf returns a text that changes if one of the files is replaced. It does not read the
+// content of the files, because files in the cache are large, and never change in place.
 func identityOf(b plan.Boot) (string, error) {
 	h := sha256.New()
 	for _, f := range []struct{ field, path string }{{"kernel", b.Kernel}, {"initrd", b.Initrd}, {"rootfs", b.Rootfs}} {

@@ -243,8 +243,8 @@ func wait(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// isThere reports whether the snapshot of a step can be used. The last step's snapshot, the result,
-// is always made again under its tag.
+// isThere reports whether the snapshot of a step can be used. The result, which is the last step's
+// snapshot, is always made again.
 func (w *work) isThere(i int) bool {
 	s := &w.plan.Steps[i]
 	if i == w.plan.Result || s.Base == nil && (w.req.NoCache || s.Force) {

@@ -13,8 +13,8 @@ import (
 )
 
 // maxSteps is the maximum number of step snapshots kept for later builds. The least recently used
-// are removed first. Other snapshots that need the layers of a removed snapshot have their own
-// links to these layers.
+// snapshots are removed first. Other snapshots that need the layers of a removed snapshot have
+// their own links to these layers.
 const maxSteps = 256
 
 // used records that a build has used the snapshot of a step.

@@ -56,8 +56,8 @@ func (a *Server) buildStatus(w http.ResponseWriter, r *http.Request) error {
 
 func entryOf(e template.Entry) buildEntry { return buildEntry{e.Time, e.Level, e.Message, e.Step} }
 
-// buildLogs answers with a part of a build's log: entries of at least a given level, from a given
-// time on or backward from that time.
+// buildLogs answers with a part of a build's log. The query selects the lowest level of the
+// entries, and a time. The entries begin at this time, or go backward from this time.
 func (a *Server) buildLogs(w http.ResponseWriter, r *http.Request) error {
 	b, err := a.findBuild(r, r.PathValue("build"))
 	if err != nil {

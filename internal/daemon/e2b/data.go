@@ -51,7 +51,7 @@ func (a *Server) Carries(r *http.Request, route inbound.Route) bool {
 	return r.Header.Get(auth.TokenHeader) == "" && a.isOwn(route.ID)
 }
 
-// sharedRoute returns the route that the headers of a request name. These are requests at an
+// sharedRoute returns the route that the headers of a request name. It is for requests at an
 // address that all sandboxes share. If the header with the id is missing, the id is empty. If the
 // header with the port is missing, the port is the port of envd. If the header with the port is
 // invalid, the port is 0.

@@ -172,8 +172,8 @@ func (a *Server) connect(w http.ResponseWriter, r *http.Request) error {
 	return a.connectAs(w, r, http.StatusOK)
 }
 
-// resume does the same as connect, for older SDKs. Its status always says that the sandbox was
-// resumed.
+// resume does the same as connect, for older SDKs. The status of its answer always says that the
+// sandbox was resumed.
 func (a *Server) resume(w http.ResponseWriter, r *http.Request) error {
 	return a.connectAs(w, r, http.StatusCreated)
 }

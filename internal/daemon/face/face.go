@@ -1,6 +1,7 @@
-// Package face contains the common parts of the daemon's two APIs (packages v1 and e2b, its
-// "faces"). Both APIs identify clients and origins, limit the resources that clients can hold, read
-// bodies, write answers and errors, execute some requests only once, and carry streams to guests.
+// Package face contains the common parts of the daemon's two APIs, packages v1 and e2b. The two
+// APIs are called faces. Both APIs identify clients and origins, limit the resources that clients
+// can hold, read bodies, write answers and errors, execute some requests only once, and carry
+// streams to guests.
 //
 // The package contains no routes and no messages. Each face decides which gate a request must
 // enter.

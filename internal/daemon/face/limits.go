@@ -13,10 +13,10 @@ type Limits struct {
 	Lists      int           // concurrent requests for lists, of which one client may have half; 64
 	Stall      time.Duration // time after which a request's body or a file that makes no progress is cut off; 2 minutes
 
-	// Maximum number of concurrent streams to ports: first of all guests together, then of one
-	// guest. Streams by signed URLs (Signed) have limits of their own, because anyone who has the
-	// URL can open them. An agent carries at most agentproto.MaxDialed streams of both kinds
-	// together.
+	// Maximum number of concurrent streams to ports of all guests together and, in the fields with
+	// PerSandbox, to ports of one guest. Streams by signed URLs have limits of their own, Signed
+	// and SignedPerSandbox, because anyone who has the URL can open them. An agent carries at most
+	// agentproto.MaxDialed streams of both kinds together.
 	Streams, StreamsPerSandbox int           // 512, 64
 	Signed, SignedPerSandbox   int           // 256, 48
 	Idle                       time.Duration // time after which a stream that makes no progress is closed; an hour

@@ -36,7 +36,7 @@ const (
 )
 
 // valueSize is the approximate size of a decoded value, in bytes. Three bytes of a list in JSON may
-// become an object with many fields. The number of values is estimated by the commas.
+// become an object with many fields. The number of values is estimated by counting commas.
 const valueSize = 64
 
 // ErrNoMemory refuses a request that would exceed the bound of Memory.

@@ -20,7 +20,7 @@ const onceHeader = "Idempotency-Key"
 
 var onceKey = regexp.MustCompile(`^[!-~]{1,255}$`)
 
-// Once returns a handler that honours the header Idempotency-Key. If a request has the same key,
+// Once returns a handler that obeys the header Idempotency-Key. If a request has the same key,
 // body, path and client as an earlier request, it gets the first answer again, and h is not called.
 // Only successful answers are kept.
 func (f *Face) Once(h Handler) Handler {

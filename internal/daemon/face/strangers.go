@@ -150,8 +150,8 @@ func (s *Strangers) limiterLocked(key string, b bound) *rate.Limiter {
 // daemon without tokens, have no limit.
 func bounded(name string) bool { return owner.FairShare(name, manySandboxes).Most > 0 }
 
-// StrangersShare limits the places that strangers may take at the sandboxes of one owner, out of
-// the given number of places.
+// StrangersShare returns the limit on the places that strangers may take at the sandboxes of one
+// owner. The parameter places is the number of all places.
 func StrangersShare(name string, places int) gate.Share {
 	s := owner.FairShare(name, places)
 	s.Key = "strangers to " + s.Key

@@ -157,7 +157,7 @@ func (f *Face) CarryTCP(w http.ResponseWriter, r *http.Request, route inbound.Ro
 }
 
 // CarryStream connects a stream of a client to a port of a sandbox. The caller has checked that the
-// principal in ctx may reach the sandbox. See inbound.Proxy.Carry for accept.
+// principal in ctx may reach the sandbox. The parameter accept is as in inbound.Proxy.Carry.
 func (f *Face) CarryStream(ctx context.Context, id string, port uint16,
 	accept func() (inbound.Stream, <-chan struct{}, error)) (accepted bool, err error) {
 	return f.useStream(ctx, "ssh", inbound.Route{ID: id, Port: port},

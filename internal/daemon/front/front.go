@@ -90,8 +90,8 @@ func (f *Front) port(w http.ResponseWriter, r *http.Request, route inbound.Route
 	f.Face.CarryHTTP(w, r, route, f.Face.FailInbound)
 }
 
-// mayReach checks whether the client of a request by host name may reach the port. It returns the
-// request with its principal in the context.
+// mayReach checks whether the client of a request may reach the port that the request's host name
+// names. It returns the request with its principal in the context.
 func (f *Front) mayReach(r *http.Request, route inbound.Route) (*http.Request, error) {
 	who, err := f.Face.Guard.Identify(r)
 	if scope := (*auth.ScopeError)(nil); errors.As(err, &scope) {

@@ -56,7 +56,7 @@ type sniffed struct {
 
 // Read implements net.Conn. It answers an unencrypted request itself and then closes the
 // connection. It recognizes such a request by its first byte, because every HTTP method begins with
-// a capital letter, and no TLS record begins with one.
+// a capital letter, and no TLS record does.
 func (c *sniffed) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
 	if c.looked || n == 0 {

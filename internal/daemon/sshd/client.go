@@ -203,7 +203,7 @@ func (c *client) ended(kind, path string, begun time.Time, err error) {
 }
 
 // leftError is the cause of a session's end if the client has left or the daemon is stopping. The
-// session's process is then hung up and not killed.
+// session's process then receives SIGHUP, and is not killed.
 type leftError struct{ why string }
 
 func (e *leftError) Error() string { return e.why }

@@ -58,8 +58,8 @@ func (a *attempt) has() bool {
 	return slices.Contains(a.of.open, a)
 }
 
-// leave removes a connection that has logged in or ended from the list, and reports whether the
-// list still had the connection.
+// leave removes a connection from the list after the connection has logged in or ended. It reports
+// whether the list still had the connection.
 func (a *attempt) leave() bool {
 	a.of.mu.Lock()
 	defer a.of.mu.Unlock()

@@ -28,8 +28,8 @@ type environment struct {
 	bytes int
 }
 
-// set adds the variable of a request (RFC 4254, section 6.4), and reports whether it is valid and
-// there is room for it.
+// set adds the variable of a request (RFC 4254, section 6.4), and reports whether the variable is
+// valid and there is room for it.
 func (e *environment) set(payload []byte) bool {
 	var m struct{ Name, Value string }
 	if ssh.Unmarshal(payload, &m) != nil || !envForm.MatchString(m.Name) || strings.ContainsRune(m.Value, 0) {

@@ -184,7 +184,7 @@ type counted struct {
 	seen uint64
 }
 
-// more returns how much the number that the function number returns has grown since the last call.
+// more calls number, and returns how much the result has grown since the last call of more.
 func (c *counted) more(number func() uint64) uint64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -199,7 +199,7 @@ const (
 	exitNotFound      = 127
 )
 
-// follow runs the process until it ends. If the client leaves, follow hangs the process up.
+// follow runs the process until it ends. If the client leaves, follow sends SIGHUP to the process.
 func (s *session) follow(ctx context.Context, guest *agentclient.Client, st start) (agentclient.ExecResult, error) {
 	s.mu.Lock()
 	size := s.size

@@ -156,7 +156,7 @@ func TestSignal(t *testing.T) {
 	}
 }
 
-// If a client leaves, its process is hung up. Processes in the background continue.
+// If a client leaves, its process receives SIGHUP. Processes in the background continue.
 func TestClientLeaves(t *testing.T) {
 	r := start(t, apirig.Options{}, sshd.Limits{})
 	dir := t.TempDir()

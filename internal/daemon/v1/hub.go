@@ -196,8 +196,8 @@ func remoteOf(reference string, auths map[string]apiv1.RegistryAuth) (hub.Remote
 	return r, logIn(auths, &r)
 }
 
-// logIn adds credentials to those places that are in the credentials' registry. It refuses
-// credentials for any other registry, because they are probably a mistake.
+// logIn adds to each place the credentials for the registry of this place. It refuses credentials
+// for other registries, because they are probably a mistake.
 func logIn(auths map[string]apiv1.RegistryAuth, places ...*hub.Remote) error {
 	logins, err := loginsOf(auths)
 	if err != nil {

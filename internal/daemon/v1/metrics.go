@@ -76,8 +76,8 @@ func stepSecs(in history.Range) int {
 	return 1
 }
 
-// clientSlack is added to history.KeptFine when the beginning of a range is compared with it,
-// because a client's clock may be behind, and the client's request takes some time.
+// clientSlack extends history.KeptFine in the comparison with the beginning of a range, because a
+// client's clock may be behind, and the client's request takes some time.
 const clientSlack = time.Minute
 
 // rangeQuery returns the range of points that a query requests. If the query has no step,

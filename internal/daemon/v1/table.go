@@ -9,8 +9,8 @@ import (
 	"github.com/forkd/forkd/internal/daemon/face"
 )
 
-// PortRoute is the document's path for guests' ports. PortScope is the scope that a token needs to
-// reach a port in any way.
+// PortRoute is the route to guests' ports in the API's document. PortScope is the scope that a
+// token needs to reach a port in any way.
 const (
 	PortRoute = "GET /v1/sandboxes/{id}/proxy/{port}/{path}"
 	PortScope = auth.Run
