@@ -67,7 +67,7 @@ func TestServeStopsInOrder(t *testing.T) {
 	inside := make(chan struct{})
 	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		close(inside)
-		stop() // the request in flight is finished
+		stop() // the daemon still finishes the request in flight
 		<-ctx.Done()
 		w.WriteHeader(http.StatusNoContent)
 	})

@@ -15,7 +15,7 @@ import (
 )
 
 // A request with too many headers is refused before a handler sees the request. Parsed headers
-// would take many times their bytes in memory for as long as the request lasts.
+// would take many times their size in memory for as long as the request lasts.
 func TestVeryManyHeaders(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

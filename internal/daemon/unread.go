@@ -58,7 +58,7 @@ func (p *answerPlace) identified(who string, stranger bool) {
 
 func (p *answerPlace) isUnidentified() bool { return p.client.Load() == nil }
 
-// enter takes the place, unless it is taken, or sets full.
+// enter takes the place if the answer does not have it yet. If no place is free, enter sets full.
 func (p *answerPlace) enter() {
 	if p.left != nil || p.full {
 		return

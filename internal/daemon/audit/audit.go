@@ -68,7 +68,8 @@ func (e *Entry) isRefused() bool {
 // strangersPerSecond is the maximum rate of lines about strangers, and strangersAtOnce is the
 // maximum burst. This limit applies separately to refused requests, to refused logins over SSH, and
 // to other requests, such as those to a public port of a sandbox. Without this limit, anyone who
-// reaches the daemon could fill the disk. The next line that is written counts the omitted lines.
+// reaches the daemon could fill the disk. The next line that is written has the number of omitted
+// lines.
 const (
 	strangersPerSecond = 10
 	strangersAtOnce    = 200

@@ -43,7 +43,7 @@ type Image struct {
 // Login holds the credentials for a registry.
 type Login = registry.Login
 
-// Images makes root file systems of container images.
+// Images makes root file systems from container images.
 type Images struct {
 	Filler *imagevm.Filler
 	Dir    string // cache of images; see ImageDir

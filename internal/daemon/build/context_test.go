@@ -233,7 +233,7 @@ func TestEntriesOfAContextAreBounded(t *testing.T) {
 	again := slices.Repeat([]tar.Header{{Name: strings.Repeat("n", 20), Typeflag: tar.TypeDir}}, 5)
 	link := tar.Header{Name: "l", Linkname: strings.Repeat("t", 90), Typeflag: tar.TypeSymlink}
 	for name, c := range map[string]struct {
-		files, names int // number of files in the context before, and bytes of their names
+		files, names int // number of files that the context already has, and bytes of their names
 		entries      []tar.Header
 		want         string
 	}{
@@ -281,7 +281,7 @@ func TestFilesOfSeveralArchives(t *testing.T) {
 	}
 }
 
-// endless is an archive with an endless file. It cancels the build when it is read.
+// endless is an archive with an endless file. Reading the archive cancels the build.
 type endless struct {
 	head   *bytes.Buffer
 	cancel func()

@@ -129,7 +129,7 @@ func (w *work) provide(ctx context.Context, cancel func(), i int) error {
 		w.isCached(i)
 		return nil
 	}
-	free() // other builds may claim the step while the snapshots that it needs are made
+	free() // other builds may claim the step while this build makes the snapshots that the step needs
 	if err := w.ensureNeeds(ctx, cancel, i); err != nil {
 		return err
 	}

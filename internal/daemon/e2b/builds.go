@@ -14,7 +14,7 @@ import (
 	"github.com/forkd/forkd/internal/host/store"
 )
 
-// Bounds on requests about templates. The builder also compares the requested machine with its
+// Bounds on requests about templates. The builder also compares the requested machine with the
 // host.
 const (
 	maxCPUs    = 255

@@ -241,7 +241,7 @@ func (a *Server) timeout(w http.ResponseWriter, r *http.Request, onlyLonger bool
 		e := sandbox.Expiry{At: time.Now().Add(timeout), Suspends: was.ExpirySuspends}
 		switch {
 		case stateOf(was) == paused:
-			return &sandbox.NotFoundError{ID: was.ID} // E2B's API gives the same answer
+			return &sandbox.NotFoundError{ID: was.ID} // E2B's own service gives the same answer
 		case onlyLonger && !lengthens(was, e):
 			return nil
 		}

@@ -292,8 +292,8 @@ func (a *Server) removeTags(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// mayRemove returns an error unless a tag of the template is assigned, and the client may remove
-// the assignment.
+// mayRemove returns nil if a tag of the template is assigned and the client may remove the
+// assignment. Otherwise it returns an error.
 func (t tagger) mayRemove(all []record.TemplateTag, name, tag string) error {
 	if len(assigned(all, name, tag)) > 0 {
 		return t.mayAssign(all, name, tag)

@@ -239,8 +239,8 @@ type sendingError struct{ error }
 func (e sendingError) Unwrap() error { return e.error }
 
 // isOurs reports whether the daemon or its host caused an error with the given status. Guests cause
-// status 502, and status 507 if their own disk is full. Clients cause status 503 and 504 by too
-// many or too large requests. The metrics count all of these errors.
+// status 502, and status 507 if their own disk is full. Clients cause status 503 and 504 by sending
+// too many requests, or requests that are too large. The metrics count all of these errors.
 func isOurs(status int, err error) bool {
 	if status == http.StatusInsufficientStorage {
 		return !is[*agentclient.Error](err) || errors.Is(err, syscall.ENOSPC)
@@ -259,9 +259,9 @@ func (f *failures) log(to *slog.Logger, r *http.Request, err error) {
 }
 
 // Abort ends an answer that has begun and cannot be completed. It breaks the connection off, so
-// that the client does not mistake a part of the answer for the whole answer. The line in the log
-// counts like the line of a failed request, because the client or a guest may have caused the
-// error.
+// that the client does not mistake a part of the answer for the whole answer. The error is logged
+// like the error of a failed request, with the same limit on the rate of lines, because the client
+// or a guest may have caused it.
 func (f *Face) Abort(r *http.Request, err error) {
 	f.failures.log(f.Log, r, fmt.Errorf("the answer broke off: %w", err))
 	panic(http.ErrAbortHandler)

@@ -52,7 +52,7 @@ type Config struct {
 	Counts  Streams // counts streams to ports of guests
 	// Called after each request; nil: requests are not counted.
 	Requests func(route string, status int, took time.Duration)
-	Stopping context.Context // ended when streams to ports must end; nil: never
+	Stopping context.Context // ends when streams to ports must end; nil: never
 	Log      *slog.Logger
 }
 
@@ -69,7 +69,7 @@ type Face struct {
 	// Requests for lists of sandboxes, snapshots and so on. An answer is large, and is in memory
 	// until the client has received it.
 	Lists *Gate
-	Reads *Gate // requests that read about one sandbox, snapshot and so on
+	Reads *Gate // requests that read the description of a single object, such as a sandbox
 	Ends  *Gate // requests that kill sandboxes or delete snapshots; requests of other kinds take no places here
 	// Requests that need no token, counted by the client's IP address. The share of an address is
 	// small, because probes of the daemon's health use this gate.

@@ -13,7 +13,7 @@ import (
 // Class limits the requests of one kind that are served at the same time.
 type Class struct {
 	Total   int // 0: no limit
-	Client  int // places of one client; 0: three quarters of Total, or no limit if clients are anonymous
+	Client  int // places of one client; if 0, three quarters of Total, or no limit if clients are anonymous
 	Sandbox int // places for one sandbox; 0: no limit
 
 	Refusal error // error for a request beyond the limits; nil: ErrTooMany

@@ -8,7 +8,7 @@ import "time"
 type Limits struct {
 	Calls      int           // concurrent calls to guests, and as many operations on sandboxes and snapshots; 512
 	PerSandbox int           // concurrent calls to one guest; 128
-	Memory     int           // bytes of bodies and answers that all requests may hold; small ones do not count; 512 MiB
+	Memory     int           // bytes of bodies and answers of all requests, except small bodies and answers; 512 MiB
 	Reads      int           // places of each of the gates Reads, Ends and Open; 2048
 	Lists      int           // concurrent requests for lists, of which one client may have half; 64
 	Stall      time.Duration // time after which a request's body or a file that makes no progress is cut off; 2 minutes

@@ -58,9 +58,9 @@ func (p *Proxy) request(pr *httputil.ProxyRequest, route *Route) {
 }
 
 // authorization returns the values of Authorization that are passed to the guest. It withholds
-// every bearer token that is a token of the daemon. It also withholds all other bearer tokens,
-// unless the request has the header TokenHeader, or needed no token because it is signed or the
-// port is open.
+// every bearer token that is a token of the daemon. It passes other bearer tokens only if the
+// request has the header TokenHeader, or if the request needed no token, because it is signed or
+// because the port is open.
 func (p *Proxy) authorization(h http.Header, signed bool) (values []string) {
 	otherwise := signed || h.Get(auth.TokenHeader) != ""
 	for _, v := range h["Authorization"] {

@@ -207,7 +207,7 @@ func TestHalfHandshakes(t *testing.T) {
 	if text := metricsOf(r); !strings.Contains(text, "forkd_ssh_logins_total{result=\"busy\"} 2\n") {
 		t.Error(text)
 	}
-	if out, err := r.session(c).Output("echo works"); string(out) != "works\n" { // c is older than the login limit
+	if out, err := r.session(c).Output("echo works"); string(out) != "works\n" { // c is older than the limit for a login
 		t.Errorf("%q, %v", out, err)
 	}
 	for _, garbage := range []string{"GET / HTTP/1.1\r\n\r\n", strings.Repeat("x", 1<<20),

@@ -213,7 +213,7 @@ func TestTinyPackets(t *testing.T) {
 	}
 }
 
-// Input on the stream for errors has no meaning. It is read and discarded.
+// Data that a client sends on the stream for errors has no meaning. The data is read and discarded.
 func TestInputForErrors(t *testing.T) {
 	r := start(t, apirig.Options{}, sshd.Limits{})
 	c := r.client()

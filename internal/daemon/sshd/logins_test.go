@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// closing records that it has been closed.
+// closing is a connection that records whether it was closed.
 type closing struct{ closed bool }
 
 func (c *closing) Close() error {

@@ -280,7 +280,7 @@ func (s *session) output(ctx context.Context, from agentclient.Stream, p []byte)
 	})
 }
 
-// say sends a message of the daemon.
+// say sends a message of the daemon to the client.
 func (s *session) say(ctx context.Context, text string) {
 	text = strings.ToValidUTF8(text, "?")
 	_ = s.output(ctx, agentclient.Stderr, []byte("forkd: "+text+"\r\n")) // fails only if the client has left

@@ -23,9 +23,9 @@ func recipeOf(r *apirig.Rig, text string) client.BuildRequest {
 			Env: map[string]string{"BASE": "b", "BOTH": "b"}}}
 }
 
-// A recipe's files, variables, network, limits and strictness reach the steps and the result. The
-// same build again finds every step. If a command changes, this command and all later commands run
-// again.
+// A recipe's files, variables, network, limits and strictness reach the steps and the result. A
+// second, identical build finds every step. If a command changes, this command and all later
+// commands run again.
 func TestARecipeIsBuiltInSteps(t *testing.T) {
 	r := start(t, apirig.Options{Tokens: []auth.Token{{Name: "team", Scope: auth.Run, Prefix: "team-a/"}}})
 	dir, err := os.MkdirTemp("/var/tmp", "fkr") // a recipe has no files below /tmp

@@ -63,7 +63,7 @@ func (a *api) fillImage(w http.ResponseWriter, r *http.Request) error {
 			_ = move.rc.SetReadDeadline(time.Unix(1, 0)) // stops reading, because the rest of the body is not needed
 		})
 		defer func() {
-			if !stop() { // the deadline is set now or soon, so the connection must not be used for another request
+			if !stop() { // the deadline was set or soon will be, so no other request may use this connection
 				<-late
 				w.Header().Set("Connection", "close")
 			}

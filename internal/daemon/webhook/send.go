@@ -100,7 +100,7 @@ func onlyLoopback(_, address string, _ syscall.RawConn) error {
 }
 
 // deliver sends a message until the server accepts it. If giveUp is not 0, deliver returns
-// errGivenUp after this time, or errRefused earlier.
+// errGivenUp after this time, and may return errRefused earlier.
 func (h *hook) deliver(ctx context.Context, m message, giveUp time.Duration) error {
 	body, err := json.Marshal(m.body)
 	if err != nil {
@@ -146,7 +146,7 @@ func isRefusal(err error) bool {
 	return ok && status.refuses()
 }
 
-// report logs when requests begin to fail, and when they succeed again.
+// report writes a line to the log when requests begin to fail, and when they succeed again.
 func (h *hook) report(err error) {
 	switch {
 	case err != nil && !h.failing:

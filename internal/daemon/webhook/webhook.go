@@ -170,8 +170,8 @@ type message struct {
 	body apiv1.Event
 }
 
-// maxDetail bounds the text of a message that a guest may have chosen, in bytes. The other fields
-// have bounds of their own, so a message has less than 128 KiB.
+// maxDetail is the maximum size, in bytes, of the text in a message that may come from a guest. The
+// other fields of a message have bounds of their own, so a message has less than 128 KiB.
 const maxDetail = 8 << 10
 
 func messageOf(id string, e *event.Event) message {

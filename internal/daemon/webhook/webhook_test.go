@@ -112,7 +112,7 @@ func (s *receiver) want(t *testing.T, want ...string) (got []request) {
 	return got
 }
 
-// counts counts what a webhook reports to the metrics.
+// counts records what a webhook reports to the metrics.
 type counts struct {
 	mu             sync.Mutex
 	accepted, fail int
