@@ -129,9 +129,9 @@ func serve(ctx context.Context, log *slog.Logger, handler http.Handler, listener
 	return nil
 }
 
-// newServer returns a server with two time limits. The server closes a connection that has had no
-// request for the duration idle. It also closes a connection whose client has not received an
-// answer within the duration answer.
+// newServer returns a server with two time limits. The parameter idle limits the time that a
+// connection may be open without a request. The parameter answer limits the time that a client may
+// take to receive an answer. After that time, the server closes the connection.
 func newServer(handler http.Handler, log *slog.Logger, idle, answer time.Duration) *http.Server {
 	server := &http.Server{Handler: placing(timed(fewHeaders(handler), answer, newUnread())),
 		ReadHeaderTimeout: headerTimeout, IdleTimeout: idle, MaxHeaderBytes: maxHeaders,

@@ -181,7 +181,8 @@ func (c *placed) Close() error {
 	return c.Conn.Close()
 }
 
-// serving counts a request of an identified client on the connection, until ended is called.
+// serving counts a request of an identified client on the connection, until the returned function
+// is called.
 func (c *placed) serving(who string) (ended func()) {
 	c.of.mu.Lock()
 	defer c.of.mu.Unlock()

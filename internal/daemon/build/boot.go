@@ -105,8 +105,8 @@ func ImageDir(own string) string {
 func (m *Images) List() ([]image.Cached, error) { return image.ListImages(m.Dir) }
 
 // Prune removes the images that no build has used since the given time, and returns their
-// descriptions. It keeps images whose root file systems are in inUse, a list of paths. With dryRun
-// it removes nothing.
+// descriptions. It keeps images whose root file systems are in inUse, a list of paths. If dryRun is
+// true, Prune removes nothing.
 func (m *Images) Prune(inUse []string, since time.Time, dryRun bool) ([]image.Cached, error) {
 	list, err := m.List()
 	if err != nil || dryRun {

@@ -174,9 +174,9 @@ type Builder struct {
 	held   map[string]int // see Hold
 }
 
-// Hold records that a bake needs a root file system, until release is called. The parameter rootfs
-// is the path of this file system, and may be empty. While the bake waits, no snapshot shows that
-// the file system is in use.
+// Hold records that a bake needs a root file system, until the returned function is called. The
+// parameter rootfs is the path of this file system, and may be empty. While the bake waits, no
+// snapshot shows that the file system is in use.
 func (b *Builder) Hold(rootfs string) (release func()) {
 	add := func(n int) {
 		b.mu.Lock()
@@ -281,9 +281,9 @@ func (b *Builder) Limit(ctx context.Context) (context.Context, context.CancelFun
 	return context.WithTimeoutCause(ctx, longest, fmt.Errorf("the build was not done after %v", longest))
 }
 
-// Build reads a Dockerfile or a recipe and executes it. The caller closes files, which is the build
-// context. The error is a *dockerfile.Error if the Dockerfile is at fault, and a *StepError if a
-// step failed.
+// Build reads a Dockerfile or a recipe and executes it. The parameter files is the build context,
+// which the caller closes. The error is a *dockerfile.Error if the Dockerfile is at fault, and a
+// *StepError if a step failed.
 func (b *Builder) Build(ctx context.Context, req Request, files *Context, o Observer) (Result, error) {
 	if err := req.Check(); err != nil {
 		return Result{}, err
@@ -311,7 +311,7 @@ func (b *Builder) Build(ctx context.Context, req Request, files *Context, o Obse
 }
 
 // BuildFrom executes the plan that the function read returns, instead of a Dockerfile. It waits for
-// other builds of the same tag. The plan copies from the build context in files, which the caller
+// other builds of the same tag. The parameter files is the plan's build context, which the caller
 // closes. The error is a *StepError if a step failed.
 func (b *Builder) BuildFrom(ctx context.Context, req Request, files *Context,
 	read func(context.Context) (*plan.Plan, error), o Observer,

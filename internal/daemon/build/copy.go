@@ -54,9 +54,9 @@ func (g *guest) copy(ctx context.Context, cp *plan.Copy) error {
 	}
 }
 
-// copyTogether copies sources through one directory. If others is true, and a link in the target
-// leads out of the target, copyTogether puts no directory at the path of this link. copyTogether
-// reports whether an archive was unpacked.
+// copyTogether copies sources through one directory. If the parameter others is true, and a link in
+// the target leads out of the target, copyTogether puts no directory at the path of this link.
+// copyTogether reports whether an archive was unpacked.
 func (g *guest) copyTogether(ctx context.Context, cp *plan.Copy, sources []plan.Source, others bool) (unpacked bool,
 	err error) {
 	dir, err := g.script(ctx, workDir)
@@ -90,8 +90,8 @@ func (g *guest) removeAfter(ctx context.Context, err error, dir string) error {
 	return g.c.Remove(ctx, dir, "root")
 }
 
-// flag returns an argument of a script. The argument is the text in name if set is true, and
-// otherwise empty.
+// flag returns an argument of a script: the given name if the parameter set is true, and otherwise
+// an empty text.
 func flag(set bool, name string) string {
 	if !set {
 		return ""

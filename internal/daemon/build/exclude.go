@@ -16,11 +16,11 @@ import (
 // filtered returns a guest's archive in a form that another guest may unpack. The parameter below
 // is the path of the directory into which the archive is unpacked. The path is relative to the
 // staging directory of a COPY. If file is not empty, the archive must have only one entry, a file
-// with that name. filtered omits the entries that match the patterns in leave. It checks the other
-// entries against brought, the links that the COPY has already unpacked. A hard link to an excluded
-// file is an error, because the archive does not have the file's content. Close waits until nothing
-// uses archive and brought any more, so the caller must first make archive end, for example by
-// closing it.
+// with that name. filtered omits the entries that match the patterns in the parameter leave. It
+// checks the other entries against the parameter brought, which holds the links that the COPY has
+// already unpacked. A hard link to an excluded file is an error, because the archive does not have
+// the file's content. Close waits until nothing uses archive and brought any more, so the caller
+// must first make archive end, for example by closing it.
 func filtered(archive io.Reader, file string, leave dockerfile.Ignore, brought *links, below string) io.ReadCloser {
 	r, w := io.Pipe()
 	ended := make(chan struct{})

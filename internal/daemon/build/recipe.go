@@ -150,7 +150,7 @@ func (g *guest) python(ctx context.Context, w *plan.Warm) error {
 }
 
 // secondsOr converts a number of seconds to a duration. If the number is 0, the result is the
-// duration in otherwise.
+// parameter otherwise.
 func secondsOr(seconds float64, otherwise time.Duration) time.Duration {
 	if seconds == 0 {
 		return otherwise

@@ -28,7 +28,7 @@ func (b *Builder) used(tag string) {
 	}
 }
 
-// pin protects the snapshots of a build's steps against Trim until unpin is called.
+// pin protects the snapshots of a build's steps against Trim until the returned function is called.
 func (w *work) pin() (unpin func()) {
 	add := func(n int) {
 		w.b.mu.Lock()

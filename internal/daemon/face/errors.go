@@ -213,8 +213,8 @@ func (f *Face) Fail(w http.ResponseWriter, r *http.Request, err error) {
 	f.FailAs(w, r, err, StatusOf(err), WriteProblem)
 }
 
-// FailAs is like Fail, but sends the given status, and calls write instead of WriteProblem. It logs
-// errors with a status of 500 and above.
+// FailAs is like Fail, but sends the given status, and calls the function write instead of
+// WriteProblem. It logs errors with a status of 500 and above.
 func (f *Face) FailAs(w http.ResponseWriter, r *http.Request, err error, status int,
 	write func(http.ResponseWriter, error)) {
 	if isOurs(status, err) && r.Context().Err() == nil {

@@ -54,9 +54,9 @@ func (p *Proxy) TCP(w http.ResponseWriter, r *http.Request, dial Dial) (answered
 // Stream is a connection of a client whose directions can be closed separately.
 type Stream = halfConn
 
-// Carry connects a stream of a client to the port. When the port is connected, Carry calls accept,
-// which returns the stream, and a channel that is closed when the client has closed the stream.
-// Carry reports whether it has called accept.
+// Carry connects a stream of a client to the port. When the port is connected, Carry calls the
+// function accept, which returns the stream, and a channel that is closed when the client has
+// closed the stream. Carry reports whether it has called accept.
 func (p *Proxy) Carry(ctx context.Context, dial Dial, accept func() (Stream, <-chan struct{}, error)) (accepted bool,
 	err error) {
 	ctx, cancel := context.WithCancelCause(ctx)

@@ -24,7 +24,7 @@ type aliveWriter struct {
 
 // alive returns the writer for a handler, and a function. The caller must call this function when
 // the handler has returned. If a comment cannot be written because the client has left, the writer
-// calls gone.
+// calls the function gone.
 func alive(w http.ResponseWriter, every time.Duration, gone func()) (*aliveWriter, func()) {
 	a := &aliveWriter{ResponseWriter: w, header: http.Header{}, every: every}
 	a.mu.Lock()

@@ -27,7 +27,7 @@ const defaultKeepalive = 15 * time.Second
 
 // New returns a function for v1.Config.MCP. That function returns the handler of messages. The
 // tools of this handler call api. The parameter keepalive is the interval of comments in an idle
-// stream; 0 means 15 seconds. Panics of api are logged to log.
+// stream; 0 means 15 seconds. A panic of api is logged.
 func New(version string, keepalive time.Duration, log *slog.Logger) func(api http.Handler) http.Handler {
 	return func(api http.Handler) http.Handler {
 		f := &messages{api: api, log: log, catalog: mcp.New(version), shared: map[mcp.Scope]func() *sdk.Server{}}

@@ -220,8 +220,8 @@ func (d *mortalDaemon) hasNoLeftovers(t *testing.T, dir string) {
 
 const mortalSteps = 11 // steps of the Dockerfile below, including its two base images
 
-// mortalBuild returns a build request and the files of its context. The stages of the build write
-// to a directory of the host, whose path is work.
+// mortalBuild returns a build request and the files of its context. The parameter work is the path
+// of a directory of the host, to which the stages of the build write.
 func mortalBuild(work string) (client.BuildRequest, map[string]string) {
 	text := strings.NewReplacer("IMAGE", apirig.Image, "@", work).Replace(`FROM IMAGE AS one
 WORKDIR @/work
@@ -295,8 +295,8 @@ limits: {cpus: 0.5}
 }
 
 // diesInEveryStep executes a build with the given number of steps, and kills daemons in every step.
-// It gets the build from request(root, work), where work is the directory of the host in which the
-// guests work.
+// It gets the build from request(root, work). The argument work is the path of the directory of the
+// host that the guests use.
 func diesInEveryStep(t *testing.T, number int, request func(root, work string) (client.BuildRequest,
 	map[string]string)) {
 	root, err := os.MkdirTemp("/var/tmp", "fkm") // a recipe has no files below /tmp

@@ -22,8 +22,8 @@ type heldProcess struct {
 	pid     uint32
 }
 
-// hold registers a command. A call of cancel ends the command's answer. The caller calls release
-// when the command has ended.
+// hold registers a command. The function cancel ends the command's answer. The caller calls the
+// returned function when the command has ended.
 func (h *held) hold(sandbox string, pid uint32, cancel context.CancelCauseFunc) (release func()) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -17,7 +17,7 @@ import (
 
 var errEnough = errors.New("enough")
 
-// follow collects events until one of them has the type in want, and returns all of them.
+// follow collects events until an event has the wanted type, and returns all events.
 func follow(t *testing.T, cl *client.Client, req client.EventsRequest, want string) []client.Event {
 	t.Helper()
 	var got []client.Event

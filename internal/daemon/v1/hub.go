@@ -320,8 +320,8 @@ func (q *reports) take() []hub.Progress {
 	return list
 }
 
-// send calls out(report) for each report, until out fails, or until ended is closed and all reports
-// are sent.
+// send calls out(report) for each report. It returns when out has failed, or when the channel ended
+// is closed and all reports are sent.
 func (q *reports) send(ended <-chan struct{}, out func(hub.Progress) error) error {
 	for last := false; !last; {
 		select {

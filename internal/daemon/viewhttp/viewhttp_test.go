@@ -66,7 +66,8 @@ func (b *browser) send(ctx context.Context, method, path, body string,
 	return http.DefaultTransport.RoundTrip(req)
 }
 
-// wants fails the test if a request is not answered with a status, and returns the body.
+// wants fails the test if a request is not answered with the given status. It returns the body of
+// the answer.
 func (b *browser) wants(status int, method, path, body string, header map[string]string) string {
 	b.t.Helper()
 	resp, err := b.send(b.t.Context(), method, path, body, header)

@@ -158,7 +158,8 @@ func (h *hook) report(err error) {
 }
 
 // send sends a message once. It returns an error unless the server answers with a status 2xx. The
-// duration wait is the time that the server wants the next request to wait; 0: unknown.
+// result wait is how long the server asks the client to wait before the next request. It is 0 if
+// the server does not say.
 func (h *hook) send(ctx context.Context, id string, body []byte) (wait time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(ctx, h.pace.timeout)
 	defer cancel()
