@@ -40,8 +40,8 @@ func newAuthority(t *testing.T) *authority {
 	return a
 }
 
-// make fills in a certificate and signs it. If a has no certificate yet, the certificate is
-// self-signed.
+// make fills in a certificate and signs it. If the authority has no certificate yet, the new
+// certificate is self-signed.
 func (a *authority) make(c *x509.Certificate) (_ *x509.Certificate, key *ecdsa.PrivateKey, certPEM, keyPEM []byte) {
 	a.t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -91,8 +91,9 @@ func put(t *testing.T, path string, p []byte) string {
 	return path
 }
 
-// The TCP address speaks TLS 1.2 and newer, with the certificate that is in the file now. It
-// accepts only clients whose certificates the configured authority has signed.
+// The TCP address speaks TLS 1.2 and newer, with the certificate that is in the file when the
+// connection begins. It accepts only clients whose certificates the configured authority has
+// signed.
 func TestTLS(t *testing.T) {
 	ours, others := newAuthority(t), newAuthority(t)
 	dir := t.TempDir()

@@ -51,8 +51,9 @@ func newContext(t *testing.T) *Context {
 	return c
 }
 
-// newStore returns a Builder with bounds on all contexts together, in MiB. The bound on the memory
-// for lists of files is in lists, and the bound on disk space is in contents.
+// newStore returns a Builder with bounds on all contexts together, in MiB. The parameter lists is
+// the bound on the memory for lists of files, and the parameter contents is the bound on disk
+// space.
 func newStore(t *testing.T, lists, contents int) *Builder {
 	t.Helper()
 	b := &Builder{cfg: Config{Dir: t.TempDir()}, lists: gate.New(lists), contents: gate.New(contents)}

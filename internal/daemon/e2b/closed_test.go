@@ -50,8 +50,8 @@ func TestPublicTrafficIsForLife(t *testing.T) {
 	}
 }
 
-// If the creation of a sandbox does not name where the sandbox may connect to, the sandbox has the
-// policy of its template. It always has the limits of its template.
+// If a request for a sandbox does not say which addresses the sandbox may connect to, the sandbox
+// has the policy of its template. A sandbox always has the limits of its template.
 func TestPolicyOfTheTemplate(t *testing.T) {
 	r := start(t)
 	made, err := r.Fork(t.Context(), client.ForkRequest{SnapshotTag: "a.b", N: 1,

@@ -387,8 +387,8 @@ func (r *rig) auditLine(from int64) string {
 	return ""
 }
 
-// If a request names no user, the daemon decides the user, even if the client sends another
-// default.
+// If a request names no user, the daemon chooses the user, even if the client sends a default of
+// its own.
 func TestDefaultUserIsTheDaemons(t *testing.T) {
 	r := start(t)
 	b := r.create(`{"templateID":"a.b"}`)
@@ -408,9 +408,9 @@ func TestDefaultUserIsTheDaemons(t *testing.T) {
 	}
 }
 
-// By health checks, a stranger who knows the id of a sandbox made by /v1 can neither resume the
-// sandbox nor keep it from becoming idle. With the sandbox's token, a health check reaches the
-// agent.
+// A stranger who knows the id of a sandbox made by /v1 can send health checks to the sandbox. They
+// neither resume the sandbox nor keep it from becoming idle. With the sandbox's token, a health
+// check reaches the agent.
 func TestStrangersWakeNoIdleSandbox(t *testing.T) {
 	r := start(t)
 	f, err := r.Client.Fork(t.Context(), client.ForkRequest{SnapshotTag: "a.b", N: 1, IdleTimeoutSecs: 1})

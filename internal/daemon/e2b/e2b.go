@@ -167,7 +167,7 @@ func (a *Server) routes() {
 		{"DELETE /templates/{id}", auth.Admin, works, a.deleteTemplate},
 		{"POST /templates/tags", auth.Run, works, a.assignTags},
 		{"DELETE /templates/tags", auth.Run, works, a.removeTags},
-		// used by SDKs of 2025
+		// SDKs of 2025 use this route.
 		{"POST /v2/templates", auth.Run, works, a.requestBuild},
 		{"POST /v3/templates", auth.Run, works, a.requestBuild},
 		{"GET /templates/{id}/files/{hash}", auth.Run, reads, a.uploadLink},
@@ -197,8 +197,8 @@ func (a *Server) routes() {
 }
 
 // These constants stand for the pattern of a route, in the audit log and in the metrics, if a
-// request has no pattern. controlRoute is for requests to the control plane that are refused before
-// they are routed. dataRoute is for requests to sandboxes.
+// request has no pattern. controlRoute is for requests to the control plane that match no route, or
+// that are refused before they are routed. dataRoute is for requests to sandboxes.
 const (
 	controlRoute = "E2B"
 	dataRoute    = "E2B sandbox"
@@ -212,7 +212,7 @@ func (a *Server) control(w http.ResponseWriter, r *http.Request) {
 	}
 	who, err := a.identify(r)
 	e := audit.From(r.Context())
-	e.Who, e.Route = who.Who, controlRoute // the pattern replaces controlRoute once the request is routed
+	e.Who, e.Route = who.Who, controlRoute // the pattern replaces controlRoute if the request matches a route
 	if err != nil {
 		face.LetGo(w)
 		a.fail(w, r, err)

@@ -133,16 +133,16 @@ func TestBodiesShareTheMemory(t *testing.T) {
 	r.create(`{"templateID":"a.b","metadata":{"note":"` + strings.Repeat("x", 10<<10) + `"}}`)
 }
 
-// A large answer counts in the shared memory until its client has received it, with and without an
-// Idempotency-Key.
+// A large answer counts against the shared memory until its client has received it, with and
+// without an Idempotency-Key.
 func TestAnswersShareTheMemory(t *testing.T) {
 	r := startWith(t, apirig.Options{Limits: face.Limits{Memory: 1 << 20}})
 	b := r.create(`{"templateID":"a.b"}`)
 	for _, v := range r.VMs.All() {
 		v.Print(strings.Repeat(strings.Repeat("x", 59)+"\n", 1000))
 	}
-	// Each answer has more than 200 KiB. 64 KiB of an answer do not count. The client's share is
-	// three quarters of the memory, so fewer than eight answers fill the share.
+	// Each answer has more than 200 KiB. The first 64 KiB of an answer do not count. The client's
+	// share is three quarters of the memory, so fewer than eight answers fill the share.
 	const most = 8
 	for n := 0; ; n++ {
 		answer := httptest.NewRecorder()

@@ -10,7 +10,7 @@ type Limits struct {
 	PerSandbox int           // concurrent calls to one guest; 128
 	Memory     int           // bytes of bodies and answers of all requests, except small bodies and answers; 512 MiB
 	Reads      int           // places of each of the gates Reads, Ends and Open; 2048
-	Lists      int           // concurrent requests for lists, of which one client may have half; 64
+	Lists      int           // concurrent requests for lists; one client may have half of them; 64
 	Stall      time.Duration // time after which a request's body or a file that makes no progress is cut off; 2 minutes
 
 	// Maximum number of concurrent streams to ports of all guests together and, in the fields with

@@ -21,7 +21,7 @@ import (
 	"github.com/forkd/forkd/internal/daemon/mcphttp"
 )
 
-// An idle stream, of a long call or of subscriptions, sends keepalive comments, which clients skip.
+// The idle stream of a long call or of a subscription has keepalive comments, which clients skip.
 func TestSilentStreamsLive(t *testing.T) {
 	rig := startWith(t, face.Limits{Keepalive: 20 * time.Millisecond})
 	f, err := rig.Fork(t.Context(), client.ForkRequest{SnapshotTag: "a.b", N: 1})

@@ -110,8 +110,8 @@ func TestRefusedMethods(t *testing.T) {
 	}
 }
 
-// A revoked key, or the key of a removed token, ends the connection. A new token of the same name
-// does not get the key.
+// A connection ends when its key is revoked, or when the key's token is removed. A new token of the
+// same name does not get the key.
 func TestRevokedKey(t *testing.T) {
 	for name, revoke := range map[string]func(*rig) error{
 		"key":         func(r *rig) error { return os.WriteFile(r.SSH.KeyFile, nil, 0o600) },

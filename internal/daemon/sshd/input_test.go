@@ -236,8 +236,8 @@ func TestInputForErrors(t *testing.T) {
 	}
 }
 
-// If a client's session reads its input, the client may send any number of small packets, and of
-// packets without input.
+// If a client's session reads its input, the client may send any number of small packets, with and
+// without input.
 func TestManyPackets(t *testing.T) {
 	r := start(t, apirig.Options{}, sshd.Limits{})
 	c := r.client()
@@ -280,8 +280,8 @@ func TestNoCommand(t *testing.T) {
 	}
 }
 
-// After a sandbox has ended, output that the client does not take keeps neither the connection open
-// nor the places of the session occupied.
+// After a sandbox has ended, a client that does not take the output keeps neither its connection
+// nor the session's places.
 func TestKilledDuringOutput(t *testing.T) {
 	r := start(t, apirig.Options{}, sshd.Limits{Closing: time.Second})
 	c := r.client()

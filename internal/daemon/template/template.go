@@ -122,7 +122,7 @@ type Builder struct {
 	mu     sync.Mutex
 	builds []*Build // oldest first
 	closed bool
-	lines  *loglimit.Lines // limits the log's lines about failed builds, of which a client can start any number
+	lines  *loglimit.Lines // limits the log's lines about failed builds, because a client can start any number of them
 }
 
 func newLines() *loglimit.Lines { return loglimit.New(loglimit.PerSecond, loglimit.AtOnce) }

@@ -135,8 +135,8 @@ warmup:
 	}
 }
 
-// If a recipe has no network, its steps run in sandboxes without a network, and so does the code
-// for the interpreter.
+// If a recipe has no network, its steps and its code for the interpreter run in sandboxes without a
+// network.
 func TestTheWarmUpOfARecipeHasNoNetwork(t *testing.T) {
 	r := start(t, apirig.Options{})
 	mark := filepath.Join(t.TempDir(), "mark")

@@ -46,7 +46,8 @@ func TestDeleteDuringAnUpload(t *testing.T) {
 	more.Close()
 }
 
-// A client that goes on sending a file after the sandbox was deleted gets the answer when it reads.
+// A client that goes on sending a file after the sandbox was deleted gets the answer when the
+// client begins to read.
 func TestUploadToADeletedSandboxIsAnswered(t *testing.T) {
 	cl, url, id := forked(t)
 	dir := t.TempDir() // the guest has the host's file system

@@ -31,8 +31,8 @@ func TestOpenRoutes(t *testing.T) {
 	}
 }
 
-// Every route refuses a client without a token, with a wrong token, and with a lower scope than the
-// route requires.
+// Every route refuses clients without a token, clients with a wrong token, and clients with a lower
+// scope than the route requires.
 func TestEveryRouteWantsItsScope(t *testing.T) {
 	var file []byte
 	secrets := map[auth.Scope]string{}

@@ -30,8 +30,8 @@ func start(t *testing.T, o apirig.Options) *apirig.Rig {
 	return apirig.Start(t, o)
 }
 
-// serve starts the API. It returns a client, the URL and the path of the audit log of the API, and
-// a request for a snapshot.
+// serve starts the API. It returns a client, the URL of the API, the path of the audit log, and a
+// request for a snapshot.
 func serve(t *testing.T) (cl *client.Client, url, auditLog string, parent client.BakeRequest) {
 	t.Helper()
 	r := start(t, apirig.Options{})

@@ -316,7 +316,7 @@ func TestRedirect(t *testing.T) {
 }
 
 // A server that does not answer, and a server that is gone, delay neither events nor other servers.
-// The webhook stores no events, so the server learns later that it missed some.
+// The webhook stores no events, so the server learns later that it missed events.
 func TestSlowServer(t *testing.T) {
 	slow, fast := receive(t, httptest.NewServer), receive(t, httptest.NewServer)
 	gone := httptest.NewServer(nil) // the last one, so that no other server gets its port
