@@ -38,7 +38,7 @@ type work struct {
 	memory []bool // whether a step's snapshot has memory, by the number of the step; see plan.Plan.Memory
 
 	mu    sync.Mutex
-	idle  []idle // idle sandboxes, in the order in which leave kept them
+	idle  []idle // idle sandboxes, in the order in which the method leave kept them
 	count Result
 
 	within string // prefix of the tags of steps, which is the client's label prefix, or empty

@@ -421,7 +421,7 @@ func TestUploads(t *testing.T) {
 			t.Errorf("%s: %s %s", wrong, resp.Status, text)
 		}
 	}
-	// without a Content-Length
+	// This request has no Content-Length.
 	req, err := http.NewRequestWithContext(t.Context(), "PUT", r.URL+path, io.MultiReader(strings.NewReader("x")))
 	if err != nil {
 		t.Fatal(err)

@@ -147,9 +147,9 @@ func (a *Server) kill(w http.ResponseWriter, r *http.Request) error {
 // lifeRequest is the body of four routes: connect, resume, timeout and refreshes.
 type lifeRequest struct {
 	Timeout  *int64 `json:"timeout"`
-	Duration *int64 `json:"duration"` // sent by refreshes
+	Duration *int64 `json:"duration"` // field of the route refreshes
 	Memory   *bool  `json:"memory"`
-	Pauses   *bool  `json:"autoPause"` // sent by resume
+	Pauses   *bool  `json:"autoPause"` // field of the route resume
 }
 
 func readLife(w http.ResponseWriter, r *http.Request) (req lifeRequest, timeout time.Duration, err error) {

@@ -268,7 +268,7 @@ func heap() int {
 	return int(m.HeapAlloc)
 }
 
-// Answers of the API that a message decodes count against the message's share of memory.
+// Answers of the API that a message's tool decodes count against the message's share of memory.
 func TestDecodedAnswersAreCounted(t *testing.T) {
 	f := face.New(face.Config{Limits: face.Limits{Memory: 16 << 20}})
 	answer := func(size int) string {

@@ -20,8 +20,8 @@ type Plan struct {
 	Force        bool   // whether all steps are run, even if their snapshots exist
 	MayReplace   bool   // whether the build may replace a template that another client made
 	StartCmd     string // command that keeps running in the template; empty: none
-	// Command that succeeds when the template is ready; empty: ready at once, or some time after
-	// StartCmd.
+	// Command that succeeds when the template is ready. If it is empty, the template is ready at
+	// once or, if there is a StartCmd, some time after the start of this command.
 	ReadyCmd string
 }
 

@@ -55,7 +55,7 @@ func (b *Builder) run(ctx context.Context, bd *Build, p Plan) error {
 	return w.reasonOf(ctx, err)
 }
 
-// reasonOf adds the step that caused an error to the error.
+// reasonOf returns an error together with the step that caused it.
 func (w *work) reasonOf(ctx context.Context, err error) *stepError {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -180,7 +180,7 @@ func (b *Builder) Upload(bd *Build, hash string, size int64, content io.Reader) 
 	if err := b.uploads.put(bd, hash, size, content); err != nil {
 		return err
 	}
-	// The archives of the build were removed while this one was received.
+	// The archives of the build were removed while the new archive was received.
 	if status, _ := b.State(bd); status == Ready || status == Failed {
 		b.uploads.drop(bd)
 		return ErrUnknown

@@ -9,8 +9,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// limitsOf returns the limits in a request, or nil if the request has none. memoryMiB is the value
-// of memory_limit_mib, a field of forkd 0.5.
+// limitsOf returns the limits in a request, or nil if the request has none. The parameter memoryMiB
+// is the value of memory_limit_mib, a field of forkd 0.5.
 func limitsOf(l *apiv1.Limits, memoryMiB uint64) (*vm.Limits, error) {
 	if l == nil && memoryMiB == 0 {
 		return nil, nil

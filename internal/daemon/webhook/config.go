@@ -25,7 +25,7 @@ const (
 
 // settings is a webhook in the configuration file.
 type settings struct {
-	Name       string        `json:"name"` // for the log
+	Name       string        `json:"name"` // name of the webhook in the log
 	URL        string        `json:"url"`
 	SecretFile string        `json:"secret_file"` // absolute path; see parseSecrets
 	CAFile     string        `json:"ca_file"`     // file of authorities for the server's certificate; empty: this host's
