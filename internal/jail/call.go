@@ -7,11 +7,11 @@ import (
 )
 
 // Call is a system call that a process may make. Number is its number (unix.SYS_*). If several
-// Calls have the same number, one of them must match.
+// Calls have the same number, the process's call must match one of them.
 type Call struct {
 	Number uintptr
 	Where  []Condition // conditions that must all hold; empty: any arguments are permitted
-	Deny   unix.Errno  // error that the call returns without being made; 0: the call is made
+	Deny   unix.Errno  // if not 0, the call is not made but fails with this error
 }
 
 // Condition is a condition on the value of one argument.
@@ -19,7 +19,7 @@ type Condition struct {
 	Argument int
 	Mask     uint64 // the bits that are compared
 	Value    uint64 // required value of these bits
-	Not      bool   // the condition is that the whole argument differs from Value; Mask is ignored
+	Not      bool   // whether, instead, the whole argument must differ from Value; Mask is then ignored
 }
 
 // Is returns the condition that an argument equals the given value.
@@ -45,8 +45,9 @@ func Has(argument int, bits uint64) Condition {
 	return Condition{Argument: argument, Mask: bits, Value: bits}
 }
 
-// Calls returns the calls with the given numbers, which are permitted with any arguments. Use it
-// only for calls that affect nothing but descriptors and memory that the process already has.
+// Calls returns a Call for each of the given numbers, which permits the system call with any
+// arguments. Use it only for system calls that affect nothing but descriptors and memory that the
+// process already has.
 func Calls(numbers ...uintptr) []Call {
 	calls := make([]Call, len(numbers))
 	for i, n := range numbers {
@@ -55,7 +56,7 @@ func Calls(numbers ...uintptr) []Call {
 	return calls
 }
 
-// Ioctls returns calls of ioctl with the given requests.
+// Ioctls returns Calls that permit ioctl with the given requests.
 func Ioctls(requests ...uint64) []Call {
 	calls := make([]Call, len(requests))
 	for i, r := range requests {

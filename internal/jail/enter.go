@@ -18,8 +18,8 @@ import (
 // Config holds the properties in which the jails of the programs differ.
 type Config struct {
 	Filter []unix.SockFilter // made by package filter
-	Files  uint64            // maximum number of open descriptors; 0: as many as are open when the program starts
-	Data   uint64            // maximum size of private writable memory in bytes (RLIMIT_DATA); 0: no limit
+	Files  uint64            // maximum number of open descriptors; 0 means that the inherited limit stays
+	Data   uint64            // maximum size of private writable memory in bytes (RLIMIT_DATA); 0 means no limit
 	Online bool              // whether the program makes network connections
 }
 
@@ -72,10 +72,10 @@ func Enter(c Config) error {
 	return nil
 }
 
-// Unprivileged calls the given function before Enter, in a thread without effective capabilities.
-// For some files, Linux checks the rights of the process that has opened the file, and not of the
-// process that reads it. Without Unprivileged, a descriptor that the function opens could permit
-// more than the process may do in its jail.
+// Unprivileged calls the function do in a thread without effective capabilities. It is for use
+// before Enter. For some files, Linux checks the rights of the process that has opened the file,
+// and not of the process that reads it. Without Unprivileged, a descriptor that the function opens
+// could permit more than the jail does.
 func Unprivileged(do func() error) (err error) {
 	header, had, err := capabilities()
 	if err != nil {
@@ -127,8 +127,8 @@ func becomeUser(how string) error {
 	return syscall.Setresuid(id, id, id)
 }
 
-// emptyPlace is the path on which the empty directory is mounted. It exists on every host, and no
-// jailed program needs its content.
+// emptyPlace is the directory on which mountEmpty mounts the empty file system. The directory
+// exists on every host, and no jailed program needs its content.
 const emptyPlace = "/proc/driver"
 
 // mountEmpty creates a mount namespace and mounts an empty, read-only file system in it.

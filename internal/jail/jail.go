@@ -12,8 +12,8 @@
 // makes the filter from these declarations during code generation. Assembling the filter in each
 // process would take more memory than the rest of the jail.
 //
-// The package does not limit CPU, and bounds memory only for the many forkd-ssh processes. The
-// daemon uses cgroups for these limits.
+// The package does not limit CPU, and limits memory only for forkd-ssh, of which there are many
+// processes. The daemon sets all other limits by cgroups.
 package jail
 
 import (
@@ -39,8 +39,9 @@ type Options struct {
 	NoNamespaces bool
 }
 
-// Values of the environment variable that says how a process was started. Without the variable,
-// Enter refuses to run, because Enter could then unmount the root directory of the host.
+// The environment variable that tells Enter how the process was started, and its values. Without
+// the variable, Enter refuses to run, because Enter could then unmount the root directory of the
+// host.
 const (
 	environment  = "FORKD_JAIL"    // name of the variable
 	noNamespaces = "no-namespaces" // the process is in the daemon's namespaces
@@ -53,10 +54,10 @@ const (
 // directory until Enter.
 const Proc = "."
 
-// Numbers of the users of the processes, if the daemon is root. No distribution assigns these 2^27
+// User numbers of the jailed processes, if the daemon is root. No distribution assigns these 2^27
 // numbers to users, subordinate users or containers (systemd's UIDS-GIDS.md lists the assignments).
 // Each VMM has a random number. Among a thousand VMMs, two have the same number with a probability
-// of 1 in 270. A common number does not give the two VMMs any access to each other.
+// of 1 in 270. Two VMMs with the same number still have no access to each other.
 const (
 	firstUser = 0x7000_0000
 	users     = 1 << 27
@@ -72,7 +73,7 @@ const namespaces = unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWUTS | un
 // namespace would be slower, because Go then starts the process by a full fork, which takes 3 ms
 // longer in a daemon of 40 MiB.
 //
-// Such a process also does not have its own network namespace, because creating a network namespace
+// Such a process also has no network namespace of its own, because creating a network namespace
 // takes 0.7 ms, and removing it takes 0.7 ms. All VMMs share an empty network namespace, in which
 // they cannot make sockets. A new IPC namespace would take 0.1 ms, so processes share the IPC
 // namespace of the thread that starts them. This namespace is empty, and the filter of system calls
@@ -94,7 +95,7 @@ type Starter struct {
 // New returns a Starter, which cannot be closed.
 func New(o Options) (*Starter, error) {
 	// New processes must not inherit the descriptors that this process has inherited. Descriptors
-	// that it opens itself are close-on-exec anyway.
+	// that this process opens itself are close-on-exec anyway.
 	if err := unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
 		return nil, fmt.Errorf("keep descriptors from processes: %w", err)
 	}
@@ -156,8 +157,8 @@ func (s *Starter) serve(network int, ready chan<- started) {
 	}
 }
 
-// Start starts a process like os.StartProcess, but with the working directory Proc. Unless the
-// process is online, it has no access to any network. If the daemon is root, other users must be
+// Start starts a process like os.StartProcess, but with the working directory Proc. Unless online
+// is true, the process has no access to any network. If the daemon is root, other users must be
 // able to execute the program and to search the program's directory. They need no access to the
 // directories above.
 func (s *Starter) Start(name string, argv []string, attr os.ProcAttr, online bool) (p *os.Process, err error) {
@@ -170,7 +171,7 @@ func (s *Starter) Start(name string, argv []string, attr os.ProcAttr, online boo
 	attr.Files = slices.Clone(attr.Files)
 	for i, f := range attr.Files {
 		if f == nil {
-			attr.Files[i] = s.null // for nil, Go's runtime would open /dev/null, which may not exist there
+			attr.Files[i] = s.null // for nil, Go would open /dev/null, which the thread's root directory may lack
 		}
 	}
 	how, user := noNamespaces, uint32(firstUser+rand.IntN(users))
@@ -362,7 +363,8 @@ func ownUsers() bool {
 	return true
 }
 
-// covers reports whether a /proc/PID/uid_map maps all of the users that processes may get.
+// covers reports whether text, the content of a file /proc/PID/uid_map, maps all users that
+// processes may get.
 func covers(text string) bool {
 	for line := range strings.Lines(text) {
 		var inside, outside, length uint64

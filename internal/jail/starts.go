@@ -35,7 +35,8 @@ func (s *starts) begin() (ended func()) {
 	}
 }
 
-// await waits until the starts that are in progress now have ended, but at most for the given time.
+// await waits for the end of all starts that began before this call, but at most for the given
+// time.
 func (s *starts) await(most time.Duration) {
 	s.mu.Lock()
 	running := slices.Collect(maps.Keys(s.running))
@@ -50,7 +51,7 @@ func (s *starts) await(most time.Duration) {
 	}
 }
 
-// AwaitStarts waits until the starts that are in progress now have ended, but at most 30 seconds.
+// AwaitStarts waits for the end of all starts that began before this call, but at most 30 seconds.
 // Until a new process executes its program, it has copies of all of the caller's descriptors.
 func (s *Starter) AwaitStarts() {
 	if s != nil {

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Only starts that have begun before are awaited, and not longer than the given time.
+// await waits only for starts that began before its call, and not longer than the given time.
 func TestAwaitStarts(t *testing.T) {
 	var s starts
 	s.await(time.Hour)

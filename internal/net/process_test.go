@@ -90,8 +90,9 @@ func TestMemoryOfEndedStacksIsFreed(t *testing.T) {
 	waitFor(t, fmt.Sprintf("less than half of %d KiB", full), func() bool { return anonymous(t, p) < full/2 })
 }
 
-// A VM that neither reads nor closes its former frame sockets is refused another one, because forkd-net pays
-// for their data. A VM that closes its former frame socket, or reads all data, is not.
+// A VM that neither reads nor closes its former frame sockets gets no new one, because the data in
+// these sockets counts as memory of forkd-net. A VM that closes its former frame socket, or reads
+// all of its data, gets a new one.
 func TestVMThatHoldsItsSockets(t *testing.T) {
 	path, _ := startProcess(t)
 	d := connect(t, path)

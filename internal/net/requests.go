@@ -131,9 +131,10 @@ func (s *server) trust(r *codec.Reader, files *donated) error {
 	return nil
 }
 
-// maxHeld is the maximum number of closed frame sockets whose data a VM may hold. A working VM holds
-// none, because it closes its previous end before it uses another one. Each has up to
-// 2 * frame.BufferBytes of data, which the kernel counts as memory of this process.
+// maxHeld is the maximum number of frame sockets that this process has closed and from which a VM
+// has not read all data. A working VM has no such socket, because it closes its end of the previous
+// socket before it uses a new one. The kernel counts the data in each such socket, up to 2 *
+// frame.BufferBytes, as memory of this process.
 const maxHeld = 1
 
 func (s *server) attach(r *codec.Reader, files *donated) error {

@@ -128,8 +128,8 @@ func (s *server) detachLocked(b *sandbox) {
 	}()
 }
 
-// wake is called when the frame socket of a sandbox without a stack has frames, or when its peer
-// has hung up.
+// wake is called when the frame socket of a sandbox without a stack has frames, or when the
+// socket's peer has hung up.
 func (s *server) wake(fd int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -7,9 +7,9 @@
 //
 // The monitor lets other goroutines run while an ordinary system call blocks. During a call of this
 // package, the thread keeps its processor (P) of Go's scheduler, so other goroutines may have to
-// wait. Therefore, use these functions only for calls that return at once: on descriptors in
-// non-blocking mode, on files in memory, and for writes for which a socket has room. A restore also
-// uses these functions to read and map files, because all other work in a VMM waits for the
+// wait. Therefore, use these functions only for calls that return at once: calls on descriptors in
+// non-blocking mode, calls on files in memory, and writes for which a socket has room. A restore
+// also uses these functions to read and map files, because all other work in a VMM waits for the
 // restore. A read with a time limit (SetReadTimeout) may also block. A garbage collection
 // interrupts such a read, and the read is repeated afterwards.
 //
@@ -23,9 +23,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// again makes a system call, and repeats it while signals interrupt it. The system call is in a
-// function, because the prologue of a function lets the scheduler preempt the goroutine before each
-// try. If again were inlined into its caller, the compiler could inline this function too, and
+// again runs the function call, which makes a system call, and repeats this while signals interrupt
+// the system call. The prologue of that function lets the scheduler preempt the goroutine before
+// each try. If again were inlined into its caller, the compiler could inline the function too, and
 // there would be no prologue.
 //
 //go:noinline
@@ -127,7 +127,7 @@ func Exists(path string) bool {
 	return errno == 0
 }
 
-// Stat is stat(2) of a path. The conditions for calls of Exists apply.
+// Stat is stat(2) of a path. The path must meet the same conditions as for Exists.
 func Stat[Path string | []byte](path Path, into *unix.Stat_t) error {
 	p := append(append(make([]byte, 0, usualPath), path...), 0)
 	_, _, errno := unix.RawSyscall(unix.SYS_STAT, uintptr(start(p)), uintptr(unsafe.Pointer(into)), 0)

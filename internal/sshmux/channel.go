@@ -90,7 +90,7 @@ func (ch *channel) input() {
 	}
 }
 
-// output sends what the daemon sends to the client, until the daemon closes the channel.
+// output forwards the daemon's data to the client until the daemon closes the channel.
 func (ch *channel) output() {
 	defer close(ch.replies)
 	defer ch.c.send(&sshproto.Sent{ID: ch.id})

@@ -25,13 +25,13 @@ type connection struct {
 
 	mu sync.Mutex
 	// +checklocks:mu
-	asked map[uint32]chan<- answer // channels about which the daemon decides
+	asked map[uint32]chan<- answer // where to send the daemon's decision about a channel, by the channel's id
 }
 
 // answer is the daemon's decision about a channel.
 type answer struct {
 	stream  *sshproto.Stream
-	refused *sshproto.Refuse // nil: the channel was accepted
+	refused *sshproto.Refuse // nil if the channel was accepted
 }
 
 func newConnection(control *sshproto.Control) *connection {
@@ -161,7 +161,7 @@ func (c *connection) login(client ssh.ConnMetadata, key ssh.PublicKey, p *ssh.Pe
 
 var errRefused = errors.New("the daemon refuses the login")
 
-// answerPings asks the client whether it still answers, as often as the daemon asks.
+// answerPings answers each Ping of the daemon with a Pong, once the client has answered a request.
 func (c *connection) answerPings(server *ssh.ServerConn) {
 	for range c.pings {
 		if _, _, err := server.SendRequest("keepalive@openssh.com", true, nil); err != nil {

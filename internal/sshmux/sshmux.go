@@ -67,7 +67,7 @@ func serve() error {
 	if err != nil {
 		return err
 	}
-	_ = file.Close() // client is a copy
+	_ = file.Close() // the connection client has a copy of the descriptor
 	control, err := sshproto.OpenControl()
 	if err != nil {
 		return err

@@ -18,9 +18,8 @@ import (
 	"github.com/forkd/forkd/internal/jail"
 )
 
-// Program returns a seccomp program. It permits the given calls, except that a call with the field
-// Deny fails with the error in this field. It traps all other calls. Several parts may declare the
-// same call.
+// Program returns a seccomp program. It permits the given calls, but makes a call whose field Deny
+// is set fail with this error. It traps all other calls. Several parts may declare the same call.
 func Program(calls []jail.Call) ([]unix.SockFilter, error) {
 	allowed := seccomp.NewSyscallRules()
 	denied := map[unix.Errno]seccomp.SyscallRules{}

@@ -19,8 +19,8 @@ import (
 // Want holds the properties in which the jails of the programs differ.
 type Want struct {
 	Online      bool     // whether the process is in the host's network namespace
-	Files       uint64   // limit on the number of descriptors; 0: any
-	Bytes       uint64   // limit on the size of a file in bytes; 0: any
+	Files       uint64   // required limit on the number of descriptors; 0 means any limit
+	Bytes       uint64   // required limit on the size of a file in bytes; 0 means any limit
 	Filters     int      // number of seccomp filters on each thread; 0 means 1
 	Descriptors []string // regular expressions; every descriptor must match one of them
 }
@@ -77,7 +77,7 @@ func (p *process) namespaces(online bool) {
 }
 
 // user checks that the process's user namespace has only one user. The method threads checks that
-// the process is this user.
+// the process runs as this user.
 func (p *process) user() {
 	if os.Geteuid() == 0 {
 		return

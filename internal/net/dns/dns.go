@@ -1,7 +1,7 @@
 // Package dns answers the DNS queries of a sandbox. It asks the host's resolvers, remembers the
 // names of the returned addresses, and limits the data that questions and answers can carry.
 //
-// A name that the policy denies is refused and not looked up. An answer that has a name of the
+// A name that the policy denies is refused and not looked up. An answer that contains a name of the
 // host's network is refused if the policy denies that name. The package copies only the question of
 // a guest's query, into a new message to the resolver. It answers questions for IPv6 with empty
 // answers, because sandboxes cannot connect by IPv6. It also answers questions for service bindings
@@ -39,9 +39,9 @@ const (
 	otherBurst       = 64 << 10
 )
 
-// plainAnswer is how many bytes of an answer with addresses are free: only the bytes beyond it
-// count like those of other answers. It is the maximum length of an answer by plain DNS over UDP
-// (RFC 1035 §4.2.1).
+// plainAnswer is the number of bytes of an answer with addresses that count against no limit.
+// Further bytes count like the bytes of other answers. The number is the maximum length of an
+// answer by plain DNS over UDP (RFC 1035 §4.2.1).
 const plainAnswer = 512
 
 // maxPrivate bounds the names of one answer that are compared with the policy. Resolvers follow fewer
@@ -215,8 +215,9 @@ func normalized(name string) (string, error) {
 }
 
 // privateNames returns the names of the host's network in an answer: the owners of its records, and
-// the targets of its aliases. It does not read the authorities, whose owners are only zones. The
-// targets of other records are not included, because the owner of the record has chosen them.
+// the targets of its aliases. It skips the authority section, whose records are about zones. The
+// targets of records other than aliases are not included, because each was chosen by the owner of
+// the domain.
 func privateNames(answer []byte) ([]string, error) {
 	var p dnsmessage.Parser
 	if _, err := p.Start(answer); err != nil {

@@ -30,10 +30,10 @@ type upstream struct {
 	mu   sync.Mutex
 	zone map[string]string
 
-	answers, more []dnsmessage.Resource // if any is given: the answers and additional records for every question
+	answers, more []dnsmessage.Resource // if set, the answers and additional records for every question
 	text          int                   // length of TXT answers in bytes
-	mute          bool                  // it does not answer
-	forge         bool                  // before the right answer, it sends answers to other questions
+	mute          bool                  // whether it never answers
+	forge         bool                  // whether it sends answers to other questions before the right answer
 }
 
 func newUpstream(t testing.TB, zone ...string) *upstream {
@@ -97,7 +97,7 @@ func (u *upstream) serveTCP(l net.Listener) {
 	}
 }
 
-// set calls the given function, which may change the fields of u. Later answers depend on the new
+// set calls the function change, which may change the fields of u. Later answers depend on the new
 // values.
 func (u *upstream) set(change func()) {
 	u.mu.Lock()
@@ -383,8 +383,9 @@ func TestNamesOfOneAddressAreBounded(t *testing.T) {
 	}
 }
 
-// TestPrivateNamesOfAnswers checks that a guest receives no name of the host's network that the policy
-// refuses, although it asks for another name: not by an alias, and not in additional records.
+// TestPrivateNamesOfAnswers checks that a guest that asks for a permitted name does not receive a
+// name of the host's network that the policy refuses, neither by an alias nor in additional
+// records.
 func TestPrivateNamesOfAnswers(t *testing.T) {
 	name := func(text string) dnsmessage.Name { return dnsmessage.MustNewName(text + ".") }
 	a := &dnsmessage.AResource{A: [4]byte{10, 1, 2, 3}}

@@ -31,8 +31,8 @@ import (
 const (
 	handshakeTime = 10 * time.Second // time limit for a handshake, with the guest or with the server
 	headerTime    = 30 * time.Second // time limit for all headers of a request, from its first byte on
-	maxHeaders    = 64 << 10         // bytes, for the headers of a request
-	maxAnswer     = 64 << 10         // bytes, for the headers of an answer
+	maxHeaders    = 64 << 10         // maximum size of the headers of a request, in bytes
+	maxAnswer     = 64 << 10         // maximum size of the headers of an answer, in bytes
 )
 
 // Proxy serves connections of a guest to Host, port 443.

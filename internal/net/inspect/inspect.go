@@ -150,7 +150,8 @@ func IPMessage(packet []byte) []byte {
 	return append(Prepend(nil, len(packet), typeIPv4), packet...)
 }
 
-// Prepend appends to m the two headers for a payload of n bytes. The headers request no offloading.
+// Prepend appends to m the virtio and Ethernet headers that precede a payload of n bytes. The
+// virtio header requests no offloading.
 func Prepend(m []byte, n int, ethertype uint16) []byte {
 	if m == nil {
 		m = make([]byte, 0, frame.HeaderBytes+etherBytes+n)

@@ -17,7 +17,7 @@ import (
 type spec struct {
 	about  string // what the rule matches: name, below, address, network, all or other
 	proto  string // tcp, udp, or empty
-	lo, hi uint16 // range of ports; 0: all
+	lo, hi uint16 // range of ports; both are 0 for all ports
 }
 
 func (r *spec) named() bool { return r.about == "name" || r.about == "below" }
@@ -43,7 +43,7 @@ type place struct {
 	addr   string
 	own    bool
 	closed Reason // why the address is closed; empty if it is open
-	always bool   // the address is closed in mode open too
+	always bool   // whether the address is closed even in mode open
 	opened string // values of spec.about whose rules open the address
 }
 
@@ -83,8 +83,8 @@ type cell struct {
 	said
 }
 
-// covers reports whether a rule applies to the protocol and the port. The last argument is true for
-// a rule of Allow.
+// covers reports whether a rule applies to the protocol and the port. The parameter allows is true
+// for a rule of Allow.
 func (c *cell) covers(r *spec, allows bool) bool {
 	web := c.proto == TCP && (c.port == 80 || c.port == 443)
 	switch {
@@ -303,7 +303,8 @@ func checkFix(t *testing.T, p netproto.Policy, f Flow, verdict Verdict, reason R
 	}
 }
 
-// The guest can make DNS give any name for an address. So a fix has a name only if the connection named this server.
+// The guest can make DNS give any name for an address. So a fix contains a name only if the
+// connection named the server with this name.
 func TestFixDoesNotTrustNamesOfTheGuest(t *testing.T) {
 	f := Flow{To: netip.MustParseAddrPort("203.0.113.80:443"), Names: []string{"git.test", "evil.test"}, Peeked: true}
 	for server, want := range map[string]string{"": "203.0.113.80:443", "other.test": "203.0.113.80:443",

@@ -317,8 +317,9 @@ func TestAttackDeniedNameAsProxy(t *testing.T) {
 	}
 }
 
-// TestAttackPrivateNames looks up names of the host's network, and the names of addresses, under a
-// policy that permits the internet. It also looks up a public name that is an alias for such a name.
+// TestAttackPrivateNames looks up names of the host's network, and makes a reverse lookup of a
+// private address, under a policy that permits the internet. It also looks up a public name that is
+// an alias for such a name.
 func TestAttackPrivateNames(t *testing.T) {
 	w := newWorld(t)
 	h := NewHost(10000)

@@ -8,8 +8,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// If half of the room for connections that have not named their server is used, a sandbox with many
-// such connections gets no more, and a sandbox with few does.
+// If half of the room for connections that have not named their server is used, a sandbox that has
+// many such connections gets no more of them, but a sandbox that has few does.
 func TestFewConnectionsHaveRoom(t *testing.T) {
 	w := newWorld(t)
 	nettest.Serve(w.Listen(t, web+":80"), echo)

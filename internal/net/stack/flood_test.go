@@ -311,7 +311,7 @@ func TestAttackManyLines(t *testing.T) {
 	} {
 		count := func() int { return strings.Count(lines.String(), `"verdict":"`+c.verdict+`"`) }
 		c.limiter.SetLimit(0)
-		c.limiter.AllowN(time.Now(), c.limiter.Burst()-2) // leaves two
+		c.limiter.AllowN(time.Now(), c.limiter.Burst()-2) // leaves room for two lines
 		for range 5 {
 			c.flow()
 		}

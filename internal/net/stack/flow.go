@@ -40,10 +40,10 @@ type flow struct {
 	half    atomic.Bool  // one side has ended, the other has not
 	up      atomic.Uint64
 	down    atomic.Uint64
-	place   int // number of the stack's flows, including this one, when it was added
+	place   int // number of flows that the stack had, including this one, when this one was added
 
 	sizes buffers // zero until chosen; see the method buffers
-	room  *room   // the room in which the bytes of sizes count; nil if they count in none
+	room  *room   // the room that counts the bytes of sizes; nil if no room counts them
 
 	// The stack's mu guards the fields below.
 	decided bool   // whether the policy has decided about this flow, and must decide again when it changes
@@ -84,8 +84,8 @@ func (s *Stack) begin(protocol policy.Protocol, to netip.AddrPort) (*flow, strin
 	return f, ""
 }
 
-// decide asks the policy about a flow. The peek.Seen describes the flow's first bytes; it is nil if
-// they were not read yet.
+// decide asks the policy about a flow. The parameter seen describes the flow's first bytes, and is
+// nil if they have not been read yet.
 func (s *Stack) decide(f *flow, seen *peek.Seen) policy.Verdict {
 	own := s.host.isOwn(f.To.Addr()) // asked each time, because the host's addresses change
 	s.mu.Lock()

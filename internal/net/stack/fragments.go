@@ -31,12 +31,12 @@ type packetID struct {
 	number   uint16
 }
 
-// partial is a packet with fragments that have not arrived yet.
+// partial is a packet of which some fragments have not arrived yet.
 type partial struct {
 	begun  time.Time
 	pieces []piece // the fragments that have arrived, sorted by offset, without overlap
 	has    int     // number of bytes of payload that have arrived
-	wants  int     // length of the whole payload; 0 until the last fragment has arrived
+	wants  int     // length of the whole payload; 0 until the fragment with the packet's end has arrived
 	cost   int64   // bytes that room counts for the packet
 }
 

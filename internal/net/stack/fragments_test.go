@@ -30,8 +30,8 @@ func fragmentOf(id uint16, payload []byte, offset int, more bool) []byte {
 	return p
 }
 
-// cut returns the fragments of a packet with the given payload, each with at most the given number
-// of bytes.
+// cut returns the fragments of a packet with the given payload. The parameter most is the maximum
+// payload of a fragment, in bytes.
 func cut(id uint16, payload []byte, most int) (all [][]byte) {
 	for at := 0; at < len(payload); at += most {
 		end := min(at+most, len(payload))
@@ -206,7 +206,7 @@ func TestAttackFragmentsOfManySandboxes(t *testing.T) {
 			guest.Send(guesttest.Frame(fragmentOf(uint16(i/64), make([]byte, 8), i%64*16, true)))
 		}
 		waitFor(t, "there is no room for more", func() bool {
-			// The last of the room of all sandboxes may be less than what one sandbox may have.
+			// What remains of the room of all sandboxes may be less than the limit of one sandbox.
 			return s.counters.Dropped.Load() > 0 || s.fragments.room.used.Load() > maxFragments*9/10 ||
 				h.pieces.used.Load() > memory/pieceShare*9/10
 		})

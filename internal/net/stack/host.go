@@ -38,11 +38,11 @@ type Host struct {
 	most    int64
 	udp     atomic.Int64 // number of open sockets of UDP flows
 	queries atomic.Int64 // number of open sockets of DNS queries over UDP
-	asks    int64        // maximum of queries
-	receive int64        // largest receive buffer that Linux gives a TCP socket, in bytes; 0: unknown
+	asks    int64        // maximum value of queries
+	receive int64        // largest receive buffer that Linux gives a TCP socket, in bytes; 0 if unknown
 
 	endsMu sync.Mutex
-	ends   map[string]*linger.Set // closed frame sockets of each sandbox that its VM has not read
+	ends   map[string]*linger.Set // for each sandbox, the closed frame sockets from which its VM has not read all data
 }
 
 // closeEnd closes a frame socket of a sandbox.
@@ -76,7 +76,7 @@ func (h *Host) heldLocked(id string) int {
 	return held
 }
 
-// SweepEnds closes the frame sockets that are no longer held.
+// SweepEnds frees the closed frame sockets whose data no VM holds any more.
 func (h *Host) SweepEnds() {
 	h.endsMu.Lock()
 	defer h.endsMu.Unlock()
@@ -176,8 +176,8 @@ func (h *Host) giveSocket(protocol policy.Protocol) {
 	}
 }
 
-// takeQuery counts a new query of a sandbox that then has the given number of queries. It returns
-// false if too many queries are waiting already.
+// takeQuery counts a new query of a sandbox. The parameter own is the number of the sandbox's
+// queries, including the new one. takeQuery returns false if too many queries are waiting already.
 func (h *Host) takeQuery(own int) bool {
 	n := h.queries.Add(1)
 	if n > h.asks || n > h.asks/2 && own > fewQueries {

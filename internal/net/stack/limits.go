@@ -52,9 +52,9 @@ const (
 
 // buffers are the sizes of a TCP flow's buffers, in bytes.
 type buffers struct {
-	guest         int64 // each direction of the connection with the guest; maxBuffer: grows to this size if needed
+	guest         int64 // each direction of the connection with the guest; a buffer with maxBuffer grows to it as needed
 	receive, send int   // SO_RCVBUF and SO_SNDBUF of the host's socket; Linux doubles both
-	grows         int64 // size to which Linux may enlarge the host's receive buffer; 0: it has a fixed size
+	grows         int64 // size to which Linux may enlarge the host's receive buffer; 0 if the buffer has a fixed size
 }
 
 // Each TCP flow has one of these sizes, or farBuffers. Sizes above smallBuffers count against a
@@ -104,8 +104,8 @@ const (
 	maxChunks   = 8 << 20 // bytes of chunks; above the limit the sandbox gets small chunks
 	maxPeeks    = 256     // connections that have not named their server yet
 	maxInjected = 128     // connections to which secrets are added
-	fewPeeks    = 16      // such connections that a sandbox may have if half of the room for them is used
-	fewInjected = 8       // the same for connections to which secrets are added
+	fewPeeks    = 16      // replaces maxPeeks if all sandboxes together use half of the room for such connections
+	fewInjected = 8       // replaces maxInjected if all sandboxes together use half of the room for such connections
 	growPart    = 4       // a sandbox may use 1/growPart of the room for buffers, and half of this for roomyBuffers
 )
 
@@ -120,7 +120,7 @@ const (
 	dnsTCPTime  = 10 * time.Second // limit for the next query on a connection
 	idleTCP     = 30 * time.Minute // a TCP flow without data ends after this time; other gateways take 5 to 60 minutes
 	idleHalf    = 5 * time.Minute  // a TCP flow without data ends after this time if one side has ended
-	idleUDP     = 60 * time.Second // a UDP flow without data; half of Linux's nf_conntrack_udp_timeout_stream
+	idleUDP     = 60 * time.Second // a UDP flow without data ends after this time; half of nf_conntrack_udp_timeout_stream
 	echoTime    = 5 * time.Second  // limit for the answer to an echo request
 	timeWait    = 2 * time.Second  // duration of TIME-WAIT; RFC 9293 has 2 minutes, but here no segment can be delayed
 	lingerTime  = 10 * time.Second // limit for the guest to close its side after the server has closed the connection

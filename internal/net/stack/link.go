@@ -37,7 +37,7 @@ const (
 // the socket has no room are queued. A goroutine, which exists only while packets are queued,
 // writes them.
 type link struct {
-	host *Host  // its room counts the bytes in queue above fewBytes
+	host *Host  // its field queues counts the bytes in this link's queue above fewBytes
 	id   string // of the sandbox
 	file *os.File
 	raw  syscall.RawConn
@@ -52,7 +52,7 @@ type link struct {
 	mu      sync.Mutex
 	queue   []*gvisor.PacketBuffer
 	queued  int  // bytes of the packets in queue
-	writing bool // whether a goroutine writes the packets in queue; until it ends, no other may write to the socket
+	writing bool // whether a goroutine writes the queued packets; no other goroutine may then write to the socket
 	closed  bool
 	writers sync.WaitGroup
 }

@@ -2,8 +2,9 @@ package stack
 
 import "testing"
 
-// Packets that wait for guests take a bounded part of the memory, of each sandbox and of all together. Each sandbox
-// has a small part even if the others have used up the rest.
+// The memory of packets that wait for guests is bounded, both for each sandbox and for all
+// sandboxes together. Each sandbox has a small part of this memory even if other sandboxes have
+// used up the rest.
 func TestQueuesHaveARoom(t *testing.T) {
 	host := NewHost(10)
 	host.queues.most = queueBytes

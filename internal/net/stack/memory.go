@@ -26,9 +26,9 @@ func (r *room) take(n int64) bool {
 	return true
 }
 
-// takeFor is take for a sandbox that then has the given number of places in the room. The second
-// half of the room is only for sandboxes with at most few places, so that some sandboxes cannot use
-// up the room of all.
+// takeFor is like take, for bytes of a sandbox. The parameter own is the number of places that the
+// sandbox then has in the room. If this number is above the parameter few, the sandbox cannot use
+// the second half of the room. So a sandbox with many places cannot use up the room of all.
 func (r *room) takeFor(n int64, own, few int) bool {
 	if own > few && r.used.Load()+n > r.most/2 {
 		return false

@@ -217,7 +217,8 @@ func TestAttackSecretInErrors(t *testing.T) {
 }
 
 // Without root certificates, connections to the host of a secret are refused. If a secret changes,
-// connections that use the old value are reset. The number of such connections is bounded.
+// connections that use the old value are reset. The number of connections to which secrets are
+// added is bounded.
 func TestSecretsAreBounded(t *testing.T) {
 	v := newVault(t, "public")
 	v.host.injects.most = 2 * maxInjected * injectBytes // one sandbox may use half of the room

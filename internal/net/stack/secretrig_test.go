@@ -144,7 +144,7 @@ func (b *logBuffer) String() string {
 	return b.b.String()
 }
 
-// lost returns how many dropped records the lines of the log report.
+// lost returns the number of dropped records that is reported in the log.
 func (b *logBuffer) lost(t *testing.T) uint64 {
 	t.Helper()
 	var sum uint64
@@ -239,7 +239,8 @@ func get(host, path string) string {
 	return "GET " + path + " HTTP/1.1\r\nHost: " + host + "\r\nAuthorization: " + placeholder + "\r\n\r\n"
 }
 
-// clean waits until the log contains logged. It fails the test if the log contains the secret.
+// clean waits until the log contains the text logged. It fails the test if the log contains the
+// secret.
 func (v *vault) clean(t testing.TB, logged string) {
 	t.Helper()
 	waitFor(t, "the log has "+logged, func() bool { return strings.Contains(v.flows.String(), logged) })

@@ -57,7 +57,7 @@ type Stack struct {
 	tasks  sync.WaitGroup
 
 	packets, opens *rate.Limiter
-	logged, passes *rate.Limiter // rates of lines in the flow log, about refused flows and about passed flows
+	logged, passes *rate.Limiter // limit the lines in the flow log: logged for refused flows, passes for permitted flows
 	up, down       *rate.Limiter
 	echoes         chan struct{} // holds one value for each ping that waits for an answer
 	queries        chan struct{} // holds one value for each DNS query over UDP
