@@ -34,8 +34,10 @@ func calls() []jail.Call {
 		})
 }
 
-// The pollers are made with the machine. A process that wakes a poll of a socket, by a write to the
-// other end, does the work for all polls of the socket, so a VMM must not have very many.
+// setUpCalls returns the calls that a process needs only until it has a machine. It lists
+// epoll_create1, because pollers are created with the machine. If a VMM could create many pollers,
+// they could all poll one socket, and a process that writes to the other end would have to wake
+// them all.
 func setUpCalls() []jail.Call {
 	return append(machine.SetUpCalls(), jail.OnTimeCall(), jail.NarrowCall(), jail.Calls(unix.SYS_EPOLL_CREATE1)[0])
 }

@@ -107,7 +107,8 @@ func TestNewestFrameSocket(t *testing.T) {
 	}
 }
 
-// A VM without a guest has no frame socket to keep. A request for a network is then refused.
+// A VM without a guest has no frame socket to keep. So if no frame socket waits, a request for a
+// network is refused.
 func TestFrameSocketMustWait(t *testing.T) {
 	s := &server{frames: listenForFrames(t).frames, machine: &machine.Machine{}}
 	s.limitFiles = func(uint64) error { return nil }

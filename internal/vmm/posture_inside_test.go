@@ -17,8 +17,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// Values of the environment variable role. With each value, the test program runs as another
-// process, and makes checks in that process.
+// Values of the environment variable that the constant role names. Each value makes the test
+// program run as one of the processes below, and make checks in it.
 const (
 	inside = "inside" // a process in a jail whose filter permits all calls
 	watch  = "watch"  // a daemon that is not root, and starts a VMM without namespaces

@@ -118,7 +118,7 @@ type server struct {
 	narrow     func() error
 	maxProcs   int // MaxProcs, except in benchmarks
 
-	answer *kvm.Notice // the answer to the current request, if a vCPU's thread sends it; nil: serve sends the answer
+	answer *kvm.Notice // the answer to the current request if a vCPU's thread sends it; nil if serve sends it
 
 	mu   sync.Mutex
 	conn *ctlsock.Conn // nil while no daemon is connected

@@ -57,7 +57,7 @@ type Stack struct {
 	tasks  sync.WaitGroup
 
 	packets, opens *rate.Limiter
-	logged, passes *rate.Limiter // limit the lines in the flow log: logged for refused flows, passes for permitted flows
+	logged, passes *rate.Limiter // limit the lines in the flow log: logged for refused flows, passes for others
 	up, down       *rate.Limiter
 	echoes         chan struct{} // holds one value for each ping that waits for an answer
 	queries        chan struct{} // holds one value for each DNS query over UDP

@@ -16,10 +16,10 @@ type Segment struct {
 	Type     uint8 // Intel SDM vol. 3 tables 3-1 and 3-2
 	Present  uint8
 	DPL      uint8
-	DB       uint8 // 1: the default size is 32 bits
+	DB       uint8 // 1 if the default operand size is 32 bits
 	S        uint8 // 1 for code and data, 0 for system segments
-	L        uint8 // 1: 64-bit code
-	G        uint8 // 1: the limit is in units of 4 KiB
+	L        uint8 // 1 for 64-bit code
+	G        uint8 // 1 if the limit is in units of 4 KiB
 	Unusable uint8
 }
 

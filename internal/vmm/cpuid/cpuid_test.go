@@ -230,7 +230,7 @@ func TestPortableTemplate(t *testing.T) {
 	}
 }
 
-// clearBits changes one leaf of the entries with the function f, and returns the entries.
+// clearBits applies the function f to one leaf of the entries, and returns the entries.
 func clearBits(entries []Entry, leaf, index uint32, f func(e *Entry)) []Entry {
 	f(find(entries, leaf, index))
 	return entries

@@ -16,8 +16,8 @@ import (
 // mapping replaces the previous content. The parameters gpa, length and offset must be multiples of
 // PageSize, and the range must be in one region.
 //
-// Preconditions: the vCPUs are stopped and the devices quiesced. These may run if nothing can write
-// to the range, and the file has the same bytes as the memory.
+// Preconditions: the vCPUs are stopped and the devices quiesced. As an exception, vCPUs and devices
+// may run if nothing can write to the range and the file has the same bytes as the memory.
 func (m *Memory) Map(gpa GPA, length uint64, fd int, offset uint64) error {
 	flags := unix.MAP_PRIVATE | unix.MAP_FIXED | unix.MAP_NORESERVE
 	v, err := m.remap(gpa, length, fd, offset, flags)

@@ -44,8 +44,8 @@ type Region struct {
 func (r *Region) HVA() uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(r.host))) }
 
 // Memory is the RAM of one VM. Its regions never move. Map may replace their content while the
-// vCPUs are stopped and the devices quiesced. The access methods may be called concurrently. Except
-// LoadUint16 and StoreUint16, they do not order accesses.
+// vCPUs are stopped and the devices quiesced. The access methods may be called concurrently. Only
+// LoadUint16 and StoreUint16 order accesses.
 type Memory struct {
 	regions     []Region
 	beforeWrite atomic.Pointer[func(gpa GPA, n int)] // nil until SetFreezer

@@ -48,7 +48,8 @@ func Open() (*System, error) {
 // Close closes the descriptor.
 func (s *System) Close() error { return unix.Close(s.fd) }
 
-// Extension returns the result of KVM_CHECK_EXTENSION for a capability, which is 0 if KVM lacks it.
+// Extension returns the result of KVM_CHECK_EXTENSION for a capability. The result is 0 if KVM
+// lacks the capability.
 func (s *System) Extension(capability uintptr) (int, error) {
 	v, err := ioctl(s.fd, ioCheckExtension, capability)
 	if err != nil {

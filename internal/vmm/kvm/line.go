@@ -21,7 +21,7 @@ type Line struct {
 	mu sync.Mutex
 }
 
-// Line returns the input number gsi.
+// Line returns the input with the number gsi.
 func (v *VM) Line(gsi uint32) *Line { return &Line{vm: v.fd, gsi: gsi} }
 
 // Raise raises the line and lowers it again, which is one edge for the controllers. It does not

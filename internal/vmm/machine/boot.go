@@ -16,7 +16,7 @@ type BootConfig struct {
 	Cmdline string
 	Disks   []Disk
 	VMGenID [16]byte
-	Net     *net.Peer // owned by Boot; nil: no network
+	Net     *net.Peer // owned by Boot; nil for no network
 }
 
 // Boot loads a kernel into a machine without content. The machine is then paused before the

@@ -237,7 +237,7 @@ func (m *Machine) BranchDisks(cfg BranchConfig) (result vmmproto.BranchResult, e
 	return result, nil
 }
 
-// atRest calls the given function while the vCPUs are stopped, and returns how long the vCPUs were
+// atRest calls the function do while the vCPUs are stopped, and returns how long the vCPUs were
 // stopped. If the machine was already paused, it stays paused.
 func (m *Machine) atRest(do func(wasPaused bool) error) (pause time.Duration, err error) {
 	start := time.Now()
@@ -311,9 +311,10 @@ func (m *Machine) copyBranch(capture *uffd.Capture, cfg BranchConfig, failed err
 // the captured pages.
 const stormFaults = 2048
 
-// storm reports whether the guest writes faster than its pages are copied. The result is true if
-// the number of faults has reached bound. If bound is 0, the result is true if there were more than
-// stormFaults faults, and faults have captured more than half of the captured pages.
+// storm reports whether the guest writes faster than its pages are copied. If bound is not 0, the
+// result is true once the number of faults has reached bound. If bound is 0, the result is true if
+// there were more than stormFaults faults, and faults have captured more than half of the captured
+// pages.
 func storm(bound, captured, faults uint64) bool {
 	if bound > 0 {
 		return faults >= bound

@@ -14,8 +14,8 @@ type lower struct {
 	mapped   []vm.Extent // the mappings; empty after Boot
 	restored uint32      // number of layers of the restore
 	layers   uint32      // number of all layers
-	// all pages that are mapped from a rebase's layer are private copies if the layer's number is
-	// below owned
+	// if the number of a rebase's layer is below owned, all pages that were mapped from this layer
+	// have been replaced by private copies
 	owned uint32
 	// the value of owned just before the latest rebase; a rebase's layer is stale if its number is
 	// below stale

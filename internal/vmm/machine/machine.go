@@ -29,7 +29,7 @@ import (
 // Config configures a machine.
 type Config struct {
 	KVM           *kvm.System
-	Supported     []kvm.CPUIDEntry  // result of Supported on this host; nil: New calls Supported
+	Supported     []kvm.CPUIDEntry  // result of Supported on this host; if nil, New calls Supported
 	Tracker       *guestmem.Tracker // finds the written pages of this process
 	Shape         vm.Shape
 	Console       io.ByteWriter // receives the serial output
@@ -66,7 +66,7 @@ type Machine struct {
 	serial    *serial
 	genIntr   virtio.Interrupt // raises the event that announces a new generation id
 	slots     []*slot          // devices by slot number; nil for an empty slot
-	registers []kvm.Register   // registers of all devices that drivers access at every interrupt
+	registers []kvm.Register   // the device registers that drivers access at every interrupt
 	net       *net.Device
 	disks     []*blk.Device
 	ended     sync.Once

@@ -163,7 +163,7 @@ func (w *wire) check(v *testVM, seed int) {
 	}
 }
 
-// wantEnd waits until the machine has closed its end.
+// wantEnd waits until the machine has closed its end of the frame socket.
 func (w *wire) wantEnd(what string) {
 	w.t.Helper()
 	if n, err := w.Read(make([]byte, frame.MaxMessage)); n != 0 {

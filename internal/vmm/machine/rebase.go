@@ -34,8 +34,8 @@ const maxDetach = 16 << 20
 // pages causes a fault.
 const keepFor = 30 * time.Second
 
-// kept is a branch whose layer is complete. Each of its pages stays write-protected until it is
-// written.
+// kept is a branch whose layer is complete. Each page of the machine that is equal to the layer
+// stays write-protected until it is written.
 type kept struct {
 	capture *uffd.Capture
 	serial  uint64

@@ -27,7 +27,7 @@ type RestoreConfig struct {
 	Disks   []Disk
 	VMGenID [16]byte
 	Resume  bool      // whether to start the vCPUs
-	Net     *net.Peer // owned by Restore; nil: no network, or see KeepNet
+	Net     *net.Peer // owned by Restore; nil for no network, or if KeepNet is true
 	KeepNet bool      // whether the machine keeps its present network peer; Net is then nil
 
 	FirstWrites []vm.Range // pages to copy before the vCPUs run; see vmmproto.Restore

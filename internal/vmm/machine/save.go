@@ -50,10 +50,10 @@ func (m *Machine) saveMemory(layer *os.File, maxExtents int, result *vmmproto.Sa
 	return m.writeRanges(layer, m.describe(dirty, maxExtents, result))
 }
 
-// saveAllMemory writes all pages that are not zero to the given layer, whatever layer they come
-// from. It reads only memory that a layer covers or that was written, because all other memory is
-// zero. Reading the other memory would add a page table entry for every page, and each later search
-// for dirty pages would have to visit all these entries.
+// saveAllMemory writes all pages that are not zero to the given layer, including pages that come
+// from lower layers. It reads only memory that a layer covers or that was written, because all
+// other memory is zero. Reading the other memory would add a page table entry for every page, and
+// each later search for dirty pages would have to visit all these entries.
 func (m *Machine) saveAllMemory(layer *os.File, maxExtents int, result *vmmproto.SaveResult) error {
 	dirty, err := m.tracker.Dirty(m.mem)
 	if err != nil {

@@ -31,7 +31,7 @@ type vcpus struct {
 	closed  bool
 	parked  int // number of threads that wait at the gate
 	threads sync.WaitGroup
-	lower   sync.Once // calls comeAfterHost once, headStart after the first resume
+	lower   sync.Once // calls comeAfterHost once, when the time headStart has passed since the first resume
 }
 
 type vcpu struct {

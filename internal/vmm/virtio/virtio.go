@@ -50,7 +50,7 @@ type Interrupt interface {
 // Info describes a device. It never changes during the life of the device.
 type Info struct {
 	ID         uint32   // device type, such as IDBlock
-	Features   uint64   // device-specific feature bits offered
+	Features   uint64   // device-specific feature bits that the device offers
 	QueueSizes []uint16 // maximum size of each queue, a power of two
 }
 

@@ -93,7 +93,7 @@ func TestWritesWaitForRoom(t *testing.T) {
 	g.submit(typeOut, 0, payload, 0)
 	g.ring.Kick()
 	<-full
-	g.tr.Quiesce() // the machine does the same; there are no responses yet
+	g.tr.Quiesce() // as a machine does when its disk is full; there are no responses yet
 	if n := g.irq.Count(); n != 0 {
 		t.Errorf("%d interrupts for a write that found no room", n)
 	}

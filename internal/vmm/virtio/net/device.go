@@ -66,7 +66,7 @@ type Device struct {
 	done chan struct{} // closed when the poll goroutine has ended; nil before the first frame
 
 	peer   *Peer  // nil if there is no peer
-	polled uint32 // events of the peer's socket for which the poller waits; 0: it does not wait
+	polled uint32 // events of the peer's socket for which the poller waits; 0 if it waits for none
 
 	transport virtio.Transport
 	rx, tx    *virtq.Queue
@@ -81,8 +81,8 @@ type Device struct {
 	first [][]byte                // reused list of views of the first receive buffer
 }
 
-// New returns a device without a peer. It makes the poller, because a VMM with a machine must not
-// make others.
+// New returns a device without a peer. It creates the poller, because a VMM that has a machine can
+// no longer create pollers.
 func New() (*Device, error) {
 	p, err := virtio.NewPoller()
 	if err != nil {

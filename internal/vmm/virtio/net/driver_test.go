@@ -105,7 +105,7 @@ func (g *guest) hangUp() {
 	}
 }
 
-// newPeer gives the device another peer. Its own end of the socket is in blocking mode.
+// newPeer gives the device another peer. The peer's end of the socket is in blocking mode.
 func (g *guest) newPeer() {
 	g.t.Helper()
 	g.hangUp()

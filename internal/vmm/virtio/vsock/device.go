@@ -67,8 +67,8 @@ type Config struct {
 	Listener *os.File
 
 	// Dial returns a unix stream socket in non-blocking mode for a stream that the guest opens to a
-	// port of the host. The device owns it. If Dial returns an error, the device refuses the
-	// connection. Dial must not block.
+	// port of the host. The device then owns the socket. If Dial returns an error, the device
+	// refuses the connection. Dial must not block.
 	Dial func(port uint32) (fd int, err error)
 }
 
@@ -91,7 +91,7 @@ type Device struct {
 	byFD     map[int32]*conn // connections with a host socket
 	nextPort uint32          // the next host port to use; starts at a random value, see New
 	owing    []*conn         // connections with control packets to send, in the order of sending
-	orphans  []header        // RSTs to send that belong to no connection
+	orphans  []header        // queued RSTs that belong to no connection
 	stalled  []*conn         // connections with data from the host, but without a receive buffer
 	views    [][]byte        // reused list of views
 }
