@@ -10,7 +10,7 @@ import (
 // Calls have the same number, the process's call must match one of them.
 type Call struct {
 	Number uintptr
-	Where  []Condition // conditions that must all hold; empty: any arguments are permitted
+	Where  []Condition // conditions that must all hold; if empty, any arguments are permitted
 	Deny   unix.Errno  // if not 0, the call is not made but fails with this error
 }
 
@@ -65,7 +65,7 @@ func Ioctls(requests ...uint64) []Call {
 	return calls
 }
 
-// With returns a call that is permitted under conditions on its arguments.
+// With returns a Call that permits a system call whose arguments meet the conditions.
 func With(number uintptr, where ...Condition) Call { return Call{Number: number, Where: where} }
 
 // newThread are the flags with which Go's runtime creates a thread (cloneFlags in
@@ -92,10 +92,10 @@ func RuntimeCalls() []Call {
 		With(unix.SYS_RT_SIGACTION, IsNot(0, uint32(unix.SIGSYS))...),
 		With(unix.SYS_PRCTL, Is(0, unix.PR_SET_VMA)), // names a range of memory
 		With(unix.SYS_FCNTL, Is(1, unix.F_GETFL)),
-		// Flags of an open file affect every process that shares the descriptor. If the process set
-		// O_APPEND, the daemon's writes at an offset would append to the file. If it cleared
-		// O_NONBLOCK, the daemon's reads of a stream that the process has passed to it could block
-		// for ever.
+		// Flags of an open file affect every process that shares the descriptor. If a jailed
+		// process set O_APPEND, the daemon's writes at an offset would append to the file. If the
+		// process cleared O_NONBLOCK on a stream that it has passed to the daemon, the daemon's
+		// reads could block for ever.
 		With(unix.SYS_FCNTL, Is(1, unix.F_SETFL), Has(2, unix.O_NONBLOCK),
 			Lacks(2, unix.O_DIRECT|unix.O_ASYNC|unix.O_NOATIME|unix.O_APPEND)),
 		With(unix.SYS_FCNTL, Is(1, unix.F_GETFD)),

@@ -110,7 +110,8 @@ func capabilities() (h unix.CapUserHeader, c capabilitySets, err error) {
 	return h, c, nil
 }
 
-// becomeUser changes to the given user, and drops all groups except the user's own group.
+// becomeUser changes to a user, and drops all groups except the user's own group. The parameter how
+// is ownUser followed by the user's number.
 func becomeUser(how string) error {
 	id, err := strconv.Atoi(strings.TrimPrefix(how, ownUser))
 	if err != nil {
@@ -265,8 +266,8 @@ func dropCapabilities() error {
 	return nil
 }
 
-// renouncePaths sets no_new_privs and denies access to all files by Landlock. Unless the process is
-// online, it also denies all TCP connections. On a kernel without Landlock, only the empty root
+// renouncePaths sets no_new_privs, and uses Landlock to deny access to all files. Unless online is
+// true, it also denies all TCP connections. On a kernel without Landlock, only the empty root
 // directory and the filter protect files.
 func renouncePaths(online bool) error {
 	if err := noNewPrivileges(); err != nil {
@@ -305,8 +306,8 @@ func noNewPrivileges() error {
 }
 
 // Narrow forbids more calls in all threads of this process, for good. It is for calls that a
-// program needs only at its start. The parameter denied is a program from filter.Denial. The filter
-// of Enter stays in force, and must permit NarrowCall.
+// process needs only at its start. The parameter denied is a seccomp program from filter.Denial.
+// The filter of Enter stays in force, and must permit NarrowCall.
 func Narrow(denied []unix.SockFilter) error {
 	if err := filter(denied); err != nil {
 		return fmt.Errorf("narrow the filter: %w", err)

@@ -243,8 +243,8 @@ func openBehind(files []*os.File, name string) (int, error) {
 	return dir, nil
 }
 
-// Try tests whether jails work on this host. It starts a program that enters its jail, finds no
-// control socket there, and exits.
+// Try tests whether jails work on this host. It starts the program without a control socket. The
+// process enters its jail, notices that there is no control socket, and exits.
 func (s *Starter) Try(program string) error {
 	said, says, err := os.Pipe()
 	if err != nil {

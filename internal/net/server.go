@@ -142,7 +142,7 @@ func (s *server) wake(fd int) {
 	}
 }
 
-// wakeLocked drops frames that need no stack, and creates a stack if a frame needs it. One
+// wakeLocked drops frames that need no stack, and creates a stack if a frame needs one. One
 // goroutine does this for all sandboxes. So if a guest has sent as many useless frames as the
 // constant patience permits, wakeLocked also creates a stack, which limits the rate of the guest's
 // frames.

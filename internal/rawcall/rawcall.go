@@ -114,13 +114,13 @@ func SetHostname(name []byte) error {
 	return orNil(errno)
 }
 
-// usualPath is the size, in bytes, of a buffer for a path on the stack. A longer path is allocated
-// on the heap.
+// usualPath is the size, in bytes, of the buffer on the stack that holds a path. A longer path is
+// allocated on the heap.
 const usualPath = 128
 
 // Exists reports whether a path exists, with one system call. The path must not contain a zero
 // byte. The call returns at once if the file systems on the path answer at once. In a guest, root
-// could mount a file system on the path that never answers, and the whole agent would wait.
+// could mount a file system that never answers on the path, and the whole agent would wait.
 func Exists(path string) bool {
 	p := append(append(make([]byte, 0, usualPath), path...), 0)
 	_, _, errno := unix.RawSyscall(unix.SYS_ACCESS, uintptr(start(p)), unix.F_OK, 0)

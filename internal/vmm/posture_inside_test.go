@@ -117,7 +117,8 @@ func TestPostureWithoutNamespaces(t *testing.T) {
 	}
 }
 
-// watchAVMM starts a VMM in the given directory and checks it from outside.
+// watchAVMM is the daemon of TestPostureWithoutNamespaces. It starts a VMM, with the program and
+// the control socket in the directory os.Args[1], and checks the VMM from outside.
 func watchAVMM() int {
 	fail := func(what string, err error) int {
 		fmt.Fprintf(os.Stderr, "%s: %v\n", what, err)

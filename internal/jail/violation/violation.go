@@ -1,7 +1,7 @@
 // Package violation finds the system call for which a jailed process was killed.
 //
-// The table of names is part of a library. Package jail, and the packages that make the calls,
-// declare the permitted calls.
+// The names of system calls come from a library. This package does not know which calls are
+// permitted: package jail, and the packages that make system calls, declare them.
 package violation
 
 import (

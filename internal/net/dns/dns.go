@@ -81,7 +81,7 @@ func New(r *Resolver, allowed func(string) (bool, Reason), refused func(string, 
 	}
 }
 
-// Names returns the names for which the guest received an address.
+// Names returns the names for which the guest received the address addr.
 func (g *Guest) Names(addr netip.Addr) []string { return g.memory.names(addr, time.Now()) }
 
 // query is a guest's query.
@@ -141,7 +141,8 @@ func (g *Guest) Answer(ctx context.Context, message []byte, tcp bool) []byte {
 	return answer
 }
 
-// Types that dnsmessage does not name: RFC 6672, RFC 9460 §14.1, RFC 1995, RFC 1035 §3.2.3.
+// Types of records that dnsmessage does not name: RFC 6672, RFC 9460 §14.1, RFC 1995, RFC 1035
+// §3.2.3.
 const (
 	typeDNAME dnsmessage.Type = 39
 	typeSVCB  dnsmessage.Type = 64

@@ -39,7 +39,7 @@ type Log struct {
 	lost    atomic.Uint64
 
 	mu sync.Mutex     // not held during a write, because the disk may be slow
-	to io.WriteCloser // nil: discard records
+	to io.WriteCloser // if nil, records are discarded
 }
 
 // New returns a log without a file. Its goroutine runs until the process exits.

@@ -169,7 +169,7 @@ func (g *Guest) Stop() {
 	g.stack.Destroy()
 }
 
-// Send writes one message, including the virtio header. It waits while there is no room.
+// Send writes one message, including the virtio header. It waits while the socket has no room.
 func (g *Guest) Send(message []byte) {
 	if _, err := g.file.Write(message); err != nil {
 		g.t.Logf("guest: %v", err)

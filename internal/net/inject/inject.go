@@ -186,7 +186,8 @@ func (p *Proxy) check(r *http.Request) (text string, status int) {
 }
 
 // rewrite builds the request to the server. ReverseProxy has already removed the headers that the
-// guest's Connection header names, so that a guest cannot have the secret headers removed.
+// guest's Connection header names. The secret headers are added afterwards, so a guest cannot name
+// them there.
 func (p *Proxy) rewrite(r *httputil.ProxyRequest) {
 	r.Out.URL.Scheme, r.Out.URL.Host, r.Out.Host = "https", p.Host, p.Host
 	r.Out.URL.RawQuery = r.In.URL.RawQuery // copied even if it does not parse

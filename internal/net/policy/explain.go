@@ -91,9 +91,9 @@ func address(f *Flow, withPort bool) string {
 	return netip.AddrPortFrom(addr, f.To.Port()).String()
 }
 
-// narrowest returns a rule that would permit a flow, but as few other flows as possible. A rule by
-// name is suggested only if the connection names this server. The guest chooses the other names of
-// an address, and the owner of such a name can later move it to another address.
+// narrowest returns a rule that would permit a flow, but as few other flows as possible. It returns
+// a rule by name only for the server that the connection itself names. The guest chooses the other
+// names of an address, and the owner of such a name can later move it to another address.
 func narrowest(f *Flow) string {
 	if peekable(f) && slices.Contains(f.Names, f.Server) {
 		return f.Server

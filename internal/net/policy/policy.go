@@ -273,7 +273,7 @@ func matchDenyPort(r *netproto.Rule, f *Flow) bool {
 	return f.Protocol != ICMP && r.First <= f.To.Port() && f.To.Port() <= r.Last
 }
 
-// peekable reports whether clients of the flow's port name the server in their first bytes.
+// peekable reports whether the first bytes at the flow's port usually contain the server's name.
 func peekable(f *Flow) bool {
 	return f.Protocol == TCP && (f.To.Port() == 80 || f.To.Port() == 443)
 }

@@ -21,7 +21,7 @@ import (
 var kernelMemory = regexp.MustCompile(`skmem:\(r(\d+),rb(\d+),t(\d+),tb(\d+),f(\d+),w(\d+),`)
 
 // kernelBytes returns how many bytes the kernel holds for the connections of this process to an
-// address, and the largest number for one connection.
+// address: the sum for all connections, and the maximum for one connection.
 func kernelBytes(t *testing.T, to string) (sum, largest int64) {
 	t.Helper()
 	out, err := exec.Command("ss", "-tmnH", "dst", to).Output()

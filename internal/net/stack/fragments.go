@@ -148,7 +148,7 @@ func (p *partial) whole() []byte {
 }
 
 // reserveLocked makes room for a fragment of p, by dropping other packets if necessary. If p is not
-// in f.packets, it adds p.
+// in f.packets, reserveLocked adds p.
 func (f *fragments) reserveLocked(id packetID, p *partial, size int) bool {
 	cost := int64(size + pieceBytes)
 	if f.packets[id] == nil {

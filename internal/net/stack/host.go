@@ -149,7 +149,7 @@ func (h *Host) SetOwn(addrs []netip.Addr) { h.own.Store(&addrs) }
 // isOwn reports whether packets to an address would stay on the host.
 func (h *Host) isOwn(addr netip.Addr) bool { return h.listed(addr) || hostroute.IsLocal(addr) }
 
-// listed reports whether SetOwn has set an address.
+// listed reports whether an address is in the list that SetOwn has set.
 func (h *Host) listed(addr netip.Addr) bool {
 	own := h.own.Load()
 	return own != nil && slices.Contains(*own, addr)

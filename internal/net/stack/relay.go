@@ -205,8 +205,8 @@ func (r *relay) downward() error {
 }
 
 // receive waits until a socket has bytes. Then it takes a chunk, and reads into the chunk. The
-// chunk counts in the given room. If the room is nil, the chunk is not counted. The caller must
-// give the chunk back.
+// parameter in is the room that counts the chunk. If it is nil, the chunk is not counted. The
+// caller must give the chunk back.
 func receive(raw interface {
 	Read(func(uintptr) bool) error
 }, pool *chunks, in *room) (k *chunk, n int, err error) {

@@ -56,7 +56,7 @@ func (z *zone) answer(query []byte) []byte {
 	return p
 }
 
-// serveDNS runs the resolver of a host in the world.
+// serveDNS runs a resolver in the world, and makes h use it.
 func serveDNS(t testing.TB, w *nettest.World, h *Host, entries ...string) *zone {
 	t.Helper()
 	z := &zone{addrs: map[string]string{}}

@@ -11,10 +11,10 @@ import (
 	"github.com/forkd/forkd/internal/rawcall"
 )
 
-// Map maps a range of the file fd at gpa. The range begins at offset and has the given length in
-// bytes. The mapping is copy-on-write: the guest reads the file, and its writes stay private. The
-// mapping replaces the previous content. The parameters gpa, length and offset must be multiples of
-// PageSize, and the range must be in one region.
+// Map maps a range of the file fd at gpa. In the file, the range begins at offset. The parameter
+// length is its length in bytes. The mapping is copy-on-write: the guest reads the file, and its
+// writes stay private. The mapping replaces the previous content. The parameters gpa, length and
+// offset must be multiples of PageSize, and the range must be in one region.
 //
 // Preconditions: the vCPUs are stopped and the devices quiesced. As an exception, vCPUs and devices
 // may run if nothing can write to the range and the file has the same bytes as the memory.
@@ -53,7 +53,7 @@ func (m *Memory) MapLayers(extents []vm.Extent, files []int) error {
 	return nil
 }
 
-// Clear fills the range of the given length at gpa with zeros.
+// Clear fills length bytes of memory, from gpa on, with zeros.
 //
 // Preconditions: the vCPUs are stopped and the devices quiesced.
 func (m *Memory) Clear(gpa GPA, length uint64) error {

@@ -223,8 +223,8 @@ func (m *Machine) pause() {
 	m.quiesce()
 }
 
-// Written returns the pages that the machine has written since its restore. If the machine has
-// written more than the given number of pages, Written returns nil. The machine may be running.
+// Written returns the pages that the machine has written since its restore. If there are more pages
+// than the parameter most, Written returns nil. The machine may be running.
 func (m *Machine) Written(most int) ([]vm.Range, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

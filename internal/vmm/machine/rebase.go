@@ -112,9 +112,9 @@ func (m *Machine) Rebase(serial uint64, layer *os.File) (result vmmproto.RebaseR
 }
 
 // replaceUnchanged maps a layer over ranges of memory that are equal to the layer, the longest
-// ranges first. It replaces at most the given number of ranges. There is a maximum because a range
-// in the middle of a mapping adds two mappings. replaceUnchanged returns the replaced ranges in
-// ascending order.
+// ranges first. The parameter most is the maximum number of ranges. There is a maximum because
+// replacing a range in the middle of a mapping adds two mappings. replaceUnchanged returns the
+// replaced ranges in ascending order.
 func replaceUnchanged(capture *uffd.Capture, layer, most int) (replaced []guestmem.Range, err error) {
 	ranges := capture.Unchanged()
 	slices.SortFunc(ranges, func(a, b guestmem.Range) int { return cmp.Compare(b.Length, a.Length) })

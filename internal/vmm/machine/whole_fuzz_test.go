@@ -88,7 +88,7 @@ type fuzzed struct {
 }
 
 const (
-	fuzzMemory = 16 << 20 // bytes
+	fuzzMemory = 16 << 20 // size of guest memory, in bytes
 	fuzzDisk   = 1 << 20
 )
 

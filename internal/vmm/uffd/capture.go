@@ -141,10 +141,10 @@ func (c *Capture) letWrite(gpa guestmem.GPA, around uint64, wait func()) (captur
 	return captured, true
 }
 
-// openRun makes the frozen page at gpa, and pages after it, writable for a device: at most the
-// given number of pages, which must be in one region. The result is the number of pages, from gpa
-// on, that are open now. More pages may be open. openRun uses only one system call to write the
-// pages that the layer still lacks. This is much faster than one call for each page.
+// openRun makes the frozen page at gpa, and pages after it, writable for a device. The parameter
+// most is the maximum number of pages, which must be in one region. The result is the number of
+// pages, from gpa on, that are open now. More pages may be open. openRun uses only one system call
+// to write the pages that the layer still lacks. This is much faster than one call for each page.
 func (c *Capture) openRun(gpa guestmem.GPA, most uint64) uint64 {
 	first, pages := pageOf(gpa), uint64(0)
 	for pages < most && c.claim(first+pages) {
@@ -208,7 +208,7 @@ func (c *Capture) copySome(at, end guestmem.GPA) guestmem.GPA {
 	return at + guestmem.GPA(pages)*guestmem.PageSize
 }
 
-// Progress returns three numbers: of all frozen pages, of the captured pages, and of the pages that
+// Progress returns three numbers of pages: all frozen pages, the captured pages, and the pages that
 // were captured because a vCPU wanted to write them.
 func (c *Capture) Progress() (total, captured, faults uint64) {
 	return c.total, c.capturedCount.Load(), c.faults.Load()

@@ -37,9 +37,10 @@ func (c *Capture) Unchanged() []guestmem.Range {
 
 // Replace maps a layer over the pages of r that are still unchanged. The range r is one of the
 // ranges of Unchanged, and the layer has the pages at their linear offsets. The mapping is private.
-// Replace replaces at most the given number of ranges, and returns them in ascending order. The
-// machine may run: each page stays write-protected until its mapping is replaced. Then threads that
-// wait to write the page wake, and write to a private copy of the layer's page.
+// The parameter most is the maximum number of ranges. Replace returns the replaced ranges in
+// ascending order. The machine may run: each page stays write-protected until its mapping is
+// replaced. Then threads that wait to write the page wake, and write to a private copy of the
+// layer's page.
 func (c *Capture) Replace(r guestmem.Range, layer, most int) (done []guestmem.Range, err error) {
 	end := r.GPA + guestmem.GPA(r.Length)
 	for at := r.GPA; at < end; {

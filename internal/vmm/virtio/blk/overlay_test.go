@@ -25,7 +25,7 @@ func newTop(t testing.TB, dir string, size uint64) *os.File {
 	return f
 }
 
-// newDisk returns a disk of the given size. The disk's base image has the given content.
+// newDisk returns a disk of size bytes. The content of its base image is the parameter base.
 func newDisk(t testing.TB, size uint64, base []byte) *Overlay {
 	t.Helper()
 	dir := t.TempDir()
@@ -78,7 +78,7 @@ func TestOverlayAgreesWithModel(t *testing.T) {
 }
 
 // stepWithModel applies one random operation to n bytes at off, in o and in the model, or compares
-// the two.
+// these bytes of o and the model.
 func stepWithModel(t *testing.T, o *Overlay, model []byte, rng *rand.Rand, off, n uint64) {
 	t.Helper()
 	switch rng.IntN(8) {

@@ -128,9 +128,9 @@ func (d *Device) piece(size uint32, sector uint64) (off, n, left uint64, err err
 	return off, pieceOf(off, left), left, nil
 }
 
-// pieceOf returns the length of the next piece, which begins at off, if the given number of bytes
-// remain. Pieces end at cluster boundaries, so that they write and discard the same whole clusters
-// as a request that is not divided.
+// pieceOf returns the length of the next piece of a request. The piece begins at off, and the
+// parameter left is the number of bytes that remain. Pieces end at cluster boundaries, so that they
+// write and discard the same whole clusters as a request that is not divided.
 func pieceOf(off, left uint64) uint64 { return min(left, maxPiece-off%maxPiece) }
 
 // progress adds n to the number of processed bytes of a request. The parameter left is the number of

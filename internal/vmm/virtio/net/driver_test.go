@@ -135,7 +135,7 @@ func (g *guest) exclusive(f func(d *Device)) {
 }
 
 // post puts a frame into the send queue without notifying the device. It splits the frame into
-// pieces of the given lengths. The last piece has the rest of the frame.
+// pieces. The parameter pieces has the lengths of all pieces except the last.
 func (g *guest) post(p []byte, pieces ...int) {
 	g.t.Helper()
 	at := g.txAt

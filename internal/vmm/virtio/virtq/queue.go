@@ -130,8 +130,8 @@ type Used struct {
 	Written uint32
 }
 
-// Push returns a chain to the driver. The chain begins at the descriptor head, and the device has
-// written the given number of bytes to it.
+// Push returns a chain to the driver. The chain begins at the descriptor head. The parameter
+// written is the number of bytes that the device has written to the chain.
 func (q *Queue) Push(head uint16, written uint32) error {
 	if err := q.putUsed(q.usedIdx, Used{head, written}); err != nil {
 		return err
@@ -186,9 +186,9 @@ func (q *Queue) NeedsInterrupt() (bool, error) {
 	return q.usedIdx-event-1 < q.usedIdx-old, err
 }
 
-// EnableNotify asks the driver to kick when it adds the next chain. It reports whether a chain that
-// Pop has not taken is already available. For that chain there will be no kick, so the caller must
-// call Pop again.
+// EnableNotify asks the driver to kick when the driver adds the next chain. It reports whether a
+// chain that Pop has not taken is already available. For that chain there will be no kick, so the
+// caller must call Pop again.
 func (q *Queue) EnableNotify() (pending bool, err error) {
 	// Write only if needed, because a write would copy a page of each idle queue in every forked
 	// sandbox.
@@ -201,8 +201,7 @@ func (q *Queue) EnableNotify() (pending bool, err error) {
 	return n != 0, err
 }
 
-// Idle reports whether Pop has taken every chain, and the driver will kick when it adds the next
-// chain.
+// Idle reports whether Pop has taken every chain and the driver will kick for the next chain.
 func (q *Queue) Idle() bool {
 	n, err := q.Pending()
 	return err == nil && n == 0 && q.says(q.kickWord())
@@ -222,8 +221,8 @@ func (q *Queue) says(at guestmem.GPA, v uint16) bool {
 	return err == nil && have == v
 }
 
-// NotifyAfter asks the driver to kick when it adds a chain after the available index idx. Chains
-// before that index may stay in the queue without a kick.
+// NotifyAfter asks the driver to kick when the driver adds a chain after the available index idx.
+// Chains before that index may stay in the queue without a kick.
 func (q *Queue) NotifyAfter(idx uint16) error {
 	if q.cfg.EventIdx {
 		return q.mem.StoreUint16(q.availEvent(), idx)
