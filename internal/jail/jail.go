@@ -82,9 +82,9 @@ const namespaces = unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWUTS | un
 // Special threads start the processes, so that processes inherit the threads' properties: an empty
 // root directory, an empty network namespace, an empty IPC namespace, no groups, and no
 // capabilities. If the new process, which is a Go program, set these properties up itself, each
-// step would stop all of its threads. There is one side effect: Linux marks the daemon as not
-// dumpable, because the daemon starts a process with another user while the two share memory, as Go
-// does. For a root daemon, this has no other consequence.
+// step would stop all of its threads. There is one side effect: a process that Go starts shares its
+// parent's memory until it executes its program. Because the process changes its user in that time,
+// Linux marks the daemon as not dumpable. For a root daemon, this has no other consequence.
 type Starter struct {
 	options Options
 	null    *os.File    // used in place of missing descriptors

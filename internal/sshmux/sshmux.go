@@ -6,10 +6,10 @@
 // control socket and the client's connection. Through the control socket it receives descriptors
 // for the streams of channels. It exits when the client or the daemon has left.
 //
-// The process exists because a client, even without a login, can make golang.org/x/crypto/ssh hold
-// memory without a bound. The memory of this process has a bound. If the client exceeds the bound,
-// only the process of this client ends. So the package need not count or drain what the client
-// sends.
+// Each client has a process of its own because a client, even without a login, can make
+// golang.org/x/crypto/ssh hold memory without a bound. The memory of the process has a bound. If
+// the client makes the process exceed it, only this client is disconnected. So the package need not
+// count or drain what the client sends.
 package sshmux
 
 import (

@@ -4,7 +4,7 @@
 //
 // The package reads at most MaxBytes, stores them for forwarding, and sends nothing. It parses a
 // request only after all headers have arrived, so an endless request takes no more than MaxBytes.
-// The caller must bound the time by a deadline of the reader. The package cannot see later data,
+// The caller must bound the time by setting a read deadline. The package cannot see later data,
 // such as the Host header inside TLS.
 package peek
 
@@ -100,9 +100,8 @@ func parse(head []byte) (*http.Request, error) {
 	return http.ReadRequest(bufio.NewReaderSize(bytes.NewReader(head), 4096))
 }
 
-// isHTTP reports whether the first line of p is a request line, or so similar that a server might
-// accept it, or the beginning of such a line. Servers skip empty lines before the request line (RFC
-// 9112 §2.2).
+// isHTTP reports whether the first line of p is, or may become, a line that some server accepts as
+// a request line. Servers skip empty lines before the request line (RFC 9112 §2.2).
 func isHTTP(p []byte) bool {
 	line, _, ended := bytes.Cut(bytes.TrimLeft(p, "\r\n"), []byte("\n"))
 	if bytes.Contains(bytes.ToUpper(line), []byte("HTTP/")) {

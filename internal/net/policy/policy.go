@@ -93,7 +93,8 @@ const (
 //  1. Unreachable destinations are refused: IPv6, and the network inside the VM.
 //  2. Mode none refuses all flows. Rules of Deny refuse flows by address or by name.
 //  3. A rule of Allow for addresses permits flows to them. But it opens a closed range only if all
-//     its addresses are within this range. The rule 0.0.0.0/0 opens the internet, not this host.
+//     addresses of the rule are within this range. So the rule 0.0.0.0/0 opens the internet, but not
+//     this host.
 //  4. Remaining closed ranges, and DNS that bypasses the gateway, are refused.
 //  5. Modes public and open permit all other flows. Mode allow requires a rule by name.
 //

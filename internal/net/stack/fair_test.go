@@ -8,8 +8,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// If half of the room for connections that have not named their server is used, a sandbox that has
-// many such connections gets no more of them, but a sandbox that has few does.
+// When connections that have not named their server use half of their room, a sandbox with many
+// such connections cannot open another, but a sandbox with few can.
 func TestFewConnectionsHaveRoom(t *testing.T) {
 	w := newWorld(t)
 	nettest.Serve(w.Listen(t, web+":80"), echo)

@@ -46,7 +46,7 @@ const (
 	farFlows      = 8        // the first flows of a sandbox, up to this number, may have farBuffers
 	roomyFlows    = 64       // the first flows of a sandbox, up to this number, may have roomyBuffers
 	normalFlows   = 256      // the first flows of a sandbox, up to this number, may have normalBuffers
-	chunkBytes    = 72 << 10 // size of a chunk; the longest message of a frame socket fits
+	chunkBytes    = 72 << 10 // size of a chunk; the longest message of a frame socket fits into it
 	smallChunk    = 4 << 10  // size of a chunk if there are too many chunks
 )
 
@@ -94,8 +94,8 @@ const (
 
 // Memory that is counted for each kind of flow, in bytes.
 const (
-	peekBytes   = 40 << 10  // the first bytes, and the memory for parsing them
-	injectBytes = 256 << 10 // the headers of a request and an answer, raw and parsed, and TLS with guest and server
+	peekBytes   = 40 << 10  // before its server is known: the first bytes, and the memory for parsing them
+	injectBytes = 256 << 10 // with secrets: the headers of request and answer, raw and parsed, and TLS on both sides
 	flowBytes   = 160 << 10 // a connection with smallBuffers and 64 KiB that Linux adds, without its chunks
 )
 

@@ -43,7 +43,7 @@ func serveProxy(t *testing.T, w *nettest.World, answer string) (asked func() str
 }
 
 // If the policy permits a TCP connection, the host's proxy is asked to connect to the address.
-// Hosts in the proxy's list of exceptions are connected directly.
+// Connections to hosts in the proxy's list of exceptions do not use the proxy.
 func TestUpstreamProxy(t *testing.T) {
 	w := newWorld(t)
 	nettest.Serve(w.Listen(t, web2+":25"), echo)

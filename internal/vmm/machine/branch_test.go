@@ -2,8 +2,8 @@ package machine
 
 import "testing"
 
-// storm uses the bound of the request. Without a bound, faults must have caused most captures, and
-// there must be enough faults.
+// storm uses the bound of the request. Without a bound, it returns true only if there were enough
+// faults and faults have caused most captures.
 func TestStorm(t *testing.T) {
 	for _, c := range []struct {
 		bound, captured, faults uint64

@@ -15,7 +15,7 @@ import (
 )
 
 // maxMappings is the maximum number of mappings of a machine's memory after a rebase, without the
-// mappings that the next pauses will remove. With these, there may be twice as many mappings.
+// mappings that the next pauses will remove. Including those, there may be twice as many mappings.
 //
 // There are two reasons for this limit. A process may have at most 65530 mappings
 // (vm.max_map_count). And each search for dirty pages walks all mappings while the guest is

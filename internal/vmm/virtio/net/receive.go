@@ -131,7 +131,7 @@ func (d *Device) popBuffer() (*virtq.Chain, error) {
 	}
 }
 
-// putBack puts the buffers that collect has taken back into the queue.
+// putBack returns the buffers in d.used, which collect has taken, to the queue.
 func (d *Device) putBack() {
 	for range d.used {
 		d.rx.Unpop()

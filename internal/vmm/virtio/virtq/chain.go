@@ -95,8 +95,8 @@ func advance(views [][]byte, n int) [][]byte {
 	return views
 }
 
-// Slice appends a part of the given views to dst. The part begins after skip bytes of the views,
-// and has at most limit bytes.
+// Slice appends a part of the given views to dst. The part begins after the first skip bytes of the
+// views, and has at most limit bytes.
 func Slice(dst, views [][]byte, skip, limit int) [][]byte {
 	for _, v := range views {
 		k := min(skip, len(v))
