@@ -45,7 +45,7 @@ func Has(argument int, bits uint64) Condition {
 	return Condition{Argument: argument, Mask: bits, Value: bits}
 }
 
-// Calls returns a Call for each of the given numbers, which permits the system call with any
+// Calls returns, for each of the given numbers, a Call that permits the system call with any
 // arguments. Use it only for system calls that affect nothing but descriptors and memory that the
 // process already has.
 func Calls(numbers ...uintptr) []Call {
@@ -77,7 +77,7 @@ const newThread = unix.CLONE_VM | unix.CLONE_FS | unix.CLONE_FILES | unix.CLONE_
 
 // RuntimeCalls returns the calls that Go's runtime makes, and the calls that package os makes on
 // open files. These calls can allocate memory, but not make it executable. They cannot replace the
-// handler of SIGSYS, the signal that kills a process that makes a forbidden call.
+// handler of SIGSYS. This signal kills a process that makes a forbidden call.
 func RuntimeCalls() []Call {
 	return append(Calls(unix.SYS_READ, unix.SYS_WRITE, unix.SYS_CLOSE, unix.SYS_FSTAT, unix.SYS_LSEEK,
 		unix.SYS_PREAD64, unix.SYS_PWRITE64, unix.SYS_FUTEX, unix.SYS_NANOSLEEP,

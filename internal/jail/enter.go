@@ -220,9 +220,9 @@ func LimitFiles(most uint64) error {
 // LimitFilesCall is the system call that LimitFiles makes.
 func LimitFilesCall() Call { return With(unix.SYS_PRLIMIT64, Is(0, 0), Is(1, unix.RLIMIT_FSIZE)) }
 
-// shareNoCore prevents processes with other core-scheduling cookies from running on the same core
-// at the same time as this process, on other hardware threads. It does nothing if Linux does not
-// support core scheduling, or if the cores have only one hardware thread (core-scheduling.rst).
+// shareNoCore makes sure that, while this process runs on a core, no process with another
+// core-scheduling cookie runs on the core's other hardware threads. It does nothing if Linux does
+// not support core scheduling, or if the cores have only one hardware thread (core-scheduling.rst).
 func shareNoCore() error {
 	err := unix.Prctl(unix.PR_SCHED_CORE, unix.PR_SCHED_CORE_CREATE, 0, unix.PR_SCHED_CORE_SCOPE_THREAD_GROUP, 0)
 	if err == unix.EINVAL || err == unix.ENODEV {

@@ -120,7 +120,7 @@ const usualPath = 128
 
 // Exists reports whether a path exists, with one system call. The path must not contain a zero
 // byte. The call returns at once if the file systems on the path answer at once. In a guest, root
-// could mount a file system that never answers on the path, and the whole agent would wait.
+// could mount, on the path, a file system that never answers. The whole agent would then wait.
 func Exists(path string) bool {
 	p := append(append(make([]byte, 0, usualPath), path...), 0)
 	_, _, errno := unix.RawSyscall(unix.SYS_ACCESS, uintptr(start(p)), unix.F_OK, 0)

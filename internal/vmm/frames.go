@@ -12,9 +12,9 @@ import (
 )
 
 // frames is the descriptor of the listener for frame sockets, which is in non-blocking mode. The
-// VMM accepts its end of a frame socket itself, so no other process ever has this end. Another
-// process that closed it last could wait for a lock that a hostile VMM holds (see
-// docs/threat-model.md).
+// VMM accepts its end of a frame socket itself, so no other process ever has this end. If another
+// process had this end and closed it last, that process could wait for a lock that a hostile VMM
+// holds (see docs/threat-model.md).
 type frames int
 
 // none is the result of newest if no connection waits.

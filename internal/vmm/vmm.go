@@ -274,12 +274,13 @@ func (s *server) create(r *codec.Reader, files *donated, w *codec.Writer) error 
 }
 
 // MaxProcs is the maximum GOMAXPROCS of the process, which is the number of threads that may run Go
-// code at once. Go code handles devices, exits of vCPUs, page faults of a live branch, and requests
-// of the daemon. All of this work is short, and a vCPU inside its guest does not occupy one of
-// these threads (see kvm.VCPU.Run), so one processor would be enough for most guests. But a vCPU
-// that leaves its guest repeatedly keeps its processor of the Go scheduler for up to a millisecond.
-// With only one processor, devices would wait for that time (bench/results.md). A second processor
-// costs 90 KiB of allocator caches, and makes the scheduler wake threads to look for work.
+// code at the same time. Go code handles devices, exits of vCPUs, page faults of a live branch, and
+// requests of the daemon. All of this work is short, and a vCPU inside its guest does not occupy
+// one of these threads (see kvm.VCPU.Run), so one processor would be enough for most guests. But a
+// vCPU that leaves its guest repeatedly keeps its processor of the Go scheduler for up to a
+// millisecond. With only one processor, devices would wait for that time (bench/results.md). A
+// second processor costs 90 KiB of allocator caches, and makes the scheduler wake threads to look
+// for work.
 const MaxProcs = 2
 
 func (s *server) boot(r *codec.Reader, files *donated) error {

@@ -39,9 +39,9 @@ const (
 	otherBurst       = 64 << 10
 )
 
-// plainAnswer is the number of bytes of an answer with addresses that count against no limit.
-// Further bytes count like the bytes of other answers. The number is the maximum length of an
-// answer by plain DNS over UDP (RFC 1035 §4.2.1).
+// plainAnswer is how many bytes of an answer with addresses count against no limit. Further bytes
+// count like the bytes of other answers. The number is the maximum length of an answer by plain DNS
+// over UDP (RFC 1035 §4.2.1).
 const plainAnswer = 512
 
 // maxPrivate bounds the names of one answer that are compared with the policy. Resolvers follow fewer
@@ -215,10 +215,10 @@ func normalized(name string) (string, error) {
 	return strings.ToLower(strings.TrimSuffix(name, ".")), nil
 }
 
-// privateNames returns the names of the host's network in an answer: the owners of its records, and
-// the targets of its aliases. It skips the authority section, whose records are about zones. The
-// targets of records other than aliases are not included, because each was chosen by the owner of
-// the domain.
+// privateNames returns the names in an answer that belong to the host's network. It looks at the
+// names of the records, and at the targets of aliases. It skips the authority section, whose
+// records are about zones. It also skips the targets of other records, because the owner of a
+// domain can write any name there.
 func privateNames(answer []byte) ([]string, error) {
 	var p dnsmessage.Parser
 	if _, err := p.Start(answer); err != nil {

@@ -146,8 +146,8 @@ const extensionECH = 0xfe0d
 
 // tlsName returns the server name of a ClientHello. The result ech reports whether the ClientHello
 // contains an encrypted name, or random bytes that browsers send in its place and that look the
-// same (RFC 9849 §6.2). The result unclear reports that Go's parser refuses the ClientHello, or
-// that the ClientHello is longer than MaxBytes. Some servers may accept such a ClientHello.
+// same (RFC 9849 §6.2). The result unclear reports whether Go's parser refuses the ClientHello, or
+// the ClientHello is longer than MaxBytes. Some servers may accept such a ClientHello.
 func tlsName(in io.Reader) (name string, ech, unclear bool) {
 	unclear = true
 	server := tls.Server(readOnly{in}, &tls.Config{

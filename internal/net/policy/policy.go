@@ -261,9 +261,9 @@ func matchPort(r *netproto.Rule, f *Flow) bool {
 	return matchDenyPort(r, f)
 }
 
-// matchDenyPort is matchPort for deny rules. A rule without a port applies to all ports, and a rule
-// without a protocol applies to all protocols, even if the rule is for a name. So a rule for a name
-// also denies SSH and QUIC to the server with this name.
+// matchDenyPort is like matchPort, for deny rules. A rule without a port applies to all ports, and
+// a rule without a protocol applies to all protocols, even if the rule is for a name. So a rule for
+// a name also denies SSH and QUIC to the server with this name.
 func matchDenyPort(r *netproto.Rule, f *Flow) bool {
 	switch {
 	case r.Protocol == netproto.TCP && f.Protocol != TCP, r.Protocol == netproto.UDP && f.Protocol != UDP:

@@ -22,7 +22,7 @@ type relay struct {
 	*flow
 	*conn
 	out   *net.TCPConn
-	begun func() // called when the bytes that were already read are forwarded; nil if there were none
+	begun func() // called when the bytes that were read before run have been sent to the server; may be nil
 }
 
 // run forwards the given bytes, which were already read from the guest, and then all further bytes.
@@ -57,8 +57,8 @@ func (r *relay) drain() {
 
 // unacknowledged is called after both sides have ended. It reports whether the guest or the server
 // has not acknowledged the end of the data that it receives (RFC 9293 §3.3.2). gVisor leaves the
-// states Established and CloseWait only when it sends the end of the data, so these states count
-// too. Linux leaves them when it queues the end.
+// states Established and CloseWait only when it sends the end of the data, so a connection in one
+// of these states counts as unacknowledged. Linux leaves these states when it queues the end.
 func (r *relay) unacknowledged() bool {
 	switch tcp.EndpointState(r.ep.State()) {
 	case tcp.StateEstablished, tcp.StateCloseWait, tcp.StateFinWait1, tcp.StateClosing, tcp.StateLastAck:

@@ -69,7 +69,7 @@ func udpPayload(pkt *gvisor.PacketBuffer) ([]byte, bool) {
 }
 
 // sendBuffer bounds the bytes of a flow's packets that wait in the kernel for a slow network. The
-// longest packet fits. The kernel doubles the number for its own records.
+// longest packet fits into it. The kernel doubles the number for its own records.
 const sendBuffer = 64 << 10
 
 // openUDP begins a flow. It returns nil if the flow is refused.
@@ -129,8 +129,8 @@ func (s *Stack) makeRoomUDP() {
 }
 
 // sendNow sends a packet if the socket has room for it, and reports whether it did. It does not
-// block, because the caller also reads the guest's other packets. It does not queue, because a
-// queue would take memory in each flow.
+// block, because the caller also reads the guest's other packets. It does not queue the packet,
+// because a queue would take memory in each flow.
 func sendNow(raw syscall.RawConn, payload []byte) (sent bool) {
 	// The callback always returns true, so that Write does not wait. The error of Write may be
 	// about an earlier packet. It is ignored here, because the socket's reader also receives such

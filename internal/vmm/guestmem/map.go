@@ -27,7 +27,7 @@ func (m *Memory) Map(gpa GPA, length uint64, fd int, offset uint64) error {
 	return smallPages(v)
 }
 
-// MapLayers maps all extents of a memory map, each in the way of Map. The extents must have been
+// MapLayers maps all extents of a memory map, each of them like Map. The extents must have been
 // checked. The list files has the descriptors of the layers. MapLayers makes the system calls
 // without informing Go's scheduler.
 func (m *Memory) MapLayers(extents []vm.Extent, files []int) error {

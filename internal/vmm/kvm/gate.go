@@ -109,8 +109,8 @@ const (
 	futexAll  = 1<<31 - 1
 )
 
-// futex makes the system call. It returns no error, because a waiter checks the word again in any
-// case.
+// futex makes the system call futex(2). It returns no error, because a waiter checks the word again
+// in any case.
 //
 //go:nosplit
 //go:norace

@@ -169,7 +169,7 @@ func (m *Machine) saveDirty(cfg *BranchConfig, result *vmmproto.SaveResult) (*uf
 
 // freeze write-protects the dirty pages. The method describe also adds some gaps between dirty
 // ranges to the layer. The pages in these gaps are not dirty, and some kernels cannot protect such
-// pages. So freeze copies the pages of the gaps at once.
+// pages. So freeze copies the pages of the gaps immediately.
 func (m *Machine) freeze(layer *os.File, maxExtents int, result *vmmproto.SaveResult) (*uffd.Capture, error) {
 	dirty, err := m.tracker.Dirty(m.mem)
 	if err != nil {

@@ -143,8 +143,9 @@ func (c *Capture) letWrite(gpa guestmem.GPA, around uint64, wait func()) (captur
 
 // openRun makes the frozen page at gpa, and pages after it, writable for a device. The parameter
 // most is the maximum number of pages, which must be in one region. The result is the number of
-// pages, from gpa on, that are open now. More pages may be open. openRun uses only one system call
-// to write the pages that the layer still lacks. This is much faster than one call for each page.
+// pages, from gpa on, that are open now. Pages after these may be open too. openRun uses only one
+// system call to write the pages that the layer still lacks. This is much faster than one call for
+// each page.
 func (c *Capture) openRun(gpa guestmem.GPA, most uint64) uint64 {
 	first, pages := pageOf(gpa), uint64(0)
 	for pages < most && c.claim(first+pages) {

@@ -89,9 +89,9 @@ const serialSize = 20
 //
 // If the host's file system has no space for a write, the guest gets no error, because most guests
 // would then lose the data. Instead, the write stays in the queue, and the device stops and calls
-// full. The device tries the write again when the driver notifies the device, or at Unquiesce. The
-// device may call full several times, always with the run lock held. A call of full() must not
-// block.
+// the function full. The device tries the write again when the driver notifies the device, or at
+// Unquiesce. The device may call the function several times, always with the run lock held. The
+// function must not block.
 func New(disk *Overlay, serial string, full func()) *Device {
 	d := &Device{disk: disk, full: full}
 	copy(d.serial[:], serial)
