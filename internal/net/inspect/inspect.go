@@ -69,7 +69,7 @@ const (
 	protoTCP  = 6
 	protoUDP  = 17
 
-	flagMore   = 0x2000 // more fragments
+	flagMore   = 0x2000 // more fragments follow
 	maskOffset = 0x1fff
 )
 

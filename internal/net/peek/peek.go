@@ -157,7 +157,7 @@ func tlsName(in io.Reader) (name string, ech, unclear bool) {
 			return nil, errSeen
 		},
 	})
-	_ = server.Handshake() // returns errSeen, or an error before a name was seen
+	_ = server.Handshake() // returns errSeen, or another error if no name was seen
 	return canonical(name), ech, unclear
 }
 

@@ -60,7 +60,7 @@ const (
 	Denied      Reason = "deny-rule"    // a rule of Deny matches
 	NoRule      Reason = "no-rule"      // the mode is allow, and no rule of Allow matches
 	ForeignDNS  Reason = "foreign-dns"  // DNS at an address other than the gateway (port 53 or 853)
-	NoName      Reason = "no-name"      // only a name is allowed for the address, and the connection names no server
+	NoName      Reason = "no-name"      // the address is allowed only by name, and the connection names no server
 	OtherName   Reason = "other-name"   // the connection names a server that is not allowed
 	NameAddress Reason = "name-address" // DNS did not give the address for the server that the connection names
 	IPv6        Reason = "ipv6"         // sandboxes cannot connect by IPv6

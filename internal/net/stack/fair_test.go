@@ -15,14 +15,14 @@ func TestFewConnectionsHaveRoom(t *testing.T) {
 	nettest.Serve(w.Listen(t, web+":80"), echo)
 	h := NewHost(Sockets(1<<20, LeastMemory))
 	serveDNS(t, w, h, "good.example="+web)
-	if !h.peeks.take(h.peeks.most / 2) { // other sandboxes
+	if !h.peeks.take(h.peeks.most / 2) { // simulates other sandboxes
 		t.Fatal("the room is full")
 	}
 	greedy := addRig(t, w, h, "public !x.example", netproto.Limits{})
 	var idle sync.WaitGroup
 	for range fewPeeks + 1 {
 		idle.Go(func() {
-			if c, err := greedy.dial(t, web+":80"); err == nil { // and sends nothing
+			if c, err := greedy.dial(t, web+":80"); err == nil { // a connection that sends nothing
 				t.Cleanup(func() { _ = c.Close() })
 			}
 		})

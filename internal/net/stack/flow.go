@@ -37,7 +37,7 @@ type flow struct {
 	cancel  context.CancelFunc
 	started time.Time
 	last    atomic.Int64 // time of the latest data, in nanoseconds since 1970
-	half    atomic.Bool  // one side has ended, the other has not
+	half    atomic.Bool  // whether one side has ended and the other has not
 	up      atomic.Uint64
 	down    atomic.Uint64
 	place   int // number of flows that the stack had, including this one, when this one was added

@@ -37,7 +37,7 @@ type partial struct {
 	pieces []piece // the fragments that have arrived, sorted by offset, without overlap
 	has    int     // number of bytes of payload that have arrived
 	wants  int     // length of the whole payload; 0 until the fragment with the packet's end has arrived
-	cost   int64   // bytes that room counts for the packet
+	cost   int64   // number of bytes that the field room of fragments counts for the packet
 }
 
 // piece is a fragment.

@@ -38,7 +38,7 @@ type Host struct {
 	most    int64
 	udp     atomic.Int64 // number of open sockets of UDP flows
 	queries atomic.Int64 // number of open sockets of DNS queries over UDP
-	asks    int64        // maximum value of queries
+	asks    int64        // maximum of the counter queries
 	receive int64        // largest receive buffer that Linux gives a TCP socket, in bytes; 0 if unknown
 
 	endsMu sync.Mutex

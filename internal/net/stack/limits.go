@@ -52,7 +52,7 @@ const (
 
 // buffers are the sizes of a TCP flow's buffers, in bytes.
 type buffers struct {
-	guest         int64 // each direction of the connection with the guest; if maxBuffer, the buffer grows as needed
+	guest         int64 // for each direction to and from the guest; maxBuffer means that the buffer grows as needed
 	receive, send int   // SO_RCVBUF and SO_SNDBUF of the host's socket; Linux doubles both
 	grows         int64 // size to which Linux may enlarge the host's receive buffer; 0 if the buffer has a fixed size
 }
@@ -120,7 +120,7 @@ const (
 	dnsTCPTime  = 10 * time.Second // limit for the next query on a connection
 	idleTCP     = 30 * time.Minute // a TCP flow without data ends after this time; other gateways take 5 to 60 minutes
 	idleHalf    = 5 * time.Minute  // a TCP flow without data ends after this time if one side has ended
-	idleUDP     = 60 * time.Second // the same for a UDP flow; half of Linux's nf_conntrack_udp_timeout_stream
+	idleUDP     = 60 * time.Second // limit for a UDP flow without data; half of Linux's nf_conntrack_udp_timeout_stream
 	echoTime    = 5 * time.Second  // limit for the answer to an echo request
 	timeWait    = 2 * time.Second  // duration of TIME-WAIT; RFC 9293 has 2 minutes, but here no segment can be delayed
 	lingerTime  = 10 * time.Second // limit for the guest to close its side after the server has closed the connection

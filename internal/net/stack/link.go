@@ -38,7 +38,7 @@ const (
 // writes them.
 type link struct {
 	host *Host  // its field queues counts the bytes in this link's queue above fewBytes
-	id   string // of the sandbox
+	id   string // id of the sandbox
 	file *os.File
 	raw  syscall.RawConn
 

@@ -73,7 +73,7 @@ type Stack struct {
 	secrets  []netproto.Secret
 	injected int // number of flows whose TLS this process terminates
 	flows    map[*flow]struct{}
-	udp      map[ports]*udpFlow // the UDP flows among flows
+	udp      map[ports]*udpFlow // the UDP flows in the field flows, by their ports
 }
 
 // New returns a stack on a non-blocking frame socket, and starts reading from the socket. It takes

@@ -133,7 +133,7 @@ func interrupts() (p Program) {
 		rng.Program = nil
 		rng.publish(0, uint16(round), 0)
 		p = append(p, rng.Program...)
-		p = append(p, Op{Store32, command, 1<<18 | round}, Op{Store32, eoi, round}) // an interrupt to itself
+		p = append(p, Op{Store32, command, 1<<18 | round}, Op{Store32, eoi, round}) // an interrupt to its sender
 	}
 	return p
 }

@@ -72,7 +72,7 @@ func (v *VM) SetPolicy(s *System) error {
 		arg  uint64
 	}{
 		{CapBusLockExit, BusLockExit, BusLockExit},
-		{CapNotifyVMExit, 1, NotifyEnabled | NotifyUser}, // the high half, which is 0, adds no time to KVM's own limit
+		{CapNotifyVMExit, 1, NotifyEnabled | NotifyUser}, // the high half is 0, so it adds no time to KVM's own limit
 		{CapHaltPoll, 1, 0},
 	} {
 		have, err := s.Extension(c.id)

@@ -25,7 +25,7 @@ type VCPU struct {
 	gaveAway time.Time // when Run last gave up the processor of the Go scheduler
 
 	registers []Register
-	served    uint64 // number of accesses to registers that Run has handled; atomic
+	served    uint64 // number of accesses to registers that Run has handled; accessed atomically
 }
 
 // ErrKicked is the error of Run if a signal or SetImmediateExit made it return.

@@ -26,7 +26,7 @@ import (
 // machine.
 
 const (
-	guestEnv    = "FORKD_TEST_GUEST" // set on the kernel command line; the kernel passes it to PID 1
+	guestEnv    = "FORKD_TEST_GUEST" // variable on the kernel command line; the kernel passes it to PID 1
 	guestPort   = 1024               // port on which the guest accepts commands, one per line
 	readyPort   = 7                  // port that the guest connects to when it is ready
 	guestDisk   = "/dev/vda"

@@ -12,8 +12,8 @@ import (
 // the layers of the restore, then one for each rebase.
 type lower struct {
 	mapped   []vm.Extent // the mappings; empty after Boot
-	restored uint32      // number of layers of the restore
-	layers   uint32      // number of all layers
+	restored uint32      // number of layers that the restore has mapped
+	layers   uint32      // number of all layers, of the restore and of rebases
 	// if the number of a rebase's layer is below owned, all pages that were mapped from this layer
 	// have been replaced by private copies
 	owned uint32

@@ -113,7 +113,7 @@ func (m *Machine) forget() error {
 	if err := m.dropKept(); err != nil {
 		return err
 	}
-	m.stalling.Store(false) // the guest before the rollback made the write that found no room
+	m.stalling.Store(false) // the write that found no room was made before the rollback
 	regions := m.mem.Regions()
 	for i := range regions {
 		if err := m.mem.Clear(regions[i].GPA, regions[i].Size); err != nil {

@@ -34,7 +34,7 @@ func (w *writer) run(t *testing.T, seed uint64, stop *atomic.Bool) {
 			x ^= x << 17
 			page := x % w.pages
 			if x>>60 != 0 {
-				page %= w.pages/8 + 1 // mostly a few pages, as in a guest
+				page %= w.pages/8 + 1 // most writes are to a few pages, as in a guest
 			}
 			w.seq++
 			gpa := guestmem.GPA((w.from+page)*guestmem.PageSize + x>>40%500*8)
