@@ -321,7 +321,7 @@ func NarrowCall() Call {
 	return With(unix.SYS_SECCOMP, Is(0, unix.SECCOMP_SET_MODE_FILTER), Is(1, unix.SECCOMP_FILTER_FLAG_TSYNC))
 }
 
-// filter installs a seccomp program in all threads at once.
+// filter installs a seccomp program in all threads at the same time.
 func filter(program []unix.SockFilter) error {
 	if len(program) == 0 {
 		return errors.New("there is no filter")

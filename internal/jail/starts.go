@@ -11,14 +11,14 @@ import (
 // that swaps.
 const startTime = 30 * time.Second
 
-// starts are the starts of processes that are in progress.
+// starts is the set of process starts that are in progress.
 type starts struct {
 	mu sync.Mutex
 	// +checklocks:mu
 	running map[chan struct{}]struct{} // a channel is closed when its start has ended
 }
 
-// begin records a start until ended is called.
+// begin records a start until the function ended is called.
 func (s *starts) begin() (ended func()) {
 	c := make(chan struct{})
 	s.mu.Lock()

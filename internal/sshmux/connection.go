@@ -133,7 +133,7 @@ func (s *signer) Sign(random io.Reader, hash []byte) (*ssh.Signature, error) {
 	return s.SignWithAlgorithm(random, hash, s.public.Type())
 }
 
-// SignWithAlgorithm is called in one key exchange at a time.
+// SignWithAlgorithm is never called by two key exchanges at the same time.
 func (s *signer) SignWithAlgorithm(_ io.Reader, hash []byte, algorithm string) (*ssh.Signature, error) {
 	s.c.send(&sshproto.Sign{Algorithm: algorithm, Hash: hash})
 	signed := <-s.c.signatures

@@ -18,8 +18,9 @@ import (
 	"github.com/forkd/forkd/internal/jail"
 )
 
-// Program returns a seccomp program. It permits the given calls, but makes a call whose field Deny
-// is set fail with this error. It traps all other calls. Several parts may declare the same call.
+// Program returns a seccomp program. It permits the given calls. If the field Deny of a call is
+// set, the call fails with this error instead. The program traps all other calls. Several parts may
+// declare the same call.
 func Program(calls []jail.Call) ([]unix.SockFilter, error) {
 	allowed := seccomp.NewSyscallRules()
 	denied := map[unix.Errno]seccomp.SyscallRules{}

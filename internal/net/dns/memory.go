@@ -13,7 +13,7 @@ const (
 	maxMemory = 2048
 
 	// maxNames bounds the names of one address. To decide about a connection, the policy compares
-	// each name with each rule, and a new policy decides about all connections at once.
+	// each name with each rule, and a new policy decides about all connections in one step.
 	maxNames = 128
 
 	// A pair is kept for its TTL, but at least for minKeep and at most for maxKeep. minKeep is long

@@ -110,7 +110,8 @@ func isHTTP(p []byte) bool {
 	return !ended && beginning.Match(line)
 }
 
-// beginning matches the method of an incomplete request line (RFC 9112 §3), and one byte more.
+// beginning matches the beginning of a request line (RFC 9112 §3): the method, spaces, and one byte
+// more.
 var beginning = regexp.MustCompile("^[!#$%&'*+.^_`|~0-9A-Za-z-]+ +[^ ]")
 
 // tee is a reader that stores what it reads, up to MaxBytes.

@@ -86,7 +86,7 @@ func unreachable(packet []byte, code header.ICMPv4Code) []byte {
 }
 
 // icmpMessage sets the checksum of an ICMP message, and puts it into a packet from the given
-// address to the guest. It returns the message for the frame socket that contains this packet.
+// address to the guest. It returns the message that carries this packet over the frame socket.
 func icmpMessage(from netip.Addr, message []byte) []byte {
 	packet := make([]byte, header.IPv4MinimumSize, header.IPv4MinimumSize+len(message))
 	h := header.IPv4(packet)

@@ -56,8 +56,8 @@ func (h *Host) closeEnd(id string, end *os.File) {
 	h.heldLocked(id)
 }
 
-// Held returns the number of closed frame sockets of a sandbox whose data its VM still holds. The
-// kernel counts this data as memory of this process.
+// Held returns how many closed frame sockets of a sandbox contain data that its VM has not read.
+// The kernel counts this data as memory of this process.
 func (h *Host) Held(id string) int {
 	h.endsMu.Lock()
 	defer h.endsMu.Unlock()
@@ -76,7 +76,7 @@ func (h *Host) heldLocked(id string) int {
 	return held
 }
 
-// SweepEnds frees the closed frame sockets whose data no VM holds any more.
+// SweepEnds frees the closed frame sockets that contain no unread data any more.
 func (h *Host) SweepEnds() {
 	h.endsMu.Lock()
 	defer h.endsMu.Unlock()

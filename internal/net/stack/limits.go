@@ -99,7 +99,7 @@ const (
 	flowBytes   = 160 << 10 // a connection with smallBuffers and 64 KiB that Linux adds, without its chunks
 )
 
-// Limits of the share of one sandbox in the memory above.
+// Limits of one sandbox's share of the memory above.
 const (
 	maxChunks   = 8 << 20 // bytes of chunks; above the limit the sandbox gets small chunks
 	maxPeeks    = 256     // connections that have not named their server yet
@@ -113,7 +113,7 @@ const (
 // that the daemon sets for the process.
 const LeastMemory = 448 << 20
 
-// Times, and limits of repetitions and bursts.
+// Time limits, and limits of repetitions and bursts.
 const (
 	dialTime    = 30 * time.Second
 	peekTime    = 5 * time.Second  // limit for a client to name its server

@@ -117,8 +117,8 @@ func TestMADTListsEveryProcessorOnce(t *testing.T) {
 }
 
 func TestPkgLength(t *testing.T) {
-	// The largest bodies whose length has 1 or 2 bytes, and the smallest whose length has 2 or 3
-	// bytes (ACPI 6.5 §20.2.4).
+	// The encoded length takes 1 to 3 bytes here (ACPI 6.5 §20.2.4). The bodies are the largest for
+	// 1 and 2 bytes, and the smallest for 2 and 3 bytes.
 	for _, tc := range []struct {
 		body int
 		want []byte

@@ -105,8 +105,8 @@ const (
 
 	portableMaxLeaf    = leafXSAVE
 	portableMaxExtLeaf = leafTopologyAMD
-	// portablePhysBits is the physical address width of Skylake-SP, which is the narrowest of these
-	// processors.
+	// portablePhysBits is the width of physical addresses, in bits, of Skylake-SP. The other
+	// processors have at least this width.
 	portablePhysBits = 46
 )
 

@@ -203,7 +203,7 @@ func runProbe(vcpu *VCPU, mem []byte) error {
 }
 
 // runUntil calls run, which enters the guest, until the guest exits or late is set. It ignores
-// other signals, such as those of Go's scheduler.
+// signals that arrive before late is set, such as those of Go's scheduler.
 func runUntil(late *atomic.Bool, run func() error) error {
 	for {
 		if err := run(); !errors.Is(err, ErrKicked) || late.Load() {

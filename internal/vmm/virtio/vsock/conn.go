@@ -181,7 +181,7 @@ func (d *Device) hostGone(c *conn) error {
 }
 
 // owe notes that c must send a control packet to the guest, and sends the packets that can be sent
-// at once.
+// immediately.
 func (d *Device) owe(c *conn, what uint8) error {
 	c.owed |= what
 	if !c.listed {

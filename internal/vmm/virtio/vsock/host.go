@@ -186,7 +186,7 @@ func (d *Device) handshake(c *conn) error {
 	return nil
 }
 
-// freePort returns a host port that no connection to the guest's port, the parameter guest, uses.
+// freePort returns a free host port: no connection to the given guest port uses it.
 func (d *Device) freePort(guest uint32) uint32 {
 	for {
 		port := d.nextPort
