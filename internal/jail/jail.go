@@ -12,8 +12,8 @@
 // makes the filter from these declarations during code generation. Assembling the filter in each
 // process would take more memory than the rest of the jail.
 //
-// The package does not limit CPU, and limits memory only for forkd-ssh, of which there are many
-// processes. The daemon sets all other limits by cgroups.
+// The package does not limit CPU, and limits memory only for the many forkd-ssh processes. For CPU,
+// and for the memory of the other processes, the daemon uses cgroups.
 package jail
 
 import (

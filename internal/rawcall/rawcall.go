@@ -23,10 +23,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// again runs the function call, which makes a system call, and repeats this while signals interrupt
-// the system call. The prologue of that function lets the scheduler preempt the goroutine before
-// each try. If again were inlined into its caller, the compiler could inline the function too, and
-// there would be no prologue.
+// again runs the given function, which makes a system call, and repeats this while signals
+// interrupt the system call. The prologue of the function lets the scheduler preempt the goroutine
+// before each try. If again were inlined into its caller, the compiler could inline the function
+// too, and there would be no prologue.
 //
 //go:noinline
 func again(call func() (uintptr, uintptr, unix.Errno)) (int, error) {

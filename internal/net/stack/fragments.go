@@ -31,7 +31,7 @@ type packetID struct {
 	number   uint16
 }
 
-// partial is a packet of which some fragments have not arrived yet.
+// partial is a packet that still lacks some of its fragments.
 type partial struct {
 	begun  time.Time
 	pieces []piece // the fragments that have arrived, sorted by offset, without overlap

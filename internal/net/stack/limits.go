@@ -52,7 +52,7 @@ const (
 
 // buffers are the sizes of a TCP flow's buffers, in bytes.
 type buffers struct {
-	guest         int64 // for each direction to and from the guest; maxBuffer means that the buffer grows as needed
+	guest         int64 // in each direction to and from the guest; if it is maxBuffer, the buffer grows to it as needed
 	receive, send int   // SO_RCVBUF and SO_SNDBUF of the host's socket; Linux doubles both
 	grows         int64 // size to which Linux may enlarge the host's receive buffer; 0 if the buffer has a fixed size
 }
@@ -94,8 +94,8 @@ const (
 
 // Memory that is counted for each kind of flow, in bytes.
 const (
-	peekBytes   = 40 << 10  // before its server is known: the first bytes, and the memory for parsing them
-	injectBytes = 256 << 10 // with secrets: the headers of request and answer, raw and parsed, and TLS on both sides
+	peekBytes   = 40 << 10  // for a flow whose server is not known: its first bytes, and the memory for parsing them
+	injectBytes = 256 << 10 // for secrets: the headers of request and answer, raw and parsed, and TLS on both sides
 	flowBytes   = 160 << 10 // a connection with smallBuffers and 64 KiB that Linux adds, without its chunks
 )
 

@@ -90,8 +90,8 @@ func (l *lower) own(mem *guestmem.Memory) error {
 }
 
 // detach makes private pages independent of the stale layers below them. Otherwise the pages'
-// mappings would keep the files of these layers alive. detach detaches at most as many bytes as the
-// parameter most says, and reports whether it has detached any page.
+// mappings would keep the files of these layers alive. The parameter most is the maximum number of
+// bytes to detach. The result any reports whether any page was detached.
 //
 // Preconditions: the machine is stopped and nothing is frozen.
 func (l *lower) detach(mem *guestmem.Memory, most uint64) (any bool, err error) {

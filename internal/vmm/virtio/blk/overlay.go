@@ -187,8 +187,8 @@ func (o *Overlay) ReadV(views [][]byte, off uint64) error {
 	return nil
 }
 
-// locate returns the file that has the byte at off, or nil if no file has it, so that the byte is
-// zero. It also returns how many bytes from off on are in the same file (or in no file), but at
+// locate returns the file that has the byte at off, or nil if no file has it. A byte in no file is
+// zero. locate also returns how many bytes from off on are in the same file (or in no file), but at
 // most the value of the parameter left.
 func (o *Overlay) locate(off, left uint64) (*os.File, uint64) {
 	first := off / cluster
