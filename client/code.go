@@ -84,9 +84,9 @@ type CodeHandlers struct {
 // maxKept is the default of CodeHandlers.Keep.
 const maxKept = 64 << 20
 
-// Minimum number of bytes for which each part of an output counts, and for which each result
-// counts. A result takes memory of its own. In the other SDKs, each part of an output also takes
-// memory of its own.
+// A part of an output counts as at least leastPart bytes, and a result as at least leastResult bytes.
+// A result takes memory of its own. In the other SDKs, each part of an output also takes memory of
+// its own.
 const (
 	leastPart   = 64
 	leastResult = 1 << 10

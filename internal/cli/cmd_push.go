@@ -30,8 +30,8 @@ func (o *registryOptions) register(cmd *cobra.Command) {
 	completeWords(cmd, "progress", "auto", "plain", "tty")
 }
 
-// follow returns two functions. The function on shows an event of a push or a pull on w, and the
-// function end ends this display.
+// follow returns two functions: on(e) shows the event e of a push, a pull or a copy on w, and end()
+// ends the display.
 func (o *registryOptions) follow(w io.Writer) (on func(client.HubEvent) error, end func()) {
 	p := &hubProgress{progress: newProgress(w, isLive(o.progress, w)), numbers: make(map[string]int)}
 	return p.event, func() { p.finish(); p.end() }

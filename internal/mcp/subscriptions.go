@@ -123,8 +123,8 @@ func (f *follower) followEventsLocked() error {
 	return nil
 }
 
-// tell notifies the client of resources that an event has changed. If the event says that events
-// were missed, it sends a notification for each subscribed resource.
+// tell sends the client a notification for each resource that has changed according to an event. If
+// the event says that events were missed, it sends a notification for each subscribed resource.
 func (f *follower) tell(e client.Event) {
 	if e.Type == client.EventMissed {
 		f.mu.Lock()

@@ -73,9 +73,9 @@ func (p *Proxy) authorization(h http.Header, signed bool) (values []string) {
 	return values
 }
 
-// contain removes the headers of an answer whose effect goes beyond the guest's port. It also gives
-// a page at an address of the daemon itself an opaque origin, because the page would otherwise have
-// the daemon's origin.
+// contain removes the headers of an answer whose effect goes beyond the guest's port. If a
+// page is at an address of the daemon itself, contain also makes the page's origin opaque. Otherwise
+// the page would have the daemon's origin.
 func contain(resp *http.Response, in *http.Request, route *Route) {
 	h := resp.Header
 	h.Del(ErrorHeader)

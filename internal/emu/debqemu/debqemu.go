@@ -27,7 +27,8 @@ const Program = "qemu-system-x86_64"
 const Package = "qemu-system-x86"
 
 // oldest is the first series that is known to be free of two faults of QEMU 7.2 (in target/i386/tcg
-// of its source). Both series have a third fault; see mend.go. Because of the two faults, VMs in an
+// of its source). QEMU 7.2 and the series oldest share a third fault; see mend.go. Because of the
+// two faults, VMs in an
 // emulated host occasionally die or hang:
 //
 //   - VMRUN does not load the interrupt shadow (AMD64 manual volume 2, section 15.21.5). If an

@@ -263,8 +263,8 @@ func preferFrom(list []*change) {
 	})
 }
 
-// withAbove calls f with each change, and with the changes above it in which only one side has a directory. The
-// list is in the order of a walk.
+// withAbove calls f once for each change in list, which is in the order of a walk. The argument
+// above of f lists the changes of those parent directories that only one side has.
 func withAbove(list []*change, f func(c *change, above []*change)) {
 	var above []*change
 	for _, c := range list {

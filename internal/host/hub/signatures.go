@@ -200,8 +200,9 @@ func (c *conn) referrers(ctx context.Context, d digest.Digest) ([]oci.Descriptor
 	return list, err
 }
 
-// referrersOf returns the artifacts of all pages that may be signatures (OCI distribution spec 1.1, "Listing
-// Referrers"). It also reports whether the registry has applied the filter in the query.
+// referrersOf reads all pages of the list of referrers (OCI distribution spec 1.1, "Listing
+// Referrers"), and returns those artifacts that may be signatures. It also reports whether the
+// registry has applied the filter in the query.
 func (c *conn) referrersOf(ctx context.Context, d digest.Digest, query url.Values) (
 	list []oci.Descriptor, filtered bool, err error,
 ) {

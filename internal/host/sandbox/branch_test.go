@@ -282,8 +282,8 @@ func TestRestartDuringABranch(t *testing.T) {
 	}
 }
 
-// isKilledKeeper checks that an operation has found a file that the VMM should have closed, and that
-// the VMM was killed.
+// isKilledKeeper checks that an operation has failed because the VMM still had a file open for
+// writing. It also checks that the VMM was killed.
 func isKilledKeeper(t *testing.T, w *world, id, what string, err error) {
 	t.Helper()
 	if err == nil || !strings.Contains(err.Error(), "is open for writing") {

@@ -190,8 +190,8 @@ func (b *backlog) leave(w *layerRoom) {
 
 // admit assigns room to layers in the queue, in order. It returns how many bytes must be free for
 // the first layer that remains, or 0 if the queue is empty. If admit has used an earlier count of
-// the usage, it returns 0. If a layer still waits, admit then plans another call of itself for the
-// time when that count expires.
+// the usage, it returns 0 and, if a layer still waits, plans another call of itself for the time when
+// that count expires.
 func (b *backlog) admit() (missing uint64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -64,8 +64,8 @@ func publishDisk(t *testing.T, s *Store, tag, parent string) error {
 	return err
 }
 
-// stageDisk makes all files of a disk-only branch of the snapshot parent. It returns the arguments
-// for PublishDisk.
+// stageDisk makes all files of a disk-only branch. The parameter parent is the tag of the snapshot
+// that is branched. stageDisk returns the arguments for PublishDisk.
 func stageDisk(t *testing.T, s *Store, stage func(tag string) (*Staging, error), tag, parent string) (*Staging,
 	*snapshot.Manifest, []*os.File) {
 	t.Helper()

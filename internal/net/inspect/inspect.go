@@ -86,7 +86,8 @@ var (
 	gateway = netip.MustParseAddr(frame.Gateway)
 )
 
-// Message checks one message of a frame socket. The reason is set if the class is Dropped.
+// Message checks one message of a frame socket. It returns a reason only for a Packet of the class
+// Dropped.
 func Message(p []byte) (Packet, Reason) {
 	if len(p) < frame.HeaderBytes+etherBytes || len(p) > frame.MaxMessage {
 		return Packet{}, Malformed

@@ -31,9 +31,9 @@ type Branch struct {
 	SinceRestore bool
 
 	// StormFaults is the number of write faults after which a live branch stops the guest until all
-	// pages are copied. If StormFaults is 0, the guest is stopped if most pages are copied because
-	// of write faults. The daemon always sends 0. The torture tests send other values, so that they
-	// can cause the stop with any guest.
+	// pages are copied. If StormFaults is 0, the branch stops the guest as soon as most of the
+	// copies so far were made because of write faults. The daemon always sends 0. The torture tests
+	// send other values, so that they can cause the stop with any guest.
 	StormFaults uint64
 }
 

@@ -300,8 +300,8 @@ func stayOn(cpu int) error {
 	return unix.SchedSetaffinity(0, &set)
 }
 
-// hold starts a thread on each CPU. Each thread keeps values that depend on seed in its registers
-// until the guest's method held is called.
+// hold starts a thread on each CPU. Each thread fills its registers with values that it derives from
+// seed, and keeps them until g.held() is called.
 func (g *guest) hold(seed uint64) {
 	g.signal.Held.Store(0)
 	g.signal.LetGo.Store(0)

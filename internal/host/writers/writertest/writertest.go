@@ -33,8 +33,8 @@ func Main(m *testing.M) int {
 	return 1
 }
 
-// Block makes another process, a copy of the test program, write to a file from a page of memory
-// whose content never arrives. Close of the result ends the process.
+// Block starts another process, a copy of the test program. The process writes to a file from a page
+// of memory whose content never arrives, so the write blocks. Close of the result ends the process.
 func Block(t testing.TB, f *os.File) io.Closer {
 	t.Helper()
 	if _, err := os.Stat("/dev/userfaultfd"); err != nil || os.Getuid() != 0 {
