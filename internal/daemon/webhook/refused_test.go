@@ -47,7 +47,7 @@ func TestServerThatRefusesEverything(t *testing.T) {
 			return false
 		}
 		left--
-		w.WriteHeader(http.StatusInternalServerError)
+		w.WriteHeader(http.StatusForbidden)
 		return true
 	}
 	set := open(t, settings{URL: s.URL})
@@ -65,7 +65,7 @@ func TestServerThatRefusesEverything(t *testing.T) {
 // refusal of the event.
 func TestRefusals(t *testing.T) {
 	for code, want := range map[int]bool{302: false, 400: true, 401: false, 403: true, 404: false, 413: true, 422: true,
-		429: false, 500: true, 502: false, 503: false} {
+		429: false, 500: false, 502: false, 503: false} {
 		if isRefusal(statusError(code)) != want {
 			t.Errorf("%d refuses an event: %v", code, !want)
 		}

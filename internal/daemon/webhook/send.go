@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"math/rand/v2"
 	"net"
 	"net/http"
@@ -45,14 +46,15 @@ type statusError int
 func (e statusError) Error() string { return fmt.Sprintf("the server answered %d", int(e)) }
 
 // refuses reports whether a status is about the message. The other statuses are about the
-// credentials, the URL or the state of the server.
+// credentials, the URL or the state of the server. Statuses of 500 and above are among these, because
+// a server that is out of order for some minutes must not lose events.
 func (e statusError) refuses() bool {
 	switch int(e) {
 	case http.StatusUnauthorized, http.StatusNotFound, http.StatusRequestTimeout, http.StatusTooEarly,
-		http.StatusTooManyRequests, http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
+		http.StatusTooManyRequests:
 		return false
 	}
-	return e >= http.StatusBadRequest
+	return e >= http.StatusBadRequest && e < http.StatusInternalServerError
 }
 
 // refusals is how often the server must refuse an event before deliver returns errRefused. Within
@@ -150,9 +152,9 @@ func isRefusal(err error) bool {
 func (h *hook) report(err error) {
 	switch {
 	case err != nil && !h.failing:
-		h.log.Warn("an event could not be delivered: it is sent again later", "error", err)
+		h.lines.Log(h.log, slog.LevelWarn, "an event could not be delivered: it is sent again later", "error", err)
 	case err == nil && h.failing:
-		h.log.Info("events are delivered again")
+		h.lines.Log(h.log, slog.LevelInfo, "events are delivered again")
 	}
 	h.failing = err != nil
 }

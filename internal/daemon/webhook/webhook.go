@@ -22,6 +22,7 @@ import (
 	apiv1 "github.com/forkd/forkd/api/v1"
 	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/host/event"
+	"github.com/forkd/forkd/internal/host/loglimit"
 )
 
 // Counter counts for the metrics.
@@ -53,6 +54,7 @@ type hook struct {
 	pace    pace
 	counts  Counter
 	log     *slog.Logger
+	lines   *loglimit.Lines // limits lines about events, which clients can cause
 
 	failing bool      // the last request failed
 	losses  int       // number of messages of the type missed
@@ -70,7 +72,8 @@ func Open(path, version string, log *slog.Logger) (*Set, error) {
 	}
 	set := &Set{}
 	for _, s := range list {
-		h := &hook{settings: s, agent: "forkd/" + version, pace: usual(), log: log.With("webhook", s.Name)}
+		h := &hook{settings: s, agent: "forkd/" + version, pace: usual(), log: log.With("webhook", s.Name),
+			lines: loglimit.New(loglimit.PerSecond, loglimit.AtOnce)}
 		if h.secrets, err = openSecrets(s.SecretFile, h.log); err != nil {
 			return nil, s.wrap("secret_file", err)
 		}
@@ -155,7 +158,7 @@ func (h *hook) deliverEvent(ctx context.Context, m message, place string) error 
 }
 
 func (h *hook) giveUp(m message) {
-	h.log.Error("an event was not delivered, and is given up", "event", m.id)
+	h.lines.Log(h.log, slog.LevelError, "an event was not delivered, and is given up", "event", m.id)
 	h.counts.WebhookLost(lostGivenUp)
 }
 
