@@ -1,6 +1,7 @@
 package inbound
 
 import (
+	"maps"
 	"net"
 	"net/http"
 	"net/http/httputil"
@@ -100,13 +101,13 @@ func contain(resp *http.Response, in *http.Request, route *Route) {
 // Trailers-Only). In such an answer, header and trailer are one frame. The daemon flushes the
 // header of every answer, and clients would then look for the status in a second frame.
 func splitTrailers(h http.Header) {
-	for name, values := range h {
+	h.Del("Content-Length")
+	for _, name := range slices.Collect(maps.Keys(h)) { // a copy, because the loop changes the map
 		if !slices.Contains(staysHeader, name) {
+			h[http.TrailerPrefix+name] = h[name]
 			delete(h, name)
-			h[http.TrailerPrefix+name] = values
 		}
 	}
-	h.Del("Content-Length")
 }
 
 // staysHeader are the headers that splitTrailers keeps.

@@ -86,7 +86,16 @@ func TestGRPCAnswerWithoutABody(t *testing.T) {
 		h.Set("Grpc-Status", "5")
 		h.Set("Grpc-Message", "no such thing")
 		h.Set("Hint", "try another")
+		for n := range 20 {
+			h.Set(fmt.Sprint("Meta-", n), "x")
+		}
 	})
+	for range 20 { // the order of headers is random
+		testTrailersOnly(t, guest)
+	}
+}
+
+func testTrailersOnly(t *testing.T, guest net.Listener) {
 	r := start(t, guest, Config{}, Route{})
 	client := &http.Transport{Protocols: new(http.Protocols)}
 	client.Protocols.SetUnencryptedHTTP2(true)
@@ -105,7 +114,8 @@ func TestGRPCAnswerWithoutABody(t *testing.T) {
 	if p, err := io.ReadAll(resp.Body); err != nil || len(p) > 0 || resp.Header.Get("Content-Type") != "application/grpc" {
 		t.Errorf("%q, %v, header %v", p, err, resp.Header)
 	}
-	for name, want := range map[string]string{"Grpc-Status": "5", "Grpc-Message": "no such thing", "Hint": "try another"} {
+	for name, want := range map[string]string{"Grpc-Status": "5", "Grpc-Message": "no such thing", "Hint": "try another",
+		"Meta-0": "x", "Meta-19": "x"} {
 		if got := resp.Trailer.Get(name); got != want || resp.Header.Get(name) != "" {
 			t.Errorf("%s is %q, want %q as a trailer; header %v, trailer %v", name, got, want, resp.Header, resp.Trailer)
 		}
