@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"sync/atomic"
+	"time"
 
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
@@ -62,7 +63,7 @@ func (h *Hub) Copy(ctx context.Context, who string, from, to Remote, on func(Pro
 		err = &RegistryError{Registry: from.Registry(), Err: fmt.Errorf("copy to %s: %w", to.Registry(), err)}
 	}
 	if err == nil {
-		err = c.finish(ctx, out, target)
+		err = c.finish(ctx, dest, out, target)
 	}
 	return Copied{c.Artifact, c.verdict, len(c.signatures), s.moved}, dest.failed(err)
 }
@@ -98,6 +99,11 @@ func (h *Hub) openCopy(ctx context.Context, from Remote) (c *copying, err error)
 		if err != nil {
 			return err
 		}
+		if c.verdict.Key.PublicKey != nil {
+			if proofs, err = h.onlyTrusted(d, proofs); err != nil {
+				return err
+			}
+		}
 		c.signatures, err = c.from.carry(ctx, d, proofs)
 		return err
 	}
@@ -105,8 +111,26 @@ func (h *Hub) openCopy(ctx context.Context, from Remote) (c *copying, err error)
 	return c, c.from.failed(err)
 }
 
-// carry returns the signatures that Copy writes for the snapshot with the digest d. These are all
-// bundles for d, whether their keys are trusted or not.
+// onlyTrusted returns the bundles of trusted keys. If such a key has signed a snapshot, only these are
+// copied: anybody who may write to the source can add others, and a snapshot with too many signatures
+// cannot be pulled.
+func (h *Hub) onlyTrusted(d digest.Digest, proofs []proof) (list []proof, err error) {
+	keys, err := sigstore.ReadKeys(h.cfg.Trust.Keys)
+	if err != nil {
+		return nil, err
+	}
+	for _, p := range proofs {
+		if p.err != nil {
+			continue
+		}
+		if _, err := verify("", d, []proof{p}, keys); err == nil {
+			list = append(list, p)
+		}
+	}
+	return list, nil
+}
+
+// carry returns the signatures that Copy writes for the snapshot with the digest d.
 func (c *conn) carry(ctx context.Context, d digest.Digest, proofs []proof) (list []carried, err error) {
 	for _, p := range proofs {
 		subject := p.parsed.Subject
@@ -156,9 +180,30 @@ func (a *arriving) Close() error {
 	return err
 }
 
+// finishTime is the maximum time for the documents that follow the blobs.
+const finishTime = 15 * time.Minute
+
 // finish writes the manifest, the signatures and the tag. The manifest comes first, because a registry may refuse
 // signatures of a manifest that it lacks. The tag comes last, so that a snapshot with this tag has its signatures.
-func (c *copying) finish(ctx context.Context, out *remote.Pusher, target name.Tag) error {
+// If the target would then have more signatures than a pull accepts, finish writes nothing.
+func (c *copying) finish(ctx context.Context, dest *conn, out *remote.Pusher, target name.Tag) error {
+	ctx, cancel := context.WithTimeout(ctx, finishTime)
+	defer cancel()
+	present, err := dest.referrers(ctx, c.Digest())
+	if err != nil {
+		return err
+	}
+	all := make(map[digest.Digest]bool)
+	for _, d := range present {
+		all[d.Digest] = true
+	}
+	for _, s := range c.signatures {
+		all[digest.FromBytes(s.text)] = true
+	}
+	if len(all) > maxBundles {
+		return &RegistryError{Registry: dest.Registry(), Err: fmt.Errorf("%s would have %d signatures, and a pull "+
+			"accepts at most %d: delete some there", c.Digest(), len(all), maxBundles)}
+	}
 	repo := target.Context()
 	if err := out.Put(ctx, repo.Digest(c.Digest().String()), manifest(c.Manifest)); err != nil {
 		return err

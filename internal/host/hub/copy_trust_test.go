@@ -45,7 +45,7 @@ func TestCopyCarriesSignatures(t *testing.T) {
 			a.plant(t, s.host+"/team/py:1", sent.Digest(), []byte("hello"))
 			for range 2 {
 				got, err := b.Copy(t.Context(), "ann", from, to, ignore)
-				if err != nil || got.Verdict.Key.Name != "ann" || got.Signatures != 2 {
+				if err != nil || got.Verdict.Key.Name != "ann" || got.Signatures != 1 {
 					t.Fatalf("%s: %+v, %v", name, got, err)
 				}
 			}
@@ -56,7 +56,7 @@ func TestCopyCarriesSignatures(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if list, err := c.proofs(t.Context(), sent.Digest()); err != nil || len(list) != 2 {
+			if list, err := c.proofs(t.Context(), sent.Digest()); err != nil || len(list) != 1 {
 				t.Errorf("%s: the target has %d signatures, %v", name, len(list), err)
 			}
 			warned, err := b.Copy(t.Context(), "ann", strictly(t, s.host+"/team/py:2").Under(Warn), to, ignore)
@@ -128,4 +128,32 @@ func TestCopyLeavesForeignSubjects(t *testing.T) {
 	if err != nil || len(list) != 1 {
 		t.Errorf("%d signatures, %v", len(list), err)
 	}
+}
+
+// Anybody who may write to the source can add signatures. They do not make the copy unusable for hosts that trust
+// another key, and a copy that nobody could pull is not made.
+func TestCopyOfManySignatures(t *testing.T) {
+	t.Setenv("DOCKER_CONFIG", t.TempDir())
+	ann, eve := newKey(t), newKey(t)
+	a, b := newHost(t).hasty(), newHost(t).hasty().trusting(t, ann)
+	a.make(t, "parent", "", 2, 'p')
+	s, d := serveReferrers(t), serveReferrers(t)
+	sent := a.push(t, "parent", s.host+"/team/py:1")
+	a.push(t, "parent", d.host+"/team/py:0")
+	for range 5 {
+		a.plant(t, d.host+"/team/py:0", sent.Digest(), bundleFor(t, ann, sent.Digest()))
+	}
+	a.plant(t, s.host+"/team/py:1", sent.Digest(), bundleFor(t, ann, sent.Digest()))
+	for range maxBundles - 1 {
+		a.plant(t, s.host+"/team/py:1", sent.Digest(), bundleFor(t, eve, sent.Digest()))
+	}
+	from, to := strictly(t, s.host+"/team/py:1"), strictly(t, d.host+"/team/py:1")
+	if _, err := b.Copy(t.Context(), "ann", from.Under(Off), to, ignore); err == nil ||
+		!strings.Contains(err.Error(), "at most 32") || hasTag(t, d, "team/py", "1") {
+		t.Errorf("a copy with 37 signatures: %v", err)
+	}
+	if got, err := b.Copy(t.Context(), "ann", from, to, ignore); err != nil || got.Signatures != 1 {
+		t.Errorf("%+v, %v", got, err)
+	}
+	mustPull(t, b, to)
 }
