@@ -20,7 +20,7 @@ type guest interface {
 	peers() []string // names of the peers, other than forkd, that can run this guest
 
 	bake(ctx context.Context, d *lab.Daemon, m *lab.Manager) error // makes forkd's snapshot
-	client() func(vsock string) sandbox.Guest                      // stands in for the agent; nil: the agent itself
+	client() func(_, vsock string) sandbox.Guest                   // stands in for the agent; nil: the agent itself
 
 	// setUp prepares the directory of a Firecracker VM, which is a parent or a child.
 	setUp(f *firecracker, dir string) error
@@ -54,7 +54,7 @@ func (g stubGuest) bake(ctx context.Context, d *lab.Daemon, m *lab.Manager) erro
 	return d.BakeStub(ctx, m, tag, g.memoryMiB, 0)
 }
 
-func (stubGuest) client() func(vsock string) sandbox.Guest { return lab.StubClient }
+func (stubGuest) client() func(_, vsock string) sandbox.Guest { return lab.StubClient }
 
 func (stubGuest) setUp(*firecracker, string) error { return nil }
 

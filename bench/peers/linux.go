@@ -49,7 +49,7 @@ func (g *linuxGuest) bake(ctx context.Context, d *lab.Daemon, m *lab.Manager) er
 	return d.Bake(ctx, m, tag, g.recipe, g.memoryMiB)
 }
 
-func (*linuxGuest) client() func(vsock string) sandbox.Guest { return nil }
+func (*linuxGuest) client() func(_, vsock string) sandbox.Guest { return nil }
 
 // Files in the directory of a Firecracker VM. Snapshots refer to them by paths relative to that
 // directory.

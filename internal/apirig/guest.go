@@ -50,8 +50,8 @@ type guest struct {
 
 // guests returns a function that returns the guest of a VM. If the parameter one is not nil, it is
 // the guest of every VM. Otherwise each VM has a new agent as its guest.
-func (a *agents) guests(one sandbox.Guest, vmms *vmfake.VMMs) func(string) sandbox.Guest {
-	return func(vsock string) sandbox.Guest {
+func (a *agents) guests(one sandbox.Guest, vmms *vmfake.VMMs) func(owner, vsock string) sandbox.Guest {
+	return func(_, vsock string) sandbox.Guest {
 		if one != nil {
 			return one
 		}

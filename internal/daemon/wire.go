@@ -73,6 +73,11 @@ type wired struct {
 	host    *tenancy.Host
 }
 
+// guestsOf returns the function that connects to the agent of a sandbox.
+func guestsOf(o *agentclient.Owners) func(owner, vsock string) sandbox.Guest {
+	return func(owner, vsock string) sandbox.Guest { return agentclient.New(o.DialUnix(owner, vsock)) }
+}
+
 // wire constructs the daemon and takes over the sandboxes and processes that an earlier daemon left
 // running. Streams to ports of sandboxes end with ctx.
 func wire(ctx context.Context, cfg Config, guard *auth.Guard, kvm *kvmState) (*wired, error) {
@@ -124,7 +129,7 @@ func wire(ctx context.Context, cfg Config, guard *auth.Guard, kvm *kvmState) (*w
 		Store:    w.store,
 		VMMs:     vmms,
 		Net:      w.net,
-		Guest:    func(vsock string) sandbox.Guest { return agentclient.New(agentclient.DialUnix(vsock)) },
+		Guest:    guestsOf(&agentclient.Owners{}),
 		NewTop:   disklayer.Format,
 		Branches: cfg.Branches,
 		RunDir:   runDir, DataDir: dataDir,

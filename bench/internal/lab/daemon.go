@@ -121,9 +121,9 @@ func (m *Manager) VsockSocket(id string) string {
 
 // Options are the settings in which the managers of one Daemon may differ.
 type Options struct {
-	Pool  int                              // number of waiting VMMs
-	VMMs  vmpool.VMMs                      // nil: the VMMs of the daemon
-	Guest func(vsock string) sandbox.Guest // stands in for the agent; nil: the agent itself
+	Pool  int                                 // number of waiting VMMs
+	VMMs  vmpool.VMMs                         // nil: the VMMs of the daemon
+	Guest func(_, vsock string) sandbox.Guest // stands in for the agent; nil: the agent itself
 }
 
 // WithManager calls f with a sandbox manager that is configured like the manager in the daemon.
@@ -141,7 +141,7 @@ func (d *Daemon) WithManager(o Options, f func(*Manager) error) error {
 		o.VMMs = d.VMMs
 	}
 	if o.Guest == nil {
-		o.Guest = func(vsock string) sandbox.Guest { return agentclient.New(agentclient.DialUnix(vsock)) }
+		o.Guest = func(_, vsock string) sandbox.Guest { return agentclient.New(agentclient.DialUnix(vsock)) }
 	}
 	m := &Manager{runDir: filepath.Join(d.RunDir, name), dataDir: filepath.Join(d.disk, name)}
 	m.Manager, err = sandbox.New(sandbox.Config{

@@ -118,7 +118,7 @@ func saveStub(ctx context.Context, s *store.Store, tag string, vmm vmpool.VMM, m
 }
 
 // StubClient returns the sandbox.Guest of a stub, for Options.Guest.
-func StubClient(vsock string) sandbox.Guest { return stubClient{dir: filepath.Dir(vsock)} }
+func StubClient(_, vsock string) sandbox.Guest { return stubClient{dir: filepath.Dir(vsock)} }
 
 // stubClient is the sandbox.Guest of a stub. Only its method Forked may be called.
 type stubClient struct {

@@ -20,24 +20,46 @@ import (
 // and a 32-bit number, or a short error.
 const maxHandshake = 128
 
-// Limits on closed connections whose data a VMM has not read. The kernel counts this data as memory
-// of the daemon: up to 208 KiB for each connection, unless the host's administrator has changed
-// net.core.wmem_default.
+// sendBuffer is the size of the send buffer of a connection to a guest, in bytes. The kernel doubles
+// it. Data that a VMM has not read counts as memory of the daemon.
+const sendBuffer = 32 << 10
+
+// Limits on closed connections whose data a VMM has not read.
 const (
 	// maxHeld is the limit for connections to the ports of one guest. Connections to its agent have a
 	// separate limit of the same size. So strangers who connect to a server that does not read cannot
 	// keep the owner from commands and files.
 	maxHeld = 64
-	// If there are manyHeld such connections of all guests together, the limit is fewHeld instead.
+	// If there are manyHeld such connections of one owner's guests, the limit for each of these guests
+	// is fewHeld instead.
 	manyHeld = 1024
 	fewHeld  = 4
 )
 
-// held is the number of closed connections, of all guests together, whose data VMMs have not read.
-var held atomic.Int64
+// Owners counts closed connections whose data VMMs have not read, for each owner of sandboxes. The
+// zero value has none. Its methods may be called concurrently.
+type Owners struct {
+	mu   sync.Mutex
+	held map[string]*atomic.Int64
+}
 
-// limit returns the limit that now applies to each guest: maxHeld or fewHeld.
-func limit() int {
+func (o *Owners) of(owner string) *atomic.Int64 {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.held == nil {
+		o.held = make(map[string]*atomic.Int64)
+	}
+	if o.held[owner] == nil {
+		o.held[owner] = &atomic.Int64{}
+	}
+	return o.held[owner]
+}
+
+// DialUnix is like the function DialUnix, for the VMM of a sandbox of the given owner.
+func (o *Owners) DialUnix(owner, path string) DialFunc { return dialUnix(path, o.of(owner)) }
+
+// limit returns the limit that now applies to each guest of an owner: maxHeld or fewHeld.
+func limit(held *atomic.Int64) int {
 	if held.Load() >= manyHeld {
 		return fewHeld
 	}
@@ -48,14 +70,17 @@ func limit() int {
 // and expects "OK <number>\n", as Firecracker's vsock device does. If the VMM has not read the data
 // of maxHeld closed connections, because its guest does not read or because the VMM is hostile, the
 // function returns an Error with CodeUnavailable.
-func DialUnix(path string) DialFunc {
-	ports, agent := &linger.Set{Total: &held}, &linger.Set{Total: &held}
+func DialUnix(path string) DialFunc { return dialUnix(path, &atomic.Int64{}) }
+
+// dialUnix is DialUnix, with the counter of the owner's closed connections.
+func dialUnix(path string, total *atomic.Int64) DialFunc {
+	ports, agent := &linger.Set{Total: total}, &linger.Set{Total: total}
 	return func(ctx context.Context, port uint32) (net.Conn, error) {
 		closed := agent
 		if port == agentproto.DialPort {
 			closed = ports
 		}
-		if held := closed.Held(); held >= limit() {
+		if held := closed.Held(); held >= limit(total) {
 			return nil, &Error{Op: fmt.Sprintf("dial guest port %d", port), Code: CodeUnavailable,
 				Message: fmt.Sprintf("the guest has not read the data of %d ended connections", held)}
 		}
@@ -65,6 +90,7 @@ func DialUnix(path string) DialFunc {
 			return nil, fmt.Errorf("dial guest port %d: %w", port, err)
 		}
 		s := &stream{UnixConn: conn.(*net.UnixConn), closed: closed}
+		_ = s.SetWriteBuffer(sendBuffer) // after an error, the kernel's default is in force
 		if err := handshake(ctx, s, port); err != nil {
 			s.Close()
 			return nil, fmt.Errorf("dial guest port %d: %w", port, err)

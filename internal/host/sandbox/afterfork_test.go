@@ -21,7 +21,7 @@ func TestHooksHoldNeitherPoolNorMemory(t *testing.T) {
 	mustBake(t, w)
 	id := forkOne(t, w, ForkRequest{})
 	guest := sleeper{vmfake.Guest{All: w.vmms}, make(chan struct{}, 10)}
-	w.Manager.cfg.Guest = func(string) Guest { return guest }
+	w.Manager.cfg.Guest = func(string, string) Guest { return guest }
 	endless := &snapshot.Hook{Args: []string{"sleep", "300"}, TimeoutSecs: 300, OnFailure: snapshot.HookAborts}
 	ctx, leave := context.WithCancel(t.Context())
 	defer leave()
@@ -68,7 +68,7 @@ func TestAFailedHookEndsItsChild(t *testing.T) {
 		mustBake(t, w)
 		runs := make(chan struct{}, 10)
 		var guests atomic.Int32
-		w.Manager.cfg.Guest = func(string) Guest {
+		w.Manager.cfg.Guest = func(string, string) Guest {
 			guest := vmfake.Guest{All: w.vmms}
 			if guests.Add(1) == 2 {
 				return guest // its commands fail

@@ -63,7 +63,7 @@ func (m *Manager) tryBringBack(ctx context.Context, s *Sandbox, expiry func() Ex
 	if err != nil {
 		return fmt.Errorf("start a VMM: %w", err)
 	}
-	v := m.newLiveVM(&vmpool.Shell{ID: s.id, Dir: dir, VMM: vmm}, lease)
+	v := m.newLiveVM(s.record.Owner, &vmpool.Shell{ID: s.id, Dir: dir, VMM: vmm}, lease)
 	v.leave = leave
 	undo.Add(func() { m.kill(s.id, v); v.link.Close(); ledger.ClearTops(s.data) })
 	if err := s.swapLeases(func() { s.resuming = v }); err != nil {

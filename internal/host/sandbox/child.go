@@ -93,7 +93,7 @@ func (m *Manager) restoreChild(ctx context.Context, start time.Time, req ForkReq
 	if req.TTL > 0 {
 		s.record.Expires = start.Add(req.TTL).UTC()
 	}
-	s.live = m.newLiveVM(shell, lease)
+	s.live = m.newLiveVM(s.record.Owner, shell, lease)
 	undo.Add(func() { m.end(s) })
 	if err := s.live.limit(&s.record); err != nil {
 		return nil, err

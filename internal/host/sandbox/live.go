@@ -14,9 +14,9 @@ import (
 	"github.com/forkd/forkd/internal/host/writers"
 )
 
-func (m *Manager) newLiveVM(shell *vmpool.Shell, lease *store.Lease) *liveVM {
+func (m *Manager) newLiveVM(owner string, shell *vmpool.Shell, lease *store.Lease) *liveVM {
 	v := &liveVM{dir: shell.Dir, vmm: shell.VMM, lease: lease}
-	v.guest = m.cfg.Guest(filepath.Join(shell.Dir, vmmclient.VsockSocket))
+	v.guest = m.cfg.Guest(owner, filepath.Join(shell.Dir, vmmclient.VsockSocket))
 	v.calls, v.cut = context.WithCancelCause(context.Background())
 	return v
 }

@@ -41,7 +41,7 @@ type Config struct {
 	Store  *store.Store
 	VMMs   vmpool.VMMs
 	Net    *netclient.Client                        // nil: sandboxes have no network
-	Guest  func(vsockPath string) Guest             // returns the agent behind the vsock socket of a VM
+	Guest  func(owner, vsockPath string) Guest      // returns the agent behind the vsock socket of a VM
 	NewTop func(f *os.File, sizeBytes uint64) error // makes f an empty private disk top
 	// directory for sockets and records of sandboxes; only this manager uses it
 	RunDir   string

@@ -31,7 +31,7 @@ func TestDeletedDuringAfterResume(t *testing.T) {
 	defer w.stop()
 	mustBake(t, w)
 	guest := sleeper{vmfake.Guest{All: w.vmms}, make(chan struct{}, 10)}
-	w.Manager.cfg.Guest = func(string) Guest { return guest }
+	w.Manager.cfg.Guest = func(string, string) Guest { return guest }
 	endless := &snapshot.Hook{Args: []string{"sleep", "300"}, TimeoutSecs: 300, OnFailure: snapshot.HookContinues}
 	id := forkOne(t, w, ForkRequest{Hooks: &snapshot.Hooks{AfterResume: endless}})
 	if _, err := w.Suspend(t.Context(), id); err != nil {

@@ -101,7 +101,7 @@ func (w *world) start(t testing.TB, poolSize int) {
 		vmms = w.hosts
 	}
 	w.Manager, err = New(Config{
-		Store: st, VMMs: vmms, Net: w.net, Guest: func(string) Guest { return vmfake.Guest{All: w.vmms} },
+		Store: st, VMMs: vmms, Net: w.net, Guest: func(string, string) Guest { return vmfake.Guest{All: w.vmms} },
 		NewTop:   disklayer.Format,
 		RunDir:   filepath.Join(w.dir, "run"),
 		DataDir:  filepath.Join(w.dir, "data"),

@@ -46,7 +46,7 @@ func newHost(t *testing.T) *Host {
 	}
 	vmms, run := &vmfake.VMMs{}, filepath.Join(dir, "run")
 	m, err := sandbox.New(sandbox.Config{
-		Store: st, VMMs: vmms, Guest: func(string) sandbox.Guest { return vmfake.Guest{All: vmms} },
+		Store: st, VMMs: vmms, Guest: func(string, string) sandbox.Guest { return vmfake.Guest{All: vmms} },
 		NewTop: disklayer.Format, RunDir: run, DataDir: filepath.Join(dir, "data"), Observer: metrics{}, Events: events,
 		Log: log,
 	})

@@ -54,7 +54,7 @@ func (w *world) start(t *testing.T) {
 	data := filepath.Join(w.dir, "data")
 	log := slog.New(slog.DiscardHandler)
 	w.manager, err = sandbox.New(sandbox.Config{
-		Store: w.store, VMMs: w.vmms, Guest: func(string) sandbox.Guest { return vmfake.Guest{All: w.vmms} },
+		Store: w.store, VMMs: w.vmms, Guest: func(string, string) sandbox.Guest { return vmfake.Guest{All: w.vmms} },
 		NewTop: disklayer.Format, RunDir: filepath.Join(w.dir, "run"), DataDir: data, Observer: metrics{}, Log: log,
 	})
 	if err != nil {
