@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/forkd/forkd/client"
 	"github.com/forkd/forkd/internal/sigstore"
@@ -39,21 +40,19 @@ func TestSnapshotsTravel(t *testing.T) {
 	signature := signed(t, file, keys)
 	b := f.start(t, withArgs("--trusted-keys", keys), withState(filepath.Join(dir, "s")),
 		withRun(filepath.Join(dir, "r")), withRAM(filepath.Join(dir, "m")))
-	archive, err := os.Open(file)
-	if err != nil {
-		t.Fatal(err)
+	// unpack opens the archive each time, because package http may read it even after the answer.
+	unpack := func(limit time.Duration, o client.UnpackOptions) (client.HubResult, error) {
+		archive, err := os.Open(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return b.UnpackSnapshot(b.ctx(t, limit), archive, o, nil) // package http closes the archive
 	}
-	defer archive.Close()
 	var refused *client.Error
-	unsigned := io.NopCloser(archive) // package http closes the body of a request
-	_, err = b.UnpackSnapshot(b.ctx(t, quietLimit), unsigned, client.UnpackOptions{}, nil)
-	if !errors.As(err, &refused) || refused.Code != "not_signed" {
+	if _, err := unpack(quietLimit, client.UnpackOptions{}); !errors.As(err, &refused) || refused.Code != "not_signed" {
 		t.Errorf("without a signature: %v", err)
 	}
-	if _, err := archive.Seek(0, io.SeekStart); err != nil {
-		t.Fatal(err)
-	}
-	got, err := b.UnpackSnapshot(b.ctx(t, bakeLimit), archive, client.UnpackOptions{Signature: signature}, nil)
+	got, err := unpack(bakeLimit, client.UnpackOptions{Signature: signature})
 	if err != nil {
 		t.Fatal(err)
 	}
