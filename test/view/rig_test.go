@@ -335,9 +335,9 @@ func (p *page) waitText(text string) {
 	p.wait(`document.body.innerText.includes(` + string(quoted) + `)`)
 }
 
-// readOfDeleted matches the browser's message for a request of the page for a sandbox that has just
+// readOfDeleted matches the browser's message for a request of the page for a sandbox or a snapshot that has just
 // been deleted. The message may occur in every test.
-var readOfDeleted = regexp.MustCompile(`status of 404 .*/v1/sandboxes/sb-[a-z0-9]+$`)
+var readOfDeleted = regexp.MustCompile(`status of 404 .*/v1/(sandboxes/sb-[a-z0-9]+|snapshots/[^/]+/info)$`)
 
 // statsOfEnded is the path of requests that fail if a sandbox has just been paused or deleted.
 const statsOfEnded = "/stats"
