@@ -154,13 +154,17 @@ func guestsRoute(r *http.Request) (own string, ok bool) {
 // URL. The proxy ends with t.
 func Proxy(t testing.TB, socket string) string {
 	t.Helper()
-	srv := httptest.NewServer(Checked(t, &httputil.ReverseProxy{
+	proxy := Checked(t, &httputil.ReverseProxy{
 		Rewrite: func(r *httputil.ProxyRequest) { r.Out.URL.Scheme, r.Out.URL.Host = "http", "forkd" },
 		Transport: &http.Transport{DisableCompression: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn,
 			error) {
 			var d net.Dialer
 			return d.DialContext(ctx, "unix", socket)
 		}},
+	})
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_ = http.NewResponseController(w).EnableFullDuplex() // an answer may begin before the end of its request
+		proxy.ServeHTTP(w, r)
 	}))
 	t.Cleanup(srv.Close)
 	return srv.URL

@@ -122,6 +122,9 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	ctx, cancel := s.during(r, session)
 	defer cancel()
+	// The daemon may begin its answer before the proxy has read the end of the request. Otherwise package
+	// http would then close the request's body, and the proxy would cut the answer off.
+	_ = http.NewResponseController(w).EnableFullDuplex() // HTTP/2 always has it
 	answer := &confined{ResponseWriter: w}
 	s.API.ServeHTTP(answer, inner.WithContext(ctx))
 	answer.begin()

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"compress/gzip"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -302,6 +303,46 @@ func TestWebSocketsPass(t *testing.T) {
 	}
 	if _, p, err := c.Read(t.Context()); err != nil || string(p) != "hello" {
 		t.Errorf("%q, %v", p, err)
+	}
+}
+
+// The answer of the daemon may begin before the end of the request.
+func TestEarlyAnswers(t *testing.T) {
+	r := newRig(t)
+	r.daemon.answer = func(w http.ResponseWriter, in *http.Request) {
+		rc := http.NewResponseController(w)
+		if err := rc.EnableFullDuplex(); err != nil {
+			t.Error(err)
+		}
+		io.WriteString(w, "begin ")
+		rc.Flush()
+		body, err := io.ReadAll(in.Body)
+		fmt.Fprintf(w, "%s %v", body, err)
+	}
+	r.enter()
+	body, more := io.Pipe()
+	req, err := http.NewRequestWithContext(t.Context(), "POST", r.url+r.path("v1/sandboxes/sb-a/code"), body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, value := range map[string]string{"Cookie": r.cookie, "Sec-Fetch-Site": "same-origin", "Sec-Fetch-Dest": "empty",
+		"Origin": r.url, Header: "1"} {
+		req.Header.Set(name, value)
+	}
+	go io.WriteString(more, "first ")
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	begin := make([]byte, len("begin "))
+	if _, err := io.ReadFull(resp.Body, begin); err != nil {
+		t.Fatal(err)
+	}
+	io.WriteString(more, "second")
+	more.Close()
+	if rest, err := io.ReadAll(resp.Body); string(rest) != "first second <nil>" || err != nil {
+		t.Errorf("status %d, %q, %v", resp.StatusCode, rest, err)
 	}
 }
 

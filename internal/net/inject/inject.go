@@ -166,6 +166,9 @@ func (p *Proxy) handler(transport http.RoundTripper) http.Handler {
 			http.Error(w, "forkd: "+text, status)
 			return
 		}
+		// The server may begin its answer before the proxy has read the end of the request. Otherwise
+		// package http would then close the request's body, and the proxy would cut the answer off.
+		_ = http.NewResponseController(w).EnableFullDuplex() // an error is impossible: guests speak HTTP/1
 		forward.ServeHTTP(w, r)
 	})
 }

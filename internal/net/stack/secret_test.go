@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"fmt"
 	"io"
+	"log"
 	"net"
 	"net/http"
 	"strings"
@@ -53,6 +54,39 @@ func testSecretIsAdded(t *testing.T, policy string) {
 	waitFor(t, "the flow ends", func() bool { return v.counters.Open.Load() == 0 })
 	if m := v.counters.Stats(); m.UpBytes == 0 || m.DownBytes == 0 || m.Connections != 1 {
 		t.Errorf("%+v", m)
+	}
+}
+
+// The answer may begin before the end of the request.
+func TestEarlyAnswerWhereASecretIsAdded(t *testing.T) {
+	v := newVault(t, "public")
+	server := &http.Server{ErrorLog: log.New(io.Discard, "", 0), Handler: http.HandlerFunc(func(w http.ResponseWriter,
+		r *http.Request) {
+		rc := http.NewResponseController(w)
+		if err := rc.EnableFullDuplex(); err != nil {
+			t.Error(err)
+		}
+		_, _ = io.WriteString(w, "begin ")
+		_ = rc.Flush()
+		body, err := io.ReadAll(r.Body)
+		fmt.Fprintf(w, "%s %v", body, err)
+	})}
+	go func() { _ = server.Serve(tls.NewListener(v.world.Listen(t, web+":443"), v.roots.config(t, "api.example"))) }()
+	defer server.Close()
+	v.lookup(t, "api.example", false)
+	c := v.mustDialTLS(t, web+":443", "api.example")
+	fmt.Fprint(c, "POST /p HTTP/1.1\r\nHost: api.example\r\nContent-Length: 12\r\n\r\nfirst ")
+	resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if _, err := io.ReadFull(resp.Body, make([]byte, len("begin "))); err != nil {
+		t.Fatal(err)
+	}
+	fmt.Fprint(c, "second")
+	if rest, err := io.ReadAll(resp.Body); string(rest) != "first second <nil>" || err != nil {
+		t.Errorf("%q, %v", rest, err)
 	}
 }
 
