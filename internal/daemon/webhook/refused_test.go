@@ -71,3 +71,31 @@ func TestRefusals(t *testing.T) {
 		}
 	}
 }
+
+// An event that the server does not accept in time is given up, and the server learns that it
+// missed an event. The message that says so is never given up.
+func TestGiveUp(t *testing.T) {
+	s := receive(t, httptest.NewServer)
+	refusals := 3
+	s.answer = func(w http.ResponseWriter, _ *http.Request, got request) bool {
+		poison := got.body.SandboxID == "poison"
+		if got.body.Reason == lostGivenUp && refusals > 0 {
+			refusals--
+			poison = true
+		}
+		if poison {
+			w.WriteHeader(http.StatusBadRequest)
+		}
+		return poison
+	}
+	set := open(t, settings{URL: s.URL})
+	set.hooks[0].pace.giveUp = 1
+	ring := event.NewRing(event.DefaultSize)
+	emit(ring, "a", "poison", "b")
+	c, stop := run(t, set, ring)
+	s.want(t, "missed start", "sandbox.created a", "missed given_up", "sandbox.created b")
+	stop()
+	if !slices.Equal(c.lost, []string{lostGivenUp}) || c.fail != 4 {
+		t.Errorf("%+v", c)
+	}
+}
