@@ -7,11 +7,9 @@ import (
 	"net/netip"
 	"os"
 	"slices"
-	"sync"
 	"sync/atomic"
 
 	"github.com/forkd/forkd/internal/hostroute"
-	"github.com/forkd/forkd/internal/linger"
 	"github.com/forkd/forkd/internal/net/dns"
 	"github.com/forkd/forkd/internal/net/flowlog"
 	"github.com/forkd/forkd/internal/net/inject"
@@ -41,48 +39,7 @@ type Host struct {
 	asks    int64        // maximum of the counter queries
 	receive int64        // largest receive buffer that Linux gives a TCP socket, in bytes; 0 if unknown
 
-	endsMu sync.Mutex
-	ends   map[string]*linger.Set // for each sandbox, the closed frame sockets from which its VM has not read all data
-}
-
-// closeEnd closes a frame socket of a sandbox.
-func (h *Host) closeEnd(id string, end *os.File) {
-	h.endsMu.Lock()
-	defer h.endsMu.Unlock()
-	if h.ends[id] == nil {
-		h.ends[id] = &linger.Set{}
-	}
-	_ = h.ends[id].Close(end)
-	h.heldLocked(id)
-}
-
-// Held returns how many closed frame sockets of a sandbox contain data that its VM has not read.
-// The kernel counts this data as memory of this process.
-func (h *Host) Held(id string) int {
-	h.endsMu.Lock()
-	defer h.endsMu.Unlock()
-	return h.heldLocked(id)
-}
-
-func (h *Host) heldLocked(id string) int {
-	ends := h.ends[id]
-	if ends == nil {
-		return 0
-	}
-	held := ends.Held()
-	if held == 0 {
-		delete(h.ends, id)
-	}
-	return held
-}
-
-// SweepEnds frees the closed frame sockets that contain no unread data any more.
-func (h *Host) SweepEnds() {
-	h.endsMu.Lock()
-	defer h.endsMu.Unlock()
-	for id := range h.ends {
-		h.heldLocked(id)
-	}
+	ends ends
 }
 
 // maxHostUDP bounds the UDP flows of all sandboxes. Each flow takes a port, which the rest of the
@@ -104,7 +61,7 @@ const (
 // NewHost returns a Host. The parameter sockets is the maximum number of sockets for flows of all
 // sandboxes.
 func NewHost(sockets int) *Host {
-	h := &Host{Resolver: &dns.Resolver{}, Log: flowlog.New(), most: int64(sockets), ends: map[string]*linger.Set{}}
+	h := &Host{Resolver: &dns.Resolver{}, Log: flowlog.New(), most: int64(sockets)}
 	h.asks = min(maxHostQueries, max(maxQueries, h.most/queryPart))
 	h.SetMemory(LeastMemory)
 	return h

@@ -73,7 +73,7 @@ func (l *link) close() {
 	l.closed = true
 	l.mu.Unlock()
 	if !again {
-		l.host.closeEnd(l.id, l.file)
+		l.host.ends.close(l.id, l.file)
 	}
 	l.writers.Wait()
 }
