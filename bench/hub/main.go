@@ -43,7 +43,8 @@ type bench struct {
 }
 
 func main() {
-	b := &bench{Program: lab.NewProgram("hub", 10*time.Minute, "no new round begins"), archives: make(map[string]string)}
+	b := &bench{Program: lab.NewProgram("hub", 10*time.Minute, "no new round begins"),
+		archives: make(map[string]string)}
 	flag.IntVar(&b.opt.rounds, "rounds", 3, "how often everything is moved")
 	flag.IntVar(&b.opt.parent, "parent", 256, "MiB of content in the memory of the parent")
 	flag.IntVar(&b.opt.child, "child", 16, "MiB that the child has written")

@@ -129,7 +129,8 @@ func (b *bench) moveAll(ctx context.Context, newMover func(dir string) mover) (e
 		}
 	}
 	for _, s := range snapshots {
-		if err := b.run("pull", m.name(), s.what, both, func() error { return m.pull(ctx, from, s.tag, s.as) }); err != nil {
+		pull := func() error { return m.pull(ctx, from, s.tag, s.as) }
+		if err := b.run("pull", m.name(), s.what, both, pull); err != nil {
 			return err
 		}
 		if err := m.settle(ctx); err != nil {
@@ -137,7 +138,8 @@ func (b *bench) moveAll(ctx context.Context, newMover func(dir string) mover) (e
 		}
 	}
 	for _, s := range snapshots {
-		if err := b.run("copy", m.name(), s.what, both, func() error { return m.copy(ctx, from, to, s.tag) }); err != nil {
+		again := func() error { return m.copy(ctx, from, to, s.tag) }
+		if err := b.run("copy", m.name(), s.what, both, again); err != nil {
 			return err
 		}
 	}
@@ -260,6 +262,7 @@ func (b *bench) table() *report.Table {
 	t.Notef("sent and received: bytes of all connections with the registries, with headers")
 	t.Notef("pack compresses the files; later operations find them in the cache")
 	t.Notef("forkd's pull also decompresses the files and makes a snapshot; skopeo's pull stores the compressed files")
-	t.Notef("parent: %d MiB of content in the memory; child: %d MiB more, as memory and as disk", b.opt.parent, b.opt.child)
+	t.Notef("parent: %d MiB of content in the memory; child: %d MiB more, as memory and as disk",
+		b.opt.parent, b.opt.child)
 	return t
 }

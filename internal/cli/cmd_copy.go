@@ -17,13 +17,13 @@ func newCopyCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "copy FROM TO",
 		Short: "Copy a snapshot from one OCI registry to another",
-		Long: "FROM is REGISTRY/NAME:TAG or REGISTRY/NAME@DIGEST, and TO is REGISTRY/NAME:TAG. The daemon fetches the files that\n" +
-			"the other registry lacks, several at a time, compares every byte with its digest, and sends it on. The\n" +
-			"daemon's store and disk get nothing. The signatures of the snapshot are copied too, and the tag is written\n" +
-			"last. An interrupted copy leaves no tag, and the next one sends only the missing files. Within one registry,\n" +
-			"files are mounted, if the registry supports it. A key that the daemon trusts must have signed the snapshot,\n" +
-			"unless the daemon's --trust says otherwise. Without --registry-auth the daemon uses the 'docker login' of its\n" +
-			"own user. 'forkd cp' copies files.",
+		Long: "FROM is REGISTRY/NAME:TAG or REGISTRY/NAME@DIGEST, and TO is REGISTRY/NAME:TAG. The daemon fetches the\n" +
+			"files that the other registry lacks, several at a time, compares every byte with its digest, and sends it\n" +
+			"on. The daemon's store and disk get nothing. The signatures of trusted keys are copied too (if there is\n" +
+			"none, all signatures), and the tag is written last. An interrupted copy leaves no tag, and the next one\n" +
+			"sends only the missing files. Within one registry, files are mounted, if the registry supports it. A key\n" +
+			"that the daemon trusts must have signed the snapshot, unless the daemon's --trust says otherwise.\n" +
+			"Without --registry-auth the daemon uses the 'docker login' of its own user. 'forkd cp' copies files.",
 		Example: "  forkd copy ghcr.io/owner/python-numpy:1 registry.example/team/python-numpy:1\n" +
 			"  forkd copy ghcr.io/owner/numpy:1 ghcr.io/owner/numpy:stable --registry-auth ghcr.io",
 		Args: usageArgs(arguments(2, 2)),

@@ -325,8 +325,8 @@ func TestEarlyAnswers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, value := range map[string]string{"Cookie": r.cookie, "Sec-Fetch-Site": "same-origin", "Sec-Fetch-Dest": "empty",
-		"Origin": r.url, Header: "1"} {
+	for name, value := range map[string]string{"Cookie": r.cookie, "Sec-Fetch-Site": "same-origin",
+		"Sec-Fetch-Dest": "empty", "Origin": r.url, Header: "1"} {
 		req.Header.Set(name, value)
 	}
 	go io.WriteString(more, "first ")

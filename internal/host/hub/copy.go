@@ -112,8 +112,8 @@ func (h *Hub) openCopy(ctx context.Context, from Remote) (c *copying, err error)
 }
 
 // onlyTrusted returns the bundles of trusted keys. If such a key has signed a snapshot, only these are
-// copied: anybody who may write to the source can add others, and a snapshot with too many signatures
-// cannot be pulled.
+// copied: every writer to the source can add others, and a snapshot with too many signatures cannot be
+// pulled.
 func (h *Hub) onlyTrusted(d digest.Digest, proofs []proof) (list []proof, err error) {
 	keys, err := sigstore.ReadKeys(h.cfg.Trust.Keys)
 	if err != nil {

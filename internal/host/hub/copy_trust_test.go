@@ -130,8 +130,8 @@ func TestCopyLeavesForeignSubjects(t *testing.T) {
 	}
 }
 
-// Anybody who may write to the source can add signatures. They do not make the copy unusable for hosts that trust
-// another key, and a copy that nobody could pull is not made.
+// Every writer to the source can add signatures. They do not make the copy unusable for hosts that trust another key.
+// A copy fails if the target would have more signatures than a pull accepts.
 func TestCopyOfManySignatures(t *testing.T) {
 	t.Setenv("DOCKER_CONFIG", t.TempDir())
 	ann, eve := newKey(t), newKey(t)

@@ -157,7 +157,7 @@ func (m *Manager) readopt(id string) (*Sandbox, error) {
 		os.RemoveAll(dir)
 		return nil, ledger.Lost("its process has ended or does not answer: %w", err)
 	}
-	v := m.newLiveVM("", &vmpool.Shell{ID: id, Dir: dir, VMM: vmm}, nil)
+	v := m.newLiveVM("", &vmpool.Shell{ID: id, Dir: dir, VMM: vmm}, nil) // the record has the owner
 	r, err := ledger.HandedOut(m.cfg.RunDir, dir, filepath.Join(m.cfg.DataDir, id), id)
 	if l := (*ledger.LostError)(nil); errors.As(err, &l) {
 		m.kill(id, v)

@@ -143,5 +143,5 @@ func TestEndForForkdNet(t *testing.T) {
 			return
 		}
 	}
-	t.Error("1000 messages that nobody reads fit into the socket")
+	t.Error("1000 unread messages fit into the socket")
 }

@@ -75,7 +75,7 @@ export function matches(n: Node, words: string[]): boolean {
   const labels = Object.entries(labelsOf(n)).map(([name, value]) => `${name}=${value}`);
   const text = [refOf(n), n.sandbox?.state ?? n.snapshot!.status, n.sandbox?.workspace ?? "", ...labels].join("\n").toLowerCase();
   const owner = ownerWord(n.owner ?? "").toLowerCase();
-  // An owner must be equal as a whole: the name of one may be a part of another, and anybody chooses labels.
+  // An owner must be equal as a whole: its name may be a part of another name, and clients choose labels.
   return words.every((word) => (word.startsWith(ownerWord("")) ? word === owner : text.includes(word)));
 }
 

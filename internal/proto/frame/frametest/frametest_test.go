@@ -37,5 +37,5 @@ func TestPairCarriesTheLongestMessage(t *testing.T) {
 			return
 		}
 	}
-	t.Error("1000 messages that nobody reads fit into the socket")
+	t.Error("1000 unread messages fit into the socket")
 }
