@@ -19,9 +19,9 @@ for group in sys.argv[1:]:
 with open(os.path.join("out", "compat.json"), "w") as f:
     json.dump(merged, f, indent=1)
     f.write("\n")
-print(f"\n{'group':34}{'passed':>8}{'failed':>8}{'not applicable':>16}")
+print(f"\n{'group':34}{'passed':>8}{'failed':>8}{'not applicable':>16}{'seconds':>9}")
 for group, result in merged.items():
-    print(f"{group:34}{result['passed']:>8}{result['failed']:>8}{result['not_applicable']:>16}")
+    print(f"{group:34}{result['passed']:>8}{result['failed']:>8}{result['not_applicable']:>16}{sum(case.get('seconds', 0) for case in result['cases']):>9.0f}")
 for outcome in ("not_applicable", "failed"):  # failures come last, because CI keeps only the end of a log
     for group, result in merged.items():
         for case in result["cases"]:

@@ -1,8 +1,8 @@
 """The contract of the SDKs for Python, TypeScript and Go, against one daemon with real VMs.
 
 The scenarios are those of test/contract, except those that need a fake daemon. Python runs them with both
-of its halves, sync and async. With COMPAT_QUICK, the async half and Go are omitted, and Python and TypeScript
-run only the scenarios that need VMs."""
+of its halves, sync and async. With COMPAT_QUICK, the async half and Go are omitted. Python and TypeScript then
+run only the scenarios that need VMs: each scenario runs in one of the two languages."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ env = {**os.environ, "PATH": os.path.join(sys.prefix, "bin") + os.pathsep + os.e
 
 def in_python(half: str) -> None:
     daemon = types.SimpleNamespace(url=URL, token=TOKEN, snapshot=TAG, tmp="/tmp", file=None)
-    for scenario in scenarios:
+    for scenario in scenarios[::2] if quick else scenarios:
         r.case(f"Python, {half}: {scenario['name']}", lambda scenario=scenario: contract_runner.Runner(daemon, half).run(scenario))
 
 
@@ -50,7 +50,7 @@ def in_typescript() -> None:
     with open(os.path.join(folder, "package.json"), "w") as f:
         json.dump({"type": "module", "private": True}, f)
     subprocess.run(["npm", "install", "--no-audit", "--no-fund", "--silent", f"yaml@{yaml}"], cwd=folder, env=env, check=True)
-    names = "|".join(re.escape(s["name"]) for s in scenarios)
+    names = "|".join(re.escape(s["name"]) for s in (scenarios[1::2] if quick else scenarios))
     node = subprocess.run(["node", "--test", "--test-reporter=tap", f"--test-name-pattern=^({names})$", "test/contract.test.ts"], cwd=folder, env=env, stdout=subprocess.PIPE, text=True,
                           timeout=900, check=False)
     cases = re.findall(r"^(not )?ok \d+ - ([^\n]*)\n  ---\n(.*?)^  \.\.\.$", node.stdout, re.MULTILINE | re.DOTALL)
