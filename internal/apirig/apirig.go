@@ -247,8 +247,9 @@ func New(t T, o Options) *Rig {
 	shared := face.New(face.Config{Host: tenancy.New(m, workspaces), Guard: guard, Audit: log,
 		Answers: answers, Limits: o.Limits, Counts: counts, Requests: counts.RequestDone, Stopping: o.Stopping, Log: discard})
 	r.serveSSH(t, o.SSH, dir, shared, counts)
+	snapshots := newHub(t, dir, run, o.TrustedKeys, st, vmms)
 	api := v1.New(v1.Config{Face: shared, Baker: baker, Builds: r.Steps, Images: r.images, ScratchDir: r.Scratch,
-		Differ: r.differ(o.Diff, run, st), Hub: newHub(t, dir, run, o.TrustedKeys, st, vmms), Metrics: counts.Handler(),
+		Differ: r.differ(o.Diff, run, st), Hub: snapshots, Metrics: counts.Handler(),
 		History: r.History,
 		Version: "test", Accel: "kvm", Domain: domain, GuestPort: o.GuestPort, NoKVM: o.noKVM, Links: links,
 		Tried: counts.Tried, SSH: r.SSH.info(), MCP: mcphttp.New("test", o.Limits.Keepalive, discard)})
@@ -257,7 +258,8 @@ func New(t T, o Options) *Rig {
 	}
 	compatible := e2b.New(e2b.Config{Face: shared, Keys: keys, Builder: builder, Tags: openTags(t, dir), Domain: domain,
 		History: r.History})
-	r.Handler = front.New(front.Config{Face: shared, V1: api, E2B: compatible, Domain: domain, Links: links})
+	r.Handler = front.New(front.Config{Face: shared, V1: api, E2B: compatible, Hub: snapshots,
+		Domain: domain, Links: links})
 	t.Cleanup(func() { builder.Close(); m.Close(true); st.Close(); log.Close() })
 	t.Cleanup(r.agents.stop)
 	r.Parent = client.BakeRequest{Tag: "a.b", Kernel: part, Initrd: part, Rootfs: part}

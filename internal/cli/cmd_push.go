@@ -89,10 +89,12 @@ func newPullCmd() *cobra.Command {
 			"otherwise. The daemon compares every byte with its digest. NAME@DIGEST in the place of NAME:TAG names one pushed\n" +
 			"snapshot for ever. An interrupted pull leaves no snapshot, and the next one goes on with the missing files.\n" +
 			"The snapshot gets the daemon's default network policy and limits, and every client of the daemon may fork\n" +
-			"it. Without --registry-auth the daemon uses the 'docker login' of its own user. 'forkd build docker://IMAGE'\n" +
-			"pulls a container image.",
+			"it. Without --registry-auth the daemon uses the 'docker login' of its own user. HOST:PORT/TAG:latest pulls a\n" +
+			"snapshot from another daemon, with one of its tokens as the password. 'forkd build docker://IMAGE' pulls a\n" +
+			"container image.",
 		Example: "  forkd pull ghcr.io/owner/python-numpy:1 --inspect\n" +
-			"  forkd pull ghcr.io/owner/python-numpy:1 --tag numpy-2",
+			"  forkd pull ghcr.io/owner/python-numpy:1 --tag numpy-2\n" +
+			"  forkd pull host-a:8889/python-numpy:latest --registry-auth host-a:8889",
 		Args: usageArgs(arguments(1, 1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := checkProgress(o.progress); err != nil {

@@ -149,7 +149,7 @@ func newTokenNewCmd() *cobra.Command {
 		},
 	}
 	f.register(cmd)
-	cmd.Flags().StringVar(&scope, "scope", scope, "rights of the holder: read, run or admin")
+	cmd.Flags().StringVar(&scope, "scope", scope, "rights of the holder: pull, read, run or admin")
 	cmd.Flags().StringVar(&prefix, "label-prefix", "",
 		"limit the token to sandboxes with a label whose name begins with this, such as team-a/,\n"+
 			"to its own snapshots and to parents; see docs/security.md")

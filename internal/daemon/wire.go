@@ -109,10 +109,10 @@ func wire(ctx context.Context, cfg Config, guard *auth.Guard, kvm *kvmState) (*w
 		return nil, err
 	}
 	undo.Add(w.net.Close)
-	events := event.NewRing(event.DefaultSize)
 	runDir, dataDir := filepath.Join(cfg.RunDir, "vm"), filepath.Join(cfg.StateDir, "sandboxes")
+	events := event.NewRing(event.DefaultSize)
 	vmms := vmpool.Processes{Bin: vmm, Cgroups: w.cgroups, Jail: jails, KVM: &w.kvm}
-	if err := w.openStore(&cfg, events, vmms, runDir); err != nil {
+	if err := w.openStore(ctx, &cfg, events, vmms, runDir); err != nil {
 		return nil, err
 	}
 	undo.Add(func() { w.store.Close() })
@@ -176,7 +176,7 @@ func wire(ctx context.Context, cfg Config, guard *auth.Guard, kvm *kvmState) (*w
 	})
 	compatible := e2b.New(e2b.Config{Face: shared, Keys: keys, Builder: w.builder, Tags: w.tags, Domain: domain,
 		History: w.history, Traces: w.traces})
-	w.handler = front.New(front.Config{Face: shared, V1: api, E2B: compatible, Domain: domain, Links: links})
+	w.handler = front.New(front.Config{Face: shared, V1: api, E2B: compatible, Hub: w.hub, Domain: domain, Links: links})
 	undo.Release()
 	return w, nil
 }
@@ -364,7 +364,9 @@ func (w *wired) openCgroups(cfg *Config) (missing string) {
 }
 
 // openStore opens the store and the hub, and logs the defects of the store's snapshots.
-func (w *wired) openStore(cfg *Config, events *event.Ring, vmms vmpool.VMMs, runDir string) (err error) {
+func (w *wired) openStore(ctx context.Context, cfg *Config, events *event.Ring, vmms vmpool.VMMs, runDir string) (
+	err error,
+) {
 	trust, err := cfg.trust()
 	if err != nil {
 		return err
@@ -374,7 +376,7 @@ func (w *wired) openStore(cfg *Config, events *event.Ring, vmms vmpool.VMMs, run
 	}
 	w.hub, err = hub.New(hub.Config{Store: w.store, Dir: hub.Dir(cfg.StateDir), Memory: bake.HostMemoryMiB() << 20,
 		Try: vmpool.Trials{VMMs: vmms, RunDir: runDir}.Try, Trust: trust, Room: cfg.Admit.Room,
-		Reserve: cfg.Admit.DiskReserve, Log: cfg.Log})
+		Reserve: cfg.Admit.DiskReserve, Log: cfg.Log, Stopping: ctx})
 	if err != nil {
 		return errors.Join(err, w.store.Close())
 	}

@@ -115,6 +115,7 @@ var rooms = []room{
 			"sshd",
 			"mcphttp",
 			"viewhttp",
+			"ocihttp",
 			"build",
 			"template",
 			"v1",

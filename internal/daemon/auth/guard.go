@@ -38,7 +38,7 @@ func (e *ScopeError) Error() string {
 
 // Need returns nil if p has the wanted scope or a higher one.
 func (p Principal) Need(want Scope) error {
-	if p.Scope < want {
+	if !p.Scope.includes(want) {
 		return &ScopeError{p.Who, p.Scope, want}
 	}
 	return nil

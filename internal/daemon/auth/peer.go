@@ -102,6 +102,9 @@ func ParsePeer(text string) (r PeerRule, err error) {
 	if r.Scope, err = ParseScope(cmp.Or(scope, Run.String())); err != nil {
 		return r, err
 	}
+	if r.Scope == Pull { // daemons fetch snapshots over TCP
+		return r, fmt.Errorf("%q: the scope %s is only for tokens: want read, run or admin", text, Pull)
+	}
 	id := name
 	switch r.Group = kind == "group"; {
 	case kind != "user" && kind != "group", name == "":

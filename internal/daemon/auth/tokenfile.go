@@ -141,8 +141,8 @@ func (t *Token) LimitTo(prefix string) (err error) {
 // restrict that scope.
 func (t *Token) check() error {
 	if t.Prefix != "" && t.Scope == Admin {
-		return fmt.Errorf("token %s: label-prefix has no effect with the scope %s: give it the scope %s or %s", t.Name,
-			Admin, Run, Read)
+		return fmt.Errorf("token %s: label-prefix has no effect with the scope %s: give it the scope %s, %s or %s", t.Name,
+			Admin, Run, Read, Pull)
 	}
 	return nil
 }

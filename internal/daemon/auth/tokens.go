@@ -60,7 +60,7 @@ func (t *Token) principal() Principal {
 
 // has reports whether there is a token with this name that has the wanted scope or a higher one.
 func (t *Tokens) has(name string, want Scope) bool {
-	return slices.ContainsFunc(t.current(), func(k Token) bool { return k.Name == name && k.Scope >= want })
+	return slices.ContainsFunc(t.current(), func(k Token) bool { return k.Name == name && k.Scope.includes(want) })
 }
 
 // current returns the tokens, after reading the file again if it has changed.

@@ -91,8 +91,12 @@ func IsHost(host string) bool { return strings.HasPrefix(strings.ToLower(host), 
 // Serves reports whether a request at the daemon's own address is for E2B's API. It judges by the
 // path, or by a header that names a sandbox.
 func (a *Server) Serves(r *http.Request) bool {
-	return isControl(r.URL.Path) || r.Header.Get(idHeader) != "" || r.URL.Path == "/files"
+	return isControl(r.URL.Path) || NamesSandbox(r) || r.URL.Path == "/files"
 }
+
+// NamesSandbox reports whether a header of a request names a sandbox, to which the request belongs whatever its path
+// is.
+func NamesSandbox(r *http.Request) bool { return r.Header.Get(idHeader) != "" }
 
 // ServeHTTP answers a request for which Serves returned true.
 func (a *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {

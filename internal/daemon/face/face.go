@@ -79,6 +79,7 @@ type Face struct {
 	Streams   *Gate // streams to ports of guests
 	Signed    *Gate // streams to ports of guests by signed URLs
 	Carried   *Gate // requests that enter Streams or Signed later; unbounded
+	Pulls     *Gate // requests of other daemons that pull snapshots; some send files for minutes
 
 	Memory    *Memory
 	Strangers *Strangers
@@ -110,6 +111,7 @@ func New(cfg Config) *Face {
 		Streams:   NewGate(Class{Total: l.Streams, Sandbox: l.StreamsPerSandbox}),
 		Signed:    NewGate(Class{Total: l.Signed, Sandbox: l.SignedPerSandbox}),
 		Carried:   NewGate(Class{}),
+		Pulls:     NewGate(Class{Total: max(1, l.Calls/16)}),
 		Memory:    newMemory(l.Memory),
 		Strangers: newStrangers(l.SignedPerSecond, l.SignedBurst),
 		failures:  newFailures(),

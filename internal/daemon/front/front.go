@@ -1,5 +1,5 @@
 // Package front receives all requests to the daemon and routes them. By path it chooses the API
-// that answers (packages v1 and e2b) or the view (package viewhttp), and by host name it chooses a
+// that answers (packages v1, e2b and ocihttp) or the view (package viewhttp), and by host name it chooses a
 // port of a sandbox.
 //
 // A host name below the daemon's domain belongs to E2B's control plane or to a port of a sandbox. A
@@ -17,14 +17,17 @@ import (
 	"github.com/forkd/forkd/internal/daemon/e2b"
 	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/daemon/inbound"
+	"github.com/forkd/forkd/internal/daemon/ocihttp"
 	v1 "github.com/forkd/forkd/internal/daemon/v1"
 	"github.com/forkd/forkd/internal/daemon/viewhttp"
+	"github.com/forkd/forkd/internal/host/hub"
 )
 
 // Config holds the handlers to which a Front routes.
 type Config struct {
 	Face   *face.Face
 	E2B    *e2b.Server
+	Hub    *hub.Hub       // makes the artifacts of snapshots for other daemons
 	V1     http.Handler   // serves all requests that no other field serves
 	Domain inbound.Domain // parent domain of the host names of ports; zero: ports have no host names
 	Links  *auth.Links    // checks the permissions in such host names; nil without a domain
@@ -33,11 +36,14 @@ type Config struct {
 // Front is the handler of all requests to the daemon.
 type Front struct {
 	Config
-	view *viewhttp.View // never serves a host name of a port or of E2B
+	view *viewhttp.View  // never serves a host name of a port or of E2B
+	oci  *ocihttp.Server // the same
 }
 
-// New returns a Front. Its view calls V1.
-func New(cfg Config) *Front { return &Front{cfg, viewhttp.New(cfg.Face, cfg.V1)} }
+// New returns a Front. Its view calls V1. Its snapshots for other daemons come from Hub.
+func New(cfg Config) *Front {
+	return &Front{cfg, viewhttp.New(cfg.Face, cfg.V1), ocihttp.New(cfg.Face, cfg.Hub)}
+}
 
 // ServeHTTP implements http.Handler.
 func (f *Front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -45,6 +51,8 @@ func (f *Front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case below && err == nil && f.E2B.Carries(r, route):
 		f.E2B.Carry(w, r, route)
+	case !below && f.oci.Serves(r) && !e2b.NamesSandbox(r):
+		f.oci.ServeHTTP(w, r)
 	case (!below || err != nil && e2b.IsHost(r.Host)) && f.E2B.Serves(r):
 		f.E2B.ServeHTTP(w, r)
 	case below:

@@ -8,6 +8,7 @@ import (
 	"hash"
 	"io"
 	"net/http"
+	"time"
 
 	"github.com/opencontainers/go-digest"
 
@@ -56,13 +57,14 @@ func (x *fetching) run(ctx context.Context) error {
 			return err
 		}
 	}
+	begun := time.Now()
 	for n := 1; ; n++ {
 		before := x.done
 		err := x.content(ctx)
 		if err == nil {
 			break
 		}
-		if x.done > before {
+		if x.done > before || isPacking(err) && time.Since(begun) < x.patience {
 			n = 1 // a verified frame restarts the count of tries
 		}
 		if n >= x.tries || !isTemporary(err) {

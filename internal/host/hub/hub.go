@@ -1,5 +1,6 @@
 // Package hub moves snapshots between the store and other hosts, in archives and through OCI registries. It also copies
-// snapshots from one registry to another.
+// snapshots from one registry to another, and provides the artifacts of local snapshots to other daemons, which pull
+// them as if this daemon were a registry.
 //
 // A snapshot from outside is hostile until its digests are verified, and Trust says whether a
 // trusted key must have signed it. Its network policy comes from this daemon, never from the
@@ -43,7 +44,7 @@ const (
 	cacheBytes   = 8 << 30 // maximum size, in bytes, of the blobs that the cache keeps between requests
 )
 
-// Config configures a Hub. All fields except Trust and Reserve are required.
+// Config configures a Hub. All fields except Trust, Reserve and Stopping are required.
 type Config struct {
 	Store  *store.Store
 	Dir    string // directory for cached blobs, on the store's file system
@@ -58,6 +59,8 @@ type Config struct {
 	Room    func(memory uint64, disk *os.File) error
 	Reserve uint64 // bytes that stay free on the file system of Dir; Room keeps this reserve too
 	Log     *slog.Logger
+
+	Stopping context.Context // ends the packings for other daemons; nil: they end by themselves
 }
 
 // Hub moves snapshots. Its methods may be called concurrently.
@@ -66,6 +69,7 @@ type Hub struct {
 	cache     *cache
 	place     *gate.Gate
 	transfers *gate.Gate
+	packings  packings
 
 	base       http.RoundTripper // transport that all connections to registries use
 	tries      int               // maximum number of tries of a request to a registry
@@ -75,11 +79,16 @@ type Hub struct {
 	small      int64             // see smallBlob
 	roomEvery  int64             // see fetching
 	pace       time.Duration     // see leastRate
+	answerTime time.Duration     // see answerTime
+	patience   time.Duration     // see conn.patience
 }
 
 // New returns a Hub. It removes the files that a killed daemon has left unfinished. From then on,
 // the Hub removes the blobs of deleted snapshots.
 func New(cfg Config) (*Hub, error) {
+	if cfg.Stopping == nil {
+		cfg.Stopping = context.Background()
+	}
 	c, err := openCache(cfg.Dir)
 	if err != nil {
 		return nil, fmt.Errorf("open the hub's cache: %w", err)
@@ -98,6 +107,8 @@ func New(cfg Config) (*Hub, error) {
 		small:      smallBlob,
 		roomEvery:  4 << 20, // the blobs that arrive at the same time take at most about 64 MiB of the reserve
 		pace:       10 * time.Minute,
+		answerTime: answerTime,
+		patience:   30 * time.Minute,
 	}
 	h.forgotten(h.cache.forgetOthers(cfg.Store.HasPart))
 	cfg.Store.OnGone(func(gone *snapshot.Manifest) { h.forgotten(h.cache.forgetParts(gone, cfg.Store.HasPart)) })

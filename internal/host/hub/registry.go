@@ -262,6 +262,8 @@ type conn struct {
 	proofsTime time.Duration // proofsTime, except in tests
 
 	roomEvery int64 // see fetching
+
+	patience time.Duration // maximum time to wait for a daemon that packs a snapshot
 }
 
 // dial finds out how a registry authenticates, and gets a token for the scopes if the registry
@@ -269,7 +271,7 @@ type conn struct {
 func (h *Hub) dial(ctx context.Context, r Remote, scopes ...string) (*conn, error) {
 	repo := r.ref.Context()
 	c := &conn{Remote: r, tries: h.tries, wait: h.retryWait, small: h.small,
-		proofsTime: h.proofsTime, roomEvery: h.roomEvery}
+		proofsTime: h.proofsTime, roomEvery: h.roomEvery, patience: h.patience}
 	var auth authn.Authenticator
 	var err error
 	if r.login != nil {
@@ -292,10 +294,14 @@ func (c *conn) pusher() (*remote.Pusher, error) {
 }
 
 // again calls the function try until it succeeds, returns an error that is not temporary, or has
-// failed c.tries times.
+// failed c.tries times. Tries do not count while the source is a daemon that packs the snapshot.
 func (c *conn) again(ctx context.Context, try func() error) error {
+	begun := time.Now()
 	for n := 1; ; n++ {
 		err := try()
+		if isPacking(err) && time.Since(begun) < c.patience {
+			n = 1
+		}
 		if err == nil || n >= c.tries || !isTemporary(err) {
 			return err
 		}
@@ -313,6 +319,17 @@ func (c *conn) pause(ctx context.Context, n int) error {
 	case <-time.After(c.wait << (n - 1)):
 		return nil
 	}
+}
+
+// PackingDetail is the detail of the error with which a daemon answers while it packs a snapshot (see
+// ErrPacking).
+const PackingDetail = "packing"
+
+// isPacking reports whether the source is a daemon that packs the snapshot.
+func isPacking(err error) bool {
+	var status *transport.Error
+	return errors.As(err, &status) && status.StatusCode == http.StatusServiceUnavailable && len(status.Errors) == 1 &&
+		status.Errors[0].Detail == PackingDetail
 }
 
 // isTemporary reports whether a request may succeed later.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/forkd/forkd/internal/format/snapshot"
 )
@@ -84,4 +85,26 @@ func (x *Exported) Close() {
 		f.Close()
 	}
 	x.lease.Release()
+}
+
+// Version returns the ID of the snapshot with the given tag. It also reports whether the snapshot has
+// no layers of other snapshots.
+func (s *Store) Version(tag string) (id string, alone bool, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e, _, err := s.findLocked(tag)
+	switch {
+	case err != nil:
+		return "", false, err
+	case e == nil:
+		return "", false, &ExistsError{Tag: tag, InFlight: true}
+	case e.damage != nil:
+		return "", false, e.damage
+	}
+	m := e.manifest
+	layers := slices.Clone(m.Memory)
+	if m.Disk != nil {
+		layers = append(layers, m.Disk.Layers...)
+	}
+	return m.ID, !slices.ContainsFunc(layers, func(l snapshot.File) bool { return l.Owner != m.ID }), nil
 }

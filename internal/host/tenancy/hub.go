@@ -5,7 +5,9 @@ import (
 
 	"github.com/opencontainers/go-digest"
 
+	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/hub"
+	"github.com/forkd/forkd/internal/host/owner"
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/sigstore"
 )
@@ -35,6 +37,27 @@ func (v *View) mayPack(tag string) error {
 		return err
 	}
 	return v.Limited("an archive of a snapshot")
+}
+
+// Serve calls serve(name), which serves a snapshot to another daemon. The parameter name of serve is the name of the
+// principal. A snapshot is served with whole layers, including the layers of ancestors. So a principal with a prefix
+// gets only its own snapshots, and only those without layers of other snapshots.
+func (v *View) Serve(tag string, serve func(name string) error) error {
+	if snapshot.CheckTag(tag) != nil {
+		return &store.NotFoundError{Tag: tag}
+	}
+	if err := v.hasTag(tag); err != nil {
+		return err
+	}
+	_, alone, err := v.host.manager.Snapshots().Version(tag)
+	if err != nil {
+		return err
+	}
+	if err := owner.Within(v.as(context.Background()), alone && v.p.Prefix.HasTag(tag),
+		"pull of %q, which has layers of other snapshots or is not the token's own: pull a compacted copy", tag); err != nil {
+		return err
+	}
+	return serve(v.p.Name)
 }
 
 // MayUnpack returns an error if the principal may not unpack or pull a snapshot that gets the given
