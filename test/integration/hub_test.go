@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"net"
 	"os"
 	"path/filepath"
 	"testing"
@@ -64,6 +65,61 @@ func TestSnapshotsTravel(t *testing.T) {
 		t.Error(err)
 	}
 	for _, child := range b.forkOf(t, "travel", 2) {
+		if got := b.value(t, child.ID, "travels[99999]"); got != "9999800001" {
+			t.Errorf("the child has %s in its memory", got)
+		}
+		if got := b.sh(t, child.ID, "cat /root/note"); got != "travels\n" {
+			t.Errorf("the child has %q on its disk", got)
+		}
+		b.kill(t, child)
+	}
+}
+
+// TestSnapshotsTravelBetweenDaemons pulls a branch of a sandbox from another daemon on the same host, and forks it. The
+// child has the content of the sandbox's memory and disk.
+func TestSnapshotsTravelBetweenDaemons(t *testing.T) {
+	f := load(t)
+	free, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := free.Addr().String()
+	if err := free.Close(); err != nil {
+		t.Fatal(err)
+	}
+	a := f.start(t, withArgs("--bind", at))
+	box := a.fork(t, 1)[0]
+	a.value(t, box.ID, "travels = [i * i for i in range(100000)]; len(travels)")
+	a.sh(t, box.ID, "echo travels >/root/note")
+	a.branchOf(t, box.ID, "journey", "live")
+	a.kill(t, box)
+	defer func() {
+		if err := a.DeleteSnapshot(a.ctx(t, quietLimit), "journey", client.DeleteOptions{}); err != nil {
+			t.Error(err)
+		}
+	}()
+	dir := filepath.Join(f.root, "next")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	b := f.start(t, withState(filepath.Join(dir, "s")), withRun(filepath.Join(dir, "r")), withRAM(filepath.Join(dir, "m")))
+	defer b.stop(t) // before its files are removed
+	req := client.PullRequest{Reference: at + "/journey:latest"}
+	var refused *client.Error
+	if _, err := b.PullSnapshot(b.ctx(t, bakeLimit), req, nil); !errors.As(err, &refused) || refused.Code != "not_signed" {
+		t.Errorf("without a signature: %v", err)
+	}
+	req.Trust = "off"
+	got, err := b.PullSnapshot(b.ctx(t, bakeLimit), req, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%d MiB were pulled in %.0f ms", got.Moved>>20, got.MS)
+	if err := b.VerifySnapshot(b.ctx(t, bakeLimit), "journey"); err != nil {
+		t.Error(err)
+	}
+	for _, child := range b.forkOf(t, "journey", 2) {
 		if got := b.value(t, child.ID, "travels[99999]"); got != "9999800001" {
 			t.Errorf("the child has %s in its memory", got)
 		}
