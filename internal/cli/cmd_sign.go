@@ -29,7 +29,8 @@ func newSignCmd() *cobra.Command {
 		Use:   "sign REGISTRY/NAME@DIGEST",
 		Short: "Sign a snapshot in a registry or in an archive",
 		Long: "Signs the digest of a snapshot, and adds the signature to the registry. 'forkd push' prints the reference with the\n" +
-			"digest. Sign this reference, because a registry can move a tag. With --archive FILE, the signature of an archive of\n" +
+			"digest. Sign this reference, because a registry can move a tag. HOST:PORT/TAG@DIGEST is a snapshot of a daemon, whose\n" +
+			"digest 'forkd pull HOST:PORT/TAG:latest --inspect' prints. With --archive FILE, the signature of an archive of\n" +
 			"'forkd pack' goes to FILE" + bundleSuffix + ", and no daemon is needed. Signatures are sigstore bundles, which\n" +
 			"'cosign verify --key FILE --insecure-ignore-tlog' reads too. The private key does not leave this program.",
 		Example: "  forkd sign $(forkd push python-numpy ghcr.io/owner/python-numpy:1) --key forkd.key\n" +

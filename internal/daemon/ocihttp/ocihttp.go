@@ -1,8 +1,9 @@
 // Package ocihttp serves snapshots to other daemons. It answers the requests of OCI's distribution API that read, so
-// another daemon pulls a snapshot as it does from a registry.
+// another daemon pulls a snapshot as it does from a registry. Of the requests that write, it accepts only those that
+// add a signature to a snapshot.
 //
-// The name of a repository is the tag of a snapshot, and the repository's only tag is Tag. Requests that write are
-// refused. Package hub makes the artifacts, and package tenancy says which snapshots a client may take.
+// The name of a repository is the tag of a snapshot, and the repository's only tag is Tag. Package hub makes the
+// artifacts and keeps the signatures, and package tenancy says which snapshots a client may take.
 package ocihttp
 
 import (
@@ -23,6 +24,7 @@ import (
 	"github.com/forkd/forkd/internal/gate"
 	"github.com/forkd/forkd/internal/host/hub"
 	"github.com/forkd/forkd/internal/host/store"
+	"github.com/forkd/forkd/internal/sigstore"
 )
 
 // Tag is the tag of each repository.
@@ -36,28 +38,40 @@ type Server struct {
 	face *face.Face
 	hub  *hub.Hub
 	mux  *http.ServeMux
+
+	uploads uploads
 }
 
 // New returns a Server. It handles the requests for which Serves returns true.
 func New(f *face.Face, h *hub.Hub) *Server {
 	s := &Server{face: f, hub: h, mux: http.NewServeMux()}
-	for pattern, handle := range map[string]face.Handler{
-		"GET /v2/{$}":                          s.version,
-		"GET /v2/{name}/manifests/{reference}": s.manifest,
-		"GET /v2/{name}/blobs/{digest}":        s.blob,
-		"GET /v2/{name}/referrers/{digest}":    s.referrers,
-		"GET /v2/{name}/tags/list":             s.tags,
-		"/v2/":                                 s.other,
+	for _, route := range []struct {
+		pattern string
+		scope   auth.Scope
+		handle  face.Handler
+	}{
+		{"GET /v2/{$}", auth.Pull, s.version},
+		{"GET /v2/{name}/manifests/{reference}", auth.Pull, s.manifest},
+		{"GET /v2/{name}/blobs/{digest}", auth.Pull, s.blob},
+		{"GET /v2/{name}/referrers/{digest}", auth.Pull, s.referrers},
+		{"GET /v2/{name}/tags/list", auth.Pull, s.tags},
+		{"POST /v2/{name}/blobs/uploads/{$}", auth.Admin, s.begin},
+		{"PATCH /v2/{name}/blobs/uploads/{id}", auth.Admin, s.add},
+		{"PUT /v2/{name}/blobs/uploads/{id}", auth.Admin, s.end},
+		{"PUT /v2/{name}/manifests/{reference}", auth.Admin, s.attach},
+		{anyRoute, auth.Pull, s.other},
 	} {
+		pattern := route.pattern
+		if pattern == anyRoute {
+			pattern = "/v2/"
+		}
 		s.mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
-			if pattern != "/v2/" {
-				audit.From(r.Context()).Route = pattern
-			}
-			if err := auth.From(r.Context()).Need(auth.Pull); err != nil {
-				s.fail(w, r, err)
+			audit.From(r.Context()).Route = route.pattern
+			if err := auth.From(r.Context()).Need(route.scope); err != nil {
+				s.fail(w, r, face.Sending(err))
 				return
 			}
-			s.face.Pulls.Serve(w, r, handle, s.fail)
+			s.face.Pulls.Serve(w, r, route.handle, s.fail)
 		})
 	}
 	return s
@@ -133,6 +147,15 @@ func (s *Server) manifest(w http.ResponseWriter, r *http.Request) error {
 		if _, err := digest.Parse(reference); err != nil && reference != Tag { // nothing need be packed for this answer
 			return errNoManifest
 		}
+		signatures, err := s.hub.Attached(tag)
+		if err != nil {
+			return err
+		}
+		for _, a := range signatures {
+			if a.Digest().String() == reference {
+				return sendManifest(w, a.Manifest)
+			}
+		}
 		a, err := s.hub.Describe(r.Context(), who, tag)
 		if err != nil {
 			return err
@@ -140,9 +163,13 @@ func (s *Server) manifest(w http.ResponseWriter, r *http.Request) error {
 		if reference != Tag && reference != a.Digest().String() {
 			return errNoManifest
 		}
-		w.Header().Set("Docker-Content-Digest", a.Digest().String())
-		return send(w, oci.MediaTypeImageManifest, a.Manifest)
+		return sendManifest(w, a.Manifest)
 	})
+}
+
+func sendManifest(w http.ResponseWriter, manifest []byte) error {
+	w.Header().Set("Docker-Content-Digest", digest.FromBytes(manifest).String())
+	return send(w, oci.MediaTypeImageManifest, manifest)
 }
 
 // blob answers with a blob of a snapshot, or with a range of it.
@@ -151,6 +178,15 @@ func (s *Server) blob(w http.ResponseWriter, r *http.Request) error {
 	return s.serve(r, func(who, tag string) error {
 		if err != nil || d.Algorithm() != digest.SHA256 {
 			return hub.ErrNoBlob
+		}
+		signatures, err := s.hub.Attached(tag)
+		if err != nil {
+			return err
+		}
+		for _, a := range signatures {
+			if p := a.Blob(d); p != nil {
+				return send(w, "application/octet-stream", p)
+			}
 		}
 		c, err := s.hub.OpenBlob(r.Context(), who, tag, d)
 		if err != nil {
@@ -178,11 +214,29 @@ func (p paced) Write(b []byte) (int, error) {
 	return p.ResponseWriter.Write(b)
 }
 
-// referrers answers with the list of the artifacts that refer to a manifest. A daemon has none.
+// referrers answers with the list of the signatures of a snapshot.
 func (s *Server) referrers(w http.ResponseWriter, r *http.Request) error {
-	return s.serve(r, func(string, string) error {
-		return sendJSON(w, oci.MediaTypeImageIndex, oci.Index{Versioned: specs.Versioned{SchemaVersion: 2},
-			MediaType: oci.MediaTypeImageIndex, Manifests: []oci.Descriptor{}})
+	return s.serve(r, func(_, tag string) error {
+		out := oci.Index{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: oci.MediaTypeImageIndex,
+			Manifests: []oci.Descriptor{}}
+		kind := r.URL.Query().Get("artifactType")
+		if kind != "" {
+			w.Header().Set("Oci-Filters-Applied", "artifactType")
+		}
+		signatures, err := s.hub.Attached(tag)
+		if err != nil {
+			return err
+		}
+		for _, a := range signatures {
+			var m oci.Manifest
+			if json.Unmarshal(a.Manifest, &m) != nil || m.Subject == nil || // Attach has checked both
+				m.Subject.Digest.String() != r.PathValue("digest") || kind != "" && kind != m.ArtifactType {
+				continue
+			}
+			out.Manifests = append(out.Manifests, oci.Descriptor{MediaType: oci.MediaTypeImageManifest, Digest: a.Digest(),
+				Size: int64(len(a.Manifest)), ArtifactType: m.ArtifactType, Annotations: m.Annotations})
+		}
+		return sendJSON(w, oci.MediaTypeImageIndex, out)
 	})
 }
 
@@ -196,17 +250,14 @@ func (s *Server) tags(w http.ResponseWriter, r *http.Request) error {
 	})
 }
 
-var (
-	errReadOnly = errors.New("a daemon accepts no pushes: push to a registry, or pull with the other daemon")
-	errNoRoute  = errors.New("no such route")
-)
+var errNoRoute = errors.New("no such route")
 
 // other answers requests that match no other route.
 func (s *Server) other(_ http.ResponseWriter, r *http.Request) error {
 	if r.Method == http.MethodGet || r.Method == http.MethodHead {
 		return errNoRoute
 	}
-	return face.Sending(errReadOnly)
+	return face.Sending(errOnlySignatures)
 }
 
 func send(w http.ResponseWriter, contentType string, p []byte) error {
@@ -238,6 +289,7 @@ func problemOf(err error) problem {
 	p := problem{Message: err.Error(), status: face.StatusOf(err)}
 	var missing *store.NotFoundError
 	var full *gate.FullError
+	var signature *sigstore.InvalidError
 	switch {
 	case errors.Is(err, hub.ErrPacking):
 		p.status, p.Code, p.Detail = http.StatusServiceUnavailable, "UNAVAILABLE", hub.PackingDetail
@@ -247,7 +299,13 @@ func problemOf(err error) problem {
 		p.status, p.Code = http.StatusNotFound, "MANIFEST_UNKNOWN"
 	case errors.Is(err, errNoRoute):
 		p.status, p.Code = http.StatusNotFound, "UNSUPPORTED"
-	case errors.Is(err, errReadOnly):
+	case errors.Is(err, errNoUpload):
+		p.status, p.Code = http.StatusNotFound, "BLOB_UPLOAD_UNKNOWN"
+	case errors.Is(err, errDigest):
+		p.status, p.Code = http.StatusBadRequest, "DIGEST_INVALID"
+	case errors.As(err, &signature):
+		p.status, p.Code = http.StatusBadRequest, "MANIFEST_INVALID"
+	case errors.Is(err, errOnlySignatures):
 		p.status, p.Code = http.StatusMethodNotAllowed, "UNSUPPORTED"
 	case errors.As(err, &missing):
 		p.Code = "NAME_UNKNOWN"

@@ -201,7 +201,7 @@ func TestPullNeedsRights(t *testing.T) {
 	isCode(t, err, "not_signed", "has no signature")
 	_, err = b.PushSnapshot(t.Context(), "a.b", client.PushRequest{Reference: hostOf(a.URL) + "/a.b:latest",
 		RegistryAuth: unsigned.RegistryAuth}, nil)
-	isCode(t, err, "registry_failed", "accepts no pushes")
+	isCode(t, err, "denied_by_registry", "has the scope pull, and this wants admin")
 }
 
 // request sends a request with the default token, and returns the answer with its body.
@@ -274,9 +274,9 @@ func TestAnswers(t *testing.T) {
 		{"GET", "/v2/b1/blobs/sha512:" + strings.Repeat("0", 128), 404, "BLOB_UNKNOWN"},
 		{"GET", "/v2/-x/tags/list", 404, "NAME_UNKNOWN"},
 		{"GET", "/v2/b1/tags/none", 404, "UNSUPPORTED"},
-		{"POST", "/v2/b1/blobs/uploads/", 405, "accepts no pushes"},
-		{"PUT", "/v2/b1/manifests/latest", 405, "accepts no pushes"},
-		{"DELETE", "/v2/b1/manifests/latest", 405, "accepts no pushes"},
+		{"POST", "/v2/b1/blobs/uploads/", 202, ""},
+		{"PUT", "/v2/b1/manifests/latest", 405, "accepts only signatures"},
+		{"DELETE", "/v2/b1/manifests/latest", 405, "accepts only signatures"},
 		{"GET", "/v2/sandboxes/manifests/latest", 404, "NAME_UNKNOWN"},
 		{"GET", "/v2/sandboxes", 401, "X-API-Key"}, // E2B's API
 	} {

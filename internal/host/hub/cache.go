@@ -27,13 +27,14 @@ import (
 //	<dir>/blobs/<hex>     a blob
 //	<dir>/made/<hex>      an artifact.Blob, for the file with this digest (see snapshot.Digester)
 //	<dir>/pushed/<hex>    the last repository to which a client has pushed a blob (see pushedBy)
+//	<dir>/signed/<ID>/    the signatures of a snapshot (see Attached)
 //	<dir>/blobs/.new-*    a blob that is being written
 type cache struct{ dir *os.File }
 
 const tmpPrefix = ".new-"
 
 func openCache(dir string) (*cache, error) {
-	for _, sub := range []string{"blobs", "made", "pushed"} {
+	for _, sub := range []string{"blobs", "made", "pushed", "signed"} {
 		if err := os.MkdirAll(filepath.Join(dir, sub), 0o700); err != nil {
 			return nil, err
 		}

@@ -20,6 +20,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"sync"
 	"syscall"
 	"time"
 
@@ -70,6 +71,7 @@ type Hub struct {
 	place     *gate.Gate
 	transfers *gate.Gate
 	packings  packings
+	attaching sync.Mutex // held while a signature is attached to a snapshot
 
 	base       http.RoundTripper // transport that all connections to registries use
 	tries      int               // maximum number of tries of a request to a registry
@@ -110,8 +112,10 @@ func New(cfg Config) (*Hub, error) {
 		answerTime: answerTime,
 		patience:   30 * time.Minute,
 	}
-	h.forgotten(h.cache.forgetOthers(cfg.Store.HasPart))
-	cfg.Store.OnGone(func(gone *snapshot.Manifest) { h.forgotten(h.cache.forgetParts(gone, cfg.Store.HasPart)) })
+	h.forgotten(errors.Join(h.cache.forgetOthers(cfg.Store.HasPart), h.detachOthers()))
+	cfg.Store.OnGone(func(gone *snapshot.Manifest) {
+		h.forgotten(errors.Join(h.cache.forgetParts(gone, cfg.Store.HasPart), os.RemoveAll(h.cache.attachedTo(gone.ID))))
+	})
 	return h, nil
 }
 
