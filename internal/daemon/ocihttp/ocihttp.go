@@ -21,7 +21,6 @@ import (
 	"github.com/forkd/forkd/internal/daemon/audit"
 	"github.com/forkd/forkd/internal/daemon/auth"
 	"github.com/forkd/forkd/internal/daemon/face"
-	"github.com/forkd/forkd/internal/gate"
 	"github.com/forkd/forkd/internal/host/hub"
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/sigstore"
@@ -288,7 +287,6 @@ type problem struct {
 func problemOf(err error) problem {
 	p := problem{Message: err.Error(), status: face.StatusOf(err)}
 	var missing *store.NotFoundError
-	var full *gate.FullError
 	var signature *sigstore.InvalidError
 	switch {
 	case errors.Is(err, hub.ErrPacking):
@@ -309,8 +307,6 @@ func problemOf(err error) problem {
 		p.status, p.Code = http.StatusMethodNotAllowed, "UNSUPPORTED"
 	case errors.As(err, &missing):
 		p.Code = "NAME_UNKNOWN"
-	case errors.As(err, &full):
-		p.status, p.Code, p.Message = http.StatusServiceUnavailable, "UNAVAILABLE", face.ErrTooMany.Error()
 	case p.status == http.StatusUnauthorized:
 		p.Code = "UNAUTHORIZED"
 	case p.status == http.StatusForbidden:

@@ -182,6 +182,21 @@ func TestPullNeedsRights(t *testing.T) {
 	if _, err := b.PullSnapshot(t.Context(), req, nil); err != nil {
 		t.Error(err)
 	}
+	// The daemon that pulls uses the login that its user has stored.
+	config := t.TempDir()
+	t.Setenv("DOCKER_CONFIG", config)
+	stored, err := json.Marshal(map[string]any{"auths": map[string]any{hostOf(a.URL): map[string][]byte{
+		"auth": []byte("forkd:" + a.Tokens["pull"])}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(config, "config.json"), stored, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.PullSnapshot(t.Context(), pullOf(a.URL, "b1:latest", ""), nil); err != nil {
+		t.Error(err)
+	}
+	t.Setenv("DOCKER_CONFIG", t.TempDir())
 	// A token with the scope pull can do nothing else.
 	cl, err := client.New(a.URL, a.Tokens["pull"])
 	if err != nil {
@@ -196,7 +211,7 @@ func TestPullNeedsRights(t *testing.T) {
 	isCode(t, err, "scope", "")
 	// The daemon's policy requires a signature.
 	unsigned := pullOf(a.URL, "b1:latest", a.Tokens["pull"])
-	unsigned.Trust = ""
+	unsigned.Trust, unsigned.Tag = "", "unsigned"
 	_, err = b.PullSnapshot(t.Context(), unsigned, nil)
 	isCode(t, err, "not_signed", "has no signature")
 	_, err = b.PushSnapshot(t.Context(), "a.b", client.PushRequest{Reference: hostOf(a.URL) + "/a.b:latest",

@@ -13,6 +13,7 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"github.com/forkd/forkd/internal/format/artifact"
+	"github.com/forkd/forkd/internal/gate"
 	"github.com/forkd/forkd/internal/host/store"
 )
 
@@ -48,7 +49,7 @@ type packing struct {
 
 // Describe returns the artifact of a snapshot for a client, which may be another daemon. The first
 // call compresses files that were never packed. If this takes long, the error is ErrPacking, and the
-// work goes on.
+// work goes on. The error is also ErrPacking if too many packings of the client wait.
 func (h *Hub) Describe(ctx context.Context, who, tag string) (*artifact.Artifact, error) {
 	a, _, err := h.describe(ctx, who, tag)
 	return a, err
@@ -76,6 +77,9 @@ func (h *Hub) await(ctx context.Context, key string, run func(context.Context) (
 	defer timer.Stop()
 	select {
 	case <-p.done:
+		if full := (*gate.FullError)(nil); errors.As(p.err, &full) { // too many packings of this client wait
+			return nil, ErrPacking
+		}
 		return p.artifact, p.err
 	case <-ctx.Done():
 		return nil, ctx.Err()

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/opencontainers/go-digest"
 
@@ -151,6 +152,23 @@ func TestPackingOutlivesItsRequest(t *testing.T) {
 	}
 	if n := len(a.packings.jobs); n != 1 {
 		t.Errorf("%d packings", n)
+	}
+	for n := range maxWaiting { // with the packing above, the client has too many
+		tag := fmt.Sprintf("more-%d", n)
+		a.make(t, tag, "", 3, 'm')
+		if _, err := a.Describe(t.Context(), "bob", tag); !errors.Is(err, ErrPacking) {
+			t.Error(err)
+		}
+	}
+	for waiting := 0; waiting != maxWaiting; time.Sleep(time.Millisecond) { // one packing is refused, and forgotten
+		a.packings.mu.Lock()
+		waiting = len(a.packings.jobs)
+		a.packings.mu.Unlock()
+	}
+	a.answerTime = time.Hour
+	a.make(t, "last", "", 4, 'l')
+	if _, err := a.Describe(t.Context(), "bob", "last"); !errors.Is(err, ErrPacking) {
+		t.Error(err)
 	}
 	leave()
 	other()
