@@ -50,6 +50,7 @@ import (
 	"github.com/forkd/forkd/internal/host/workspace"
 	"github.com/forkd/forkd/internal/jail"
 	"github.com/forkd/forkd/internal/proto/vm"
+	"github.com/forkd/forkd/internal/registry"
 )
 
 // wired is a complete daemon, except for its sockets.
@@ -376,7 +377,8 @@ func (w *wired) openStore(ctx context.Context, cfg *Config, events *event.Ring, 
 	}
 	w.hub, err = hub.New(hub.Config{Store: w.store, Dir: hub.Dir(cfg.StateDir), Memory: bake.HostMemoryMiB() << 20,
 		Try: vmpool.Trials{VMMs: vmms, RunDir: runDir}.Try, Trust: trust, Room: cfg.Admit.Room,
-		Reserve: cfg.Admit.DiskReserve, Log: cfg.Log, Stopping: ctx})
+		Reserve: cfg.Admit.DiskReserve, Certs: registry.CertsDir,
+		Log: cfg.Log, Stopping: ctx})
 	if err != nil {
 		return errors.Join(err, w.store.Close())
 	}

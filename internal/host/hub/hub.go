@@ -45,7 +45,7 @@ const (
 	cacheBytes   = 8 << 30 // maximum size, in bytes, of the blobs that the cache keeps between requests
 )
 
-// Config configures a Hub. All fields except Trust, Reserve and Stopping are required.
+// Config configures a Hub. All fields except Trust, Reserve, Certs and Stopping are required.
 type Config struct {
 	Store  *store.Store
 	Dir    string // directory for cached blobs, on the store's file system
@@ -59,6 +59,7 @@ type Config struct {
 	// the file disk.
 	Room    func(memory uint64, disk *os.File) error
 	Reserve uint64 // bytes that stay free on the file system of Dir; Room keeps this reserve too
+	Certs   string // directory of certificates of registries, see registry.CertsDir; empty: none
 	Log     *slog.Logger
 
 	Stopping context.Context // ends the packings for other daemons; nil: they end by themselves

@@ -93,8 +93,9 @@ var (
 // any server.
 type wire struct {
 	base  http.RoundTripper
-	home  string        // the registry, as HOST or HOST:PORT
-	stall time.Duration // maximum time to transfer minProgress bytes, and to wait for an answer
+	own   http.RoundTripper // for requests to the registry itself
+	home  string            // the registry, as HOST or HOST:PORT
+	stall time.Duration     // maximum time to transfer minProgress bytes, and to wait for an answer
 }
 
 const (
@@ -120,6 +121,17 @@ func newBase() *http.Transport {
 	}
 }
 
+// baseOf returns the transport for requests to a registry itself. It has the certificates for this registry.
+func (h *Hub) baseOf(host string) (http.RoundTripper, error) {
+	c, err := registry.Certs(h.cfg.Certs, host)
+	if c == nil {
+		return h.base, err
+	}
+	t := newBase()
+	t.TLSClientConfig = c
+	return t, nil
+}
+
 // check refuses requests without TLS to other hosts, and those that registry.Check refuses.
 func (w wire) check(r *http.Request) error {
 	if r.URL.Scheme == "http" && !registry.IsLoopback(r.URL.Hostname()) {
@@ -141,7 +153,11 @@ func (w wire) RoundTrip(r *http.Request) (*http.Response, error) {
 	if r.Body != nil && r.Body != http.NoBody {
 		out.Body = &sending{r.Body, p}
 	}
-	resp, err := w.base.RoundTrip(out)
+	base := w.base
+	if r.URL.Host == w.home {
+		base = w.own
+	}
+	resp, err := base.RoundTrip(out)
 	if err != nil {
 		err = p.cause(err)
 		p.stop()
@@ -279,7 +295,11 @@ func (h *Hub) dial(ctx context.Context, r Remote, scopes ...string) (*conn, erro
 	} else if auth, err = authn.Resolve(ctx, registry.Keychain{}, repo); err != nil {
 		return nil, c.failed(fmt.Errorf("read Docker's configuration of the daemon's user: %w", err))
 	}
-	w := wire{h.base, repo.RegistryStr(), h.stall}
+	own, err := h.baseOf(repo.RegistryStr())
+	if err != nil {
+		return nil, fmt.Errorf("read the certificates of the registry %s: %w", repo.RegistryStr(), err)
+	}
+	w := wire{h.base, own, repo.RegistryStr(), h.stall}
 	err = c.again(ctx, func() error {
 		c.Transport, err = transport.NewWithContext(ctx, repo.Registry, auth, w, scopes)
 		return err
