@@ -1,5 +1,5 @@
 // Package registry holds the rules that all clients of OCI registries in forkd share: what
-// credentials are, where Docker keeps them, and to which servers they may be sent.
+// credentials are, where Docker keeps them and certificates, and to which servers they may be sent.
 //
 // It sends no requests. Package image pulls container images, and package hub pushes and pulls
 // snapshots.

@@ -90,7 +90,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.face.Audited(http.HandlerFunc(s.identified)).ServeHTTP(w, r)
 }
 
-// identified finds out the client of a request, and calls the handler of the route.
+// identified identifies the client of a request, and calls the handler of the route.
 func (s *Server) identified(w http.ResponseWriter, r *http.Request) {
 	e := audit.From(r.Context())
 	e.Route = anyRoute
@@ -112,12 +112,11 @@ func (s *Server) identify(r *http.Request) (auth.Principal, error) {
 	if err := s.face.CheckOrigin(r); err != nil {
 		return auth.Principal{}, err
 	}
-	who, err := auth.Principal{}, error(nil)
+	identify := s.face.Guard.Identify
 	if _, token, ok := r.BasicAuth(); ok && r.Header.Get(auth.TokenHeader) == "" {
-		who, err = s.face.Guard.IdentifyBy(r, token)
-	} else {
-		who, err = s.face.Guard.Identify(r)
+		identify = func(r *http.Request) (auth.Principal, error) { return s.face.Guard.IdentifyBy(r, token) }
 	}
+	who, err := identify(r)
 	if scope := (*auth.ScopeError)(nil); err != nil && !errors.As(err, &scope) {
 		err = face.NewError(http.StatusUnauthorized, err.Error()+": log in with any user name and a token as the password")
 	}
@@ -143,7 +142,7 @@ var errNoManifest = errors.New("no such manifest: want the tag " + Tag + ", or t
 func (s *Server) manifest(w http.ResponseWriter, r *http.Request) error {
 	reference := r.PathValue("reference")
 	return s.serve(r, func(who, tag string) error {
-		if _, err := digest.Parse(reference); err != nil && reference != Tag { // nothing need be packed for this answer
+		if _, err := digest.Parse(reference); err != nil && reference != Tag { // checked first, so that nothing is packed
 			return errNoManifest
 		}
 		signatures, err := s.hub.Attached(tag)
@@ -201,7 +200,7 @@ func (s *Server) blob(w http.ResponseWriter, r *http.Request) error {
 	})
 }
 
-// paced is an answer to a client that must not receive nothing for longer than the limit.
+// paced is an answer that fails if the client receives nothing for the time limit.
 type paced struct {
 	http.ResponseWriter
 	rc    *http.ResponseController
