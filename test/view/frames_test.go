@@ -4,8 +4,11 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
+	"io"
+	"net/http"
 	"os"
 	"strconv"
 	"strings"
@@ -31,7 +34,9 @@ const (
 
 // TestFrames traces pages in Chromium while events change many sandboxes. It prints the longest
 // tasks of the pages' main threads, and the use of processors by the daemon and 'forkd ui'. A page
-// cannot draw a frame during a task of its main thread. The test asserts no times.
+// cannot draw a frame during a task of its main thread. The line of ten clients is without Chromium,
+// which would need many processors for ten pages: the clients send the requests of pages. The test
+// asserts no times.
 func TestFrames(t *testing.T) {
 	r := startRig(t)
 	var ids []string
@@ -44,9 +49,15 @@ func TestFrames(t *testing.T) {
 	table := tabwriter.NewWriter(&text, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(table, "pages\tevents/s\tlongest task\tits CPU time\ttasks over a frame\tmain threads\tdaemon\t"+
 		"forkd ui\t")
+	m := measure(r, v, ids)
+	fmt.Fprintf(table, "0\t%.0f\t\t\t\t\t%.1f %%\t%.1f %%\t\n", m.events, m.daemon, m.view)
+	leave := r.followAsPages(10, ids)
+	m = measure(r, v, ids)
+	fmt.Fprintf(table, "10 clients\t%.0f\t\t\t\t\t%.1f %%\t%.1f %%\t\n", m.events, m.daemon, m.view)
+	leave()
 	address := v.URL
 	var tabs []*page
-	for _, want := range []int{0, 1, 3} {
+	for _, want := range []int{1, 3} {
 		for len(tabs) < want {
 			tab := p
 			if len(tabs) > 0 {
@@ -61,12 +72,6 @@ func TestFrames(t *testing.T) {
 			tab.wait(`[...document.querySelectorAll("[role=treeitem] .icon.sandbox")].every((e) =>
 				e.closest(".row").querySelector(".meter"))`)
 		}
-		if want == 0 {
-			m := measure(r, v, ids)
-			fmt.Fprintf(table, "0\t%.0f\t\t\t\t\t%.1f %%\t%.1f %%\t\n", m.events, m.daemon, m.view)
-			continue
-		}
-		var m measured
 		k := p.trace(func() { m = measure(r, v, ids) })
 		if k.all == 0 {
 			t.Error("the trace has no tasks of the pages")
@@ -83,6 +88,54 @@ func TestFrames(t *testing.T) {
 	table.Flush()
 	t.Logf("%d sandboxes, %v for each line; a frame has %.1f ms; 100 %% is one processor\n%s", len(ids), *framesTime,
 		frameTime, text.String())
+}
+
+// followAsPages starts clients that send the requests of pages that show the same tree: each follows
+// the events, and reads the figures of four sandboxes and the record of one of them every three
+// seconds. The clients end when leave is called.
+func (r *rig) followAsPages(n int, ids []string) (leave func()) {
+	r.t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	var all sync.WaitGroup
+	get := func(path string) error {
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, r.URL+"/v1/"+path, nil)
+		if err != nil {
+			return err
+		}
+		req.Header.Set("Authorization", "Bearer "+r.Token)
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			return err
+		}
+		defer resp.Body.Close()
+		if _, err = io.Copy(io.Discard, resp.Body); err == nil && resp.StatusCode != http.StatusOK {
+			err = errors.New(resp.Status)
+		}
+		return err
+	}
+	check := func(err error) {
+		if err != nil && ctx.Err() == nil {
+			r.t.Error(err)
+		}
+	}
+	const interval = 3 * time.Second
+	for page := range n {
+		all.Go(func() { check(get("events?gather_secs=0.05")) })
+		all.Go(func() {
+			for wait := interval * time.Duration(page) / time.Duration(n); ; wait = interval {
+				select {
+				case <-time.After(wait):
+				case <-ctx.Done():
+					return
+				}
+				for _, id := range ids[:4] {
+					check(get("sandboxes/" + id + "/stats?max_age_secs=3"))
+				}
+				check(get("sandboxes/" + ids[0]))
+			}
+		})
+	}
+	return func() { cancel(); all.Wait() }
 }
 
 // measured is the result of one measurement.

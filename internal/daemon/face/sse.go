@@ -10,9 +10,10 @@ import (
 
 // SSE writes server-sent events. A write fails if the client receives nothing for the time limit.
 type SSE struct {
-	w     http.ResponseWriter
-	rc    *http.ResponseController
-	limit time.Duration
+	w       http.ResponseWriter
+	rc      *http.ResponseController
+	limit   time.Duration
+	pending []byte // text that Flush will send
 }
 
 // NewSSE sends the headers of the answer.
@@ -23,25 +24,50 @@ func NewSSE(w http.ResponseWriter, limit time.Duration) *SSE {
 	return &SSE{w: w, rc: http.NewResponseController(w), limit: limit}
 }
 
-// Text writes raw text that ends with an empty line, such as a comment.
-func (s *SSE) Text(text string) error {
+// AddText adds raw text that ends with an empty line, such as a comment.
+func (s *SSE) AddText(text string) { s.pending = append(s.pending, text...) }
+
+// Add adds an event. The parameters id and name, and the JSON of v, must not contain line breaks.
+func (s *SSE) Add(id, name string, v any) error {
+	p, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	if id != "" {
+		s.AddText("id: " + id + "\n")
+	}
+	s.AddText("event: " + name + "\ndata: ")
+	s.pending = append(append(s.pending, p...), "\n\n"...)
+	return nil
+}
+
+// Pending returns the number of bytes that Flush will send.
+func (s *SSE) Pending() int { return len(s.pending) }
+
+// Flush sends all events and texts that were added, in one write. If there are none, it does nothing.
+func (s *SSE) Flush() error {
+	p := s.pending
+	if len(p) == 0 {
+		return nil
+	}
+	s.pending = nil                                    // an idle stream needs no buffer
 	_ = s.rc.SetWriteDeadline(time.Now().Add(s.limit)) // connections of some tests have no deadlines
-	if _, err := s.w.Write([]byte(text)); err != nil {
+	if _, err := s.w.Write(p); err != nil {
 		return err
 	}
 	return s.rc.Flush()
 }
 
-// Send writes an event. The parameters id and name, and the JSON of v, must not contain line
-// breaks.
+// Text sends raw text at once, as AddText and Flush do.
+func (s *SSE) Text(text string) error {
+	s.AddText(text)
+	return s.Flush()
+}
+
+// Send sends an event at once, as Add and Flush do.
 func (s *SSE) Send(id, name string, v any) error {
-	p, err := json.Marshal(v)
-	if err != nil {
+	if err := s.Add(id, name, v); err != nil {
 		return err
 	}
-	line := ""
-	if id != "" {
-		line = "id: " + id + "\n"
-	}
-	return s.Text(line + "event: " + name + "\ndata: " + string(p) + "\n\n")
+	return s.Flush()
 }

@@ -2,10 +2,10 @@ package v1
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/http"
 	"slices"
+	"time"
 
 	apiv1 "github.com/forkd/forkd/api/v1"
 	"github.com/forkd/forkd/internal/daemon/face"
@@ -33,6 +33,9 @@ func (f *eventFilter) wants(e *event.Event) bool {
 		f.labels.Match(e.Labels)
 }
 
+// maxGather is the maximum of the query parameter gather_secs.
+const maxGather = time.Second
+
 // events streams the events of sandboxes and snapshots. The stream ends when the client leaves,
 // when it receives nothing for the time limit of stalled transfers, or when the daemon stops.
 func (a *api) events(w http.ResponseWriter, r *http.Request) error {
@@ -40,7 +43,10 @@ func (a *api) events(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	filter := eventFilter{sandboxes: r.URL.Query()["sandbox"], labels: labels}
+	gather, err := secsQuery(r, "gather_secs", 0, maxGather)
+	if err != nil {
+		return err
+	}
 	after := r.Header.Get(lastEventID)
 	if q := r.URL.Query().Get("after"); q != "" {
 		after = q
@@ -51,31 +57,82 @@ func (a *api) events(w http.ResponseWriter, r *http.Request) error {
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
 	defer context.AfterFunc(a.Face.Stopping, cancel)()
-	follower := a.view(r).Events(after)
-	out := face.NewSSE(w, a.Face.Limits.Stall)
+	s := eventStream{events: a.view(r).Events(after), keepalive: a.Face.Limits.Keepalive, gather: gather,
+		filter: eventFilter{sandboxes: r.URL.Query()["sandbox"], labels: labels}, out: face.NewSSE(w, a.Face.Limits.Stall)}
+	s.run(ctx)
+	return nil
+}
+
+// maxPending bounds the bytes of events that are sent together. The last of these events may exceed
+// the bound.
+const maxPending = 32 << 10
+
+// eventStream sends events to a client.
+type eventStream struct {
+	events    eventSource
+	filter    eventFilter
+	out       *face.SSE
+	keepalive time.Duration // interval at which a silent stream sends its position
+	gather    time.Duration // time between writes, in which events are gathered; 0: events are sent at once
+}
+
+// eventSource is implemented by tenancy.Events.
+type eventSource interface {
+	Place() string
+	ID(of *event.Event) string
+	Next(ctx context.Context) (e event.Event, missed bool, err error)
+}
+
+// run sends events until ctx ends or the client has left. It sends all events that are ready in one
+// write, because a write costs the daemon much more than an event.
+func (s *eventStream) run(ctx context.Context) {
+	ended, end := context.WithCancel(ctx)
+	end()
 	// Send the present position as an id, so that a client can resume without a gap even if the
 	// connection breaks before the first event.
-	if out.Text(fmt.Sprintf("retry: %d\nid: %s\n\n", sseRetry, follower.Place())) != nil {
-		return nil
-	}
-	for {
-		wait, stop := context.WithTimeout(ctx, a.Face.Limits.Keepalive)
-		e, missed, err := follower.Next(wait)
+	s.out.AddText(fmt.Sprintf("retry: %d\nid: %s\n\n", sseRetry, s.events.Place()))
+	for s.out.Flush() == nil && s.sleep(ctx) {
+		wait, stop := context.WithTimeout(ctx, s.keepalive)
+		err := s.add(wait)
 		stop()
-		switch {
-		case ctx.Err() != nil:
-			return nil
-		case errors.Is(err, context.DeadlineExceeded):
-			// The new position is after the events that the filter has excluded.
-			err = out.Text("id: " + follower.Place() + "\n\n")
-		case missed:
-			err = out.Send(follower.Place(), apiv1.EventMissed, face.MissedEvent(follower.Place()))
-		case filter.wants(&e):
-			about := face.EventOf(follower.ID(&e), &e)
-			err = out.Send(about.ID, about.Type, about)
+		if ctx.Err() != nil {
+			return
 		}
 		if err != nil {
-			return nil // the client has left
+			// The new position is after the events that the filter has excluded.
+			s.out.AddText("id: " + s.events.Place() + "\n\n")
+		}
+		for err == nil && s.out.Pending() < maxPending {
+			err = s.add(ended) // returns an error if no event is ready
 		}
 	}
+}
+
+// sleep waits while events are gathered. It returns false if ctx ends.
+func (s *eventStream) sleep(ctx context.Context) bool {
+	if s.gather == 0 {
+		return true
+	}
+	select {
+	case <-time.After(s.gather):
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// add waits for the next event until ctx ends, and adds it to the next write if the client wants it.
+func (s *eventStream) add(ctx context.Context) error {
+	e, missed, err := s.events.Next(ctx)
+	switch {
+	case err != nil:
+		return err
+	case missed:
+		place := s.events.Place()
+		return s.out.Add(place, apiv1.EventMissed, face.MissedEvent(place))
+	case s.filter.wants(&e):
+		about := face.EventOf(s.events.ID(&e), &e)
+		return s.out.Add(about.ID, about.Type, about)
+	}
+	return nil
 }

@@ -132,13 +132,9 @@ func (a *api) listImages(r *http.Request) ([]apiv1.CachedImage, error) {
 // pruneImages removes cached images and blobs. It returns an error if it cannot know which images
 // are needed by snapshots.
 func (a *api) pruneImages(r *http.Request) (out apiv1.PrunedImages, err error) {
-	unused := defaultUnused
-	if text := r.URL.Query().Get("unused_secs"); text != "" {
-		secs, err := strconv.ParseFloat(text, 64)
-		if err != nil || !(secs >= 0 && secs <= maxUnused.Seconds()) {
-			return out, invalid.Errorf("unused_secs", "%.100q: want 0 to %g seconds", text, maxUnused.Seconds())
-		}
-		unused = time.Duration(secs * float64(time.Second))
+	unused, err := secsQuery(r, "unused_secs", defaultUnused, maxUnused)
+	if err != nil {
+		return out, err
 	}
 	if out.DryRun, err = boolQuery(r, "dry_run"); err != nil {
 		return out, err

@@ -6,7 +6,9 @@ import (
 	"net/url"
 	"path"
 	"slices"
+	"strconv"
 	"strings"
+	"time"
 
 	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/host/invalid"
@@ -32,6 +34,19 @@ func checkQuery(row route, r *http.Request) error {
 		}
 	}
 	return nil
+}
+
+// secsQuery returns the value of a query parameter in seconds, from 0 to most.
+func secsQuery(r *http.Request, name string, absent, most time.Duration) (time.Duration, error) {
+	text := r.URL.Query().Get(name)
+	if text == "" {
+		return absent, nil
+	}
+	secs, err := strconv.ParseFloat(text, 64)
+	if err != nil || !(secs >= 0 && secs <= most.Seconds()) { // secs may be NaN
+		return 0, invalid.Errorf(name, "%.100q: want 0 to %g seconds", text, most.Seconds())
+	}
+	return time.Duration(secs * float64(time.Second)), nil
 }
 
 // wholePath refuses paths with an empty part or a part of dots. If the id in a sandbox's path were

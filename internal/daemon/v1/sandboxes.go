@@ -187,7 +187,11 @@ func (a *api) deleteSandbox(r *http.Request) error {
 }
 
 func (a *api) stats(r *http.Request) (out apiv1.Stats, err error) {
-	st, err := a.view(r).Stats(r.Context(), r.PathValue("id"))
+	age, err := secsQuery(r, "max_age_secs", 0, tenancy.MaxStatsAge)
+	if err != nil {
+		return out, err
+	}
+	st, err := a.view(r).RecentStats(r.Context(), r.PathValue("id"), age)
 	if err != nil {
 		return out, err
 	}

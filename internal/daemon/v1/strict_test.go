@@ -85,6 +85,8 @@ func TestSlips(t *testing.T) {
 		{"GET", "/v1/sandboxes?lable=job=7", "", "lable"},
 		{"GET", "/v1/sandboxes?state=foo", "", "state"},
 		{"GET", "/v1/sandboxes?a=%zz", "", "query"},
+		{"GET", "/v1/events?gather_secs=1.5", "", "gather_secs: \\\"1.5\\\": want 0 to 1 seconds"},
+		{"GET", "/v1/events?gather_secs=-1", "", "gather_secs: "},
 		{"POST", "/v1/sandboxes", `{"snapshot_tag":""}`, "snapshot_tag: it is empty"},
 		{"POST", "/v1/sandboxes", `{"snapshot_tag":"a","n":1,"n":2}`, "n: the field is there twice"},
 		{"POST", "/v1/sandboxes", `{"env":{"A":"b","A":"c"}}`, "env.A: the field is there twice"},

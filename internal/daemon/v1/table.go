@@ -68,7 +68,7 @@ func (a *api) routes() []route {
 		{"DELETE /v1/sandboxes/{id}", auth.Run, nil, ends, end(a.deleteSandbox)},
 		{"PATCH /v1/sandboxes/{id}/labels", auth.Run, nil, work, call(ok, a.changeLabels)},
 		{"PUT /v1/sandboxes/{id}/ttl", auth.Run, nil, work, call(ok, a.setTTL)},
-		{"GET /v1/sandboxes/{id}/stats", auth.Read, nil, work, get(a.stats)},
+		{"GET /v1/sandboxes/{id}/stats", auth.Read, []string{"max_age_secs"}, work, get(a.stats)},
 		{"GET /v1/sandboxes/{id}/metrics", auth.Read, span, f.Lists, get(a.sandboxMetrics)},
 		{"GET /v1/sandboxes/{id}/network", auth.Read, nil, reads, get(a.getNetwork)},
 		{"PUT /v1/sandboxes/{id}/network", auth.Run, nil, work, call(ok, a.setNetwork)},
@@ -121,7 +121,7 @@ func (a *api) routes() []route {
 		{"POST /v1/sandboxes/{id}/ports/{port}/url", PortScope, nil, reads, call(created, a.signPort)},
 
 		{"GET /v1/host/metrics", auth.Read, span, f.Lists, get(a.hostMetrics)},
-		{"GET /v1/events", auth.Read, []string{"after", "sandbox", "label"}, f.Followers, a.events},
+		{"GET /v1/events", auth.Read, []string{"after", "sandbox", "label", "gather_secs"}, f.Followers, a.events},
 
 		{"GET /v1/workspaces", auth.Read, part, lists, listed(a.listWorkspaces)},
 		{"POST /v1/workspaces", auth.Run, nil, work, f.Once(call(created, a.createWorkspace))},

@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/forkd/forkd/internal/format/console"
 	"github.com/forkd/forkd/internal/format/snapshot"
@@ -218,6 +219,33 @@ func (v *View) SetStrict(ctx context.Context, id string, strict unique.Strict) e
 func (v *View) Stats(ctx context.Context, id string) (sandbox.Stats, error) {
 	return reached(ctx, v, id, func(ctx context.Context, m *sandbox.Manager) (sandbox.Stats, error) {
 		return m.Stats(ctx, id)
+	})
+}
+
+// MaxStatsAge is the maximum age of the result of RecentStats.
+const MaxStatsAge = 10 * time.Second
+
+// statsKey identifies measurements of a sandbox that replace each other. A measurement is not used
+// after a change of the state, of the snapshot that the sandbox runs from, or of its latest snapshot.
+type statsKey struct {
+	id    string
+	state sandbox.State
+	from  string // tag
+	since snapshot.Ref
+}
+
+// RecentStats is like Stats, but the result may have the given age. All callers share the
+// measurements.
+func (v *View) RecentStats(ctx context.Context, id string, age time.Duration) (sandbox.Stats, error) {
+	return reached(ctx, v, id, func(ctx context.Context, m *sandbox.Manager) (sandbox.Stats, error) {
+		s, err := m.Get(id)
+		if err != nil {
+			return sandbox.Stats{}, err
+		}
+		i := s.Info()
+		return v.host.stats.Get(ctx, statsKey{id, i.State, i.SnapshotTag, i.At}, age, func() (sandbox.Stats, error) {
+			return m.Stats(ctx, id)
+		})
 	})
 }
 

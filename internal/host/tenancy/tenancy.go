@@ -11,6 +11,7 @@ import (
 
 	"github.com/forkd/forkd/internal/gate"
 	"github.com/forkd/forkd/internal/host/owner"
+	"github.com/forkd/forkd/internal/host/recent"
 	"github.com/forkd/forkd/internal/host/sandbox"
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/host/workspace"
@@ -21,6 +22,7 @@ type Host struct {
 	manager    *sandbox.Manager
 	workspaces *workspace.Set
 	verifies   *gate.Gate
+	stats      *recent.Values[statsKey, sandbox.Stats]
 }
 
 // maxVerifies is the maximum number of concurrent verifications of snapshots. Each verification
@@ -30,7 +32,7 @@ const maxVerifies = 3
 // New returns a Host. It kills the children that an earlier daemon forked in DiskOf.
 func New(m *sandbox.Manager, w *workspace.Set) *Host {
 	endChildren(m)
-	return &Host{m, w, gate.New(maxVerifies)}
+	return &Host{m, w, gate.New(maxVerifies), recent.New[statsKey, sandbox.Stats](MaxStatsAge)}
 }
 
 // For returns the View of a principal. If the principal has no name, the View is empty.

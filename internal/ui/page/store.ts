@@ -16,7 +16,9 @@ export type Topic = string;
 
 const maxEvents = 200;
 const maxArrived = 4096; // events that are kept while the page reads
+const gather = 0.05; // seconds between writes of the stream, each of which costs the daemon more than an event
 const statsInterval = 3000;
+const statsAge = statsInterval / 1000; // seconds; pages that show the same sandboxes share the measurements
 const slowInterval = 250;
 const maxMeasured = 48; // sandboxes that are measured in one interval …
 const maxMeasuredAgain = 3; // … and those of them that had been measured before: each costs the daemon milliseconds
@@ -131,8 +133,8 @@ class Store {
       this.#connection++;
       this.#following = false;
       try {
-        const after = this.#stale ? "" : `?after=${encodeURIComponent(this.#place)}`;
-        const answer = await api.send("GET", `v1/events${after}`, undefined, stream.signal);
+        const after = this.#stale ? "" : `&after=${encodeURIComponent(this.#place)}`;
+        const answer = await api.send("GET", `v1/events?gather_secs=${gather}${after}`, undefined, stream.signal);
         wait = 500;
         if (this.#stale) {
           this.#wanted.clear();
@@ -317,7 +319,7 @@ class Store {
   async #measureOne(id: string) {
     const before = this.stats.get(id);
     try {
-      const now = await api.get<api.Stats>(api.box(id, "/stats"));
+      const now = await api.get<api.Stats>(api.box(id, `/stats?max_age_secs=${statsAge}`));
       this.stats.delete(id); // the order of the map is the order of measurements
       if (this.sandboxes.has(id)) this.stats.set(id, now);
     } catch {
