@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -49,7 +50,7 @@ func newUICmd() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				view := ui.New(ui.Config{Host: l.Addr().String(), Daemon: cl.Transport(), Name: c.where})
+				view := ui.New(ui.Config{Host: l.Addr().String(), Daemon: cl.Transport(), Name: c.where, Doctor: c.doctor()})
 				if err := c.announce(cmd, view, !noOpen); err != nil {
 					l.Close()
 					return err
@@ -62,6 +63,17 @@ func newUICmd() *cobra.Command {
 	cmd.Flags().BoolVar(&noOpen, "no-open", false, "only print the address")
 	c.register(cmd)
 	return cmd
+}
+
+// doctor returns a function that checks this host as 'forkd doctor' does. It returns nil if the daemon
+// is on another host.
+func (c *common) doctor() func(context.Context) any {
+	at, err := url.Parse(c.where)
+	if err != nil || at.Scheme != "unix" && !auth.IsLoopback(at.Hostname()) {
+		return nil
+	}
+	host := doctorHost(c.url, &tokenFlags{})
+	return func(ctx context.Context) any { return host.Diagnose(ctx) }
 }
 
 // announce prints the address of the view, and opens it in the browser.

@@ -28,6 +28,7 @@ import (
 	"net/http/httputil"
 	"net/url"
 	"strings"
+	"sync"
 	"time"
 )
 
@@ -36,7 +37,10 @@ type Config struct {
 	Host   string            // host:port of the listener, as browsers send it in the header Host
 	Daemon http.RoundTripper // sends requests to the daemon, with credentials
 	Name   string            // name of the daemon, shown in the page
-	Now    func() time.Time  // clock; nil: time.Now
+	// Doctor returns the findings of 'forkd doctor' about this host, as a value for JSON; nil: the
+	// daemon is on another host.
+	Doctor func(context.Context) any
+	Now    func() time.Time // clock; nil: time.Now
 }
 
 // TokenConfig configures the Server of a daemon with tokens.
@@ -58,14 +62,16 @@ type TokenConfig struct {
 type Server struct {
 	TokenConfig // Login is nil if browsers get in with codes
 	name        string
-	address     string // origin of the view of one user
+	address     string                    // origin of the view of one user
+	doctor      func(context.Context) any // as in Config
+	diagnosing  sync.Mutex                // held during a call of doctor, which starts processes
 	entry       *entry
 	own         http.Handler // answers requests that are not passed to the API
 }
 
 // New returns the Server of one user.
 func New(cfg Config) *Server {
-	s := &Server{name: cfg.Name, address: "http://" + cfg.Host}
+	s := &Server{name: cfg.Name, address: "http://" + cfg.Host, doctor: cfg.Doctor}
 	api := &httputil.ReverseProxy{
 		Rewrite: func(p *httputil.ProxyRequest) {
 			p.Out.URL.Scheme, p.Out.URL.Host, p.Out.Host = "http", "forkd", ""
@@ -154,7 +160,11 @@ func (s *Server) answer(w http.ResponseWriter, r *http.Request) {
 	case s.Login != nil && login:
 		s.logIn(w, r)
 	case below == "daemon":
-		writeJSON(w, http.StatusOK, map[string]string{"name": cmp.Or(session.user, s.name)})
+		writeJSON(w, http.StatusOK, map[string]any{"name": cmp.Or(session.user, s.name), "doctor": s.doctor != nil})
+	case below == "doctor" && s.doctor != nil && r.Method == http.MethodGet:
+		s.diagnosing.Lock()
+		defer s.diagnosing.Unlock()
+		writeJSON(w, http.StatusOK, s.doctor(r.Context()))
 	case s.Login != nil && below == "session" && r.Method == http.MethodDelete:
 		s.entry.end(session)
 		w.WriteHeader(http.StatusNoContent)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"compress/gzip"
+	"context"
 	"fmt"
 	"io"
 	"net/http"
@@ -12,6 +13,8 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -57,11 +60,16 @@ type rig struct {
 
 func newRig(t *testing.T) *rig {
 	t.Helper()
+	return startRig(t, nil)
+}
+
+func startRig(t *testing.T, doctor func(context.Context) any) *rig {
+	t.Helper()
 	r := &rig{t: t, now: time.Now()}
 	behind := httptest.NewServer(&r.daemon)
 	t.Cleanup(behind.Close)
 	front := httptest.NewUnstartedServer(nil)
-	r.server = New(Config{Host: front.Listener.Addr().String(), Daemon: to{behind.URL}, Name: "test",
+	r.server = New(Config{Host: front.Listener.Addr().String(), Daemon: to{behind.URL}, Name: "test", Doctor: doctor,
 		Now: func() time.Time { return r.now }})
 	front.Config.Handler = r.server
 	front.Start()
@@ -359,6 +367,54 @@ func TestDaemonAway(t *testing.T) {
 
 // maxFirstView bounds the files that a browser loads for the first view, compressed, in bytes.
 const maxFirstView = 60 << 10
+
+// The page can have this host checked if the daemon runs on it, and only with a session.
+func TestDoctor(t *testing.T) {
+	var running, calls atomic.Int32
+	r := startRig(t, func(context.Context) any {
+		if running.Add(1) > 1 {
+			t.Error("two diagnoses run at the same time")
+		}
+		defer running.Add(-1)
+		calls.Add(1)
+		return []map[string]string{{"check": "kernel", "verdict": "pass"}}
+	})
+	if resp := r.send("GET", "/doctor", nil); resp.StatusCode/100 != 4 || calls.Load() != 0 {
+		t.Errorf("without a session: %s", resp.Status)
+	}
+	r.enter()
+	text := func(path string) string {
+		body, err := io.ReadAll(r.send("GET", r.base+path, nil).Body)
+		if err != nil {
+			t.Error(err)
+		}
+		return strings.TrimSpace(string(body))
+	}
+	if got, want := text("daemon"), `{"doctor":true,"name":"test"}`; got != want {
+		t.Errorf("description: %s, want %s", got, want)
+	}
+	var all sync.WaitGroup
+	for range 4 {
+		all.Go(func() {
+			if got, want := text("doctor"), `[{"check":"kernel","verdict":"pass"}]`; got != want {
+				t.Errorf("findings: %s, want %s", got, want)
+			}
+		})
+	}
+	all.Wait()
+	if resp := r.send("POST", r.base+"doctor", nil); resp.StatusCode != http.StatusNotFound {
+		t.Errorf("POST: %s", resp.Status)
+	}
+	if calls.Load() != 4 || len(r.daemon.got) != 0 {
+		t.Errorf("%d diagnoses, requests to the daemon: %v", calls.Load(), r.daemon.got)
+	}
+
+	remote := newRig(t)
+	remote.enter()
+	if resp := remote.send("GET", remote.base+"doctor", nil); resp.StatusCode != http.StatusNotFound {
+		t.Errorf("for a daemon on another host: %s", resp.Status)
+	}
+}
 
 func TestFirstViewIsSmall(t *testing.T) {
 	total := 0

@@ -31,7 +31,9 @@ func TestAccessibility(t *testing.T) {
 		p.accessible(theme + " dialog")
 		p.do("close it", chromedp.KeyEvent(kb.Escape))
 		p.wait(`document.querySelector("dialog") === null`)
-		p.page("#/host", `document.querySelectorAll(".card dd").length > 5 && document.querySelectorAll("canvas").length === 5`)
+		p.page("#/host", `document.querySelectorAll(".card dd").length > 5 && document.querySelectorAll("canvas").length === 5 &&
+			document.querySelector(".findings")?.innerText.includes("other checks")`)
+		p.eval(`document.querySelector(".findings").open = true`)
 		p.accessible(theme + " host")
 		p.page("#/diff/python-numpy/tests-pass", `document.querySelector(".file-diff")`)
 		p.accessible(theme + " diff")

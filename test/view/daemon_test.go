@@ -51,6 +51,8 @@ func TestDaemonsOwnView(t *testing.T) {
 	p.command("echo ok$((2+4))")
 	p.wait(terminal + `.includes("ok6")`)
 
+	p.page("#/host", `document.body.innerText.includes("Run forkd doctor on the daemon's host")`)
+
 	// With a session, the address of the login form leads to the tree.
 	p.do("open /ui again", chromedp.Navigate(r.URL+"/ui/"))
 	p.wait(`document.querySelector("[role=treeitem]")`)

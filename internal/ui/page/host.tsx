@@ -76,6 +76,49 @@ function HostCharts() {
   );
 }
 
+interface Finding {
+  check: string;
+  verdict: "pass" | "warn" | "fail" | "skip";
+  detail: string;
+  fix?: { command: string };
+}
+
+// Findings shows the findings of 'forkd doctor' about the daemon's host.
+function Findings() {
+  const { value, problem, again } = useLoad(() => api.get<Finding[]>("doctor"), []);
+  const bad = value?.filter((f) => f.verdict === "fail" || f.verdict === "warn") ?? [];
+  const others = value?.filter((f) => !bad.includes(f)) ?? [];
+  return (
+    <Fragment>
+      <Problem text={problem} />
+      {value && bad.length === 0 && <Note>No check fails or warns.</Note>}
+      <FindingTable findings={[...bad.filter((f) => f.verdict === "fail"), ...bad.filter((f) => f.verdict === "warn")]} />
+      {others.length > 0 && (
+        <details class="findings">
+          <summary>{others.length} other checks</summary>
+          <FindingTable findings={others} />
+        </details>
+      )}
+      {value && <div class="actions"><button onClick={again}>Check again</button></div>}
+    </Fragment>
+  );
+}
+
+const FindingTable = ({ findings }: { findings: Finding[] }) => findings.length === 0 ? <Fragment /> : (
+  <table>
+    <thead><tr><th>Result</th><th>Check</th><th>Finding</th></tr></thead>
+    <tbody>
+      {findings.map((f) => (
+        <tr>
+          <td>{f.verdict}</td>
+          <td>{f.check}</td>
+          <td>{plain(f.detail)}{f.fix && <pre tabIndex={0} aria-label={`fix of ${f.check}`}>{plain(f.fix.command)}</pre>}</td>
+        </tr>
+      ))}
+    </tbody>
+  </table>
+);
+
 export function HostPage() {
   const s = useStore("any");
   const { value: ready, problem } = useLoad(() => api.get<Ready>("readyz"), [s.link]);
@@ -114,6 +157,8 @@ export function HostPage() {
         </section>
       </div>
       <HostCharts />
+      <h2>Checks</h2>
+      {s.doctor ? <Findings /> : v && <Note>Run <code>forkd doctor</code> on the daemon's host.</Note>}
       <h2>Events</h2>
       {s.events.length === 0 && <Note>Nothing has happened since this page was opened.</Note>}
       <ol class="events" tabIndex={0} aria-label="Events, the newest first">

@@ -38,6 +38,7 @@ class Store {
   loaded = false;
   version?: api.Version;
   daemon = "";
+  doctor = false; // the view can check the daemon's host
   measured: string[] = []; // ids of sandboxes that are on the screen
   chosen = ""; // key of the node whose details are on the screen
   revision = 0;
@@ -175,9 +176,9 @@ class Store {
   }
 
   async #describe() {
-    [this.version, { name: this.daemon }] = await Promise.all([
+    [this.version, { name: this.daemon, doctor: this.doctor }] = await Promise.all([
       api.get<api.Version>("version"),
-      api.get<{ name: string }>("daemon"),
+      api.get<{ name: string; doctor: boolean }>("daemon"),
     ]);
     this.changed("page");
   }
