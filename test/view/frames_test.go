@@ -120,7 +120,7 @@ func (r *rig) followAsPages(n int, ids []string) (leave func()) {
 	}
 	const interval = 3 * time.Second
 	for page := range n {
-		all.Go(func() { check(get("events?gather_secs=0.05")) })
+		all.Go(func() { check(get("events?gather_secs=0.1")) })
 		all.Go(func() {
 			for wait := interval * time.Duration(page) / time.Duration(n); ; wait = interval {
 				select {

@@ -16,7 +16,7 @@ export type Topic = string;
 
 const maxEvents = 200;
 const maxArrived = 4096; // events that are kept while the page reads
-const gather = 0.05; // seconds between writes of the stream, each of which costs the daemon more than an event
+const gather = 0.1; // seconds between writes of the stream, each of which costs the daemon more than an event
 const statsInterval = 3000;
 const statsAge = statsInterval / 1000; // seconds; pages that show the same sandboxes share the measurements
 const slowInterval = 250;
