@@ -3,6 +3,7 @@ package vsock
 import (
 	"errors"
 	"slices"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -47,6 +48,10 @@ type conn struct {
 
 	armed  bool   // whether fd is in the poller
 	events uint32 // events that the poller waits for on fd
+
+	hungUp bool   // whether the poller has reported that the client on the host has closed its socket
+	idle   int    // number of checks since then in which nothing had been sent to the guest, see checkHungUp
+	before uint32 // value of sent at the latest check
 
 	// Data from guest to host. The buffer pending holds at most bufAlloc bytes that the host's
 	// socket has not accepted.
@@ -293,21 +298,21 @@ func (d *Device) closeFD(c *conn) {
 	c.fd = -1
 }
 
-// arm makes the poller wait for the events that c can use now. If c can use no event, arm removes
-// c's socket from the poller. Otherwise the poller would report a hang-up again and again.
+// arm makes the poller wait for the events that c can use now. A hang-up is always reported, so arm
+// removes a socket from the poller if the hang-up is known and c can use no other event. Otherwise
+// the poller would report the hang-up again and again.
 func (d *Device) arm(c *conn) {
 	if c.fd < 0 {
 		return
 	}
 	var events uint32
-	watch := c.hostEOF || c.state == stateConnecting // only to notice a hang-up
 	if c.state == stateHandshake || c.readable() && !c.stalled && c.credit() > 0 {
 		events |= unix.EPOLLIN
 	}
 	if len(c.pending) > 0 {
 		events |= unix.EPOLLOUT
 	}
-	watch = watch || events != 0
+	watch := !c.hungUp || events != 0
 	switch {
 	case !watch && c.armed:
 		d.poll.Remove(c.fd)
@@ -320,4 +325,65 @@ func (d *Device) arm(c *conn) {
 		d.poll.Change(c.fd, events)
 	}
 	c.armed, c.events = watch, events
+}
+
+// A client on the host that has closed its socket may have left data there. The kernel charges this
+// data to the client. Every checkTime the device checks connections with such data. It closes a
+// connection whose guest has taken nothing in maxIdle checks in a row, which is 30 to 40 seconds. A
+// guest that is only busy takes data within that time. The device counts checks and not time,
+// because no check happens while the machine is paused.
+const (
+	checkTime = 10 * time.Second
+	maxIdle   = 4
+)
+
+// clientGone notes that the client on the host has closed its socket while data for the guest may
+// be left in it.
+func (d *Device) clientGone(c *conn) {
+	if !c.hungUp {
+		c.hungUp, c.before = true, c.sent
+		d.checkLater()
+	}
+}
+
+// checkLater starts the timer of the next check, unless it runs.
+func (d *Device) checkLater() {
+	if d.check != nil {
+		return
+	}
+	t := d.transport
+	var timer *time.Timer
+	timer = time.AfterFunc(d.checkTime, func() {
+		if !t.Enter() {
+			return
+		}
+		defer t.Leave()
+		if d.check != timer {
+			return // the device was reset
+		}
+		if err := d.checkHungUp(); err != nil {
+			t.Fail(err)
+		}
+	})
+	d.check = timer
+}
+
+// checkHungUp is one check of the connections whose client has closed its socket.
+func (d *Device) checkHungUp() error {
+	d.check = nil
+	for _, c := range d.byFD {
+		if !c.hungUp {
+			continue
+		}
+		if c.sent != c.before {
+			c.idle, c.before = 0, c.sent
+		} else if c.idle++; c.idle >= maxIdle {
+			if err := d.hostGone(c); err != nil {
+				return err
+			}
+			continue
+		}
+		d.checkLater()
+	}
+	return d.signal()
 }

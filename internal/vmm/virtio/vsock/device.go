@@ -25,6 +25,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -94,6 +95,9 @@ type Device struct {
 	orphans  []header        // queued RSTs that belong to no connection
 	stalled  []*conn         // connections with data from the host, but without a receive buffer
 	views    [][]byte        // reused list of views
+
+	check     *time.Timer   // timer of the next checkHungUp; nil if none is due
+	checkTime time.Duration // the constant checkTime, except in tests
 }
 
 // New returns a device for cfg.
@@ -109,7 +113,7 @@ func New(cfg Config) (*Device, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &Device{cfg: cfg, lfd: lfd, poll: p}
+	d := &Device{cfg: cfg, lfd: lfd, poll: p, checkTime: checkTime}
 	// Start at a random port. A restored guest may still have sockets of connections from the first
 	// ports of an earlier device. Linux keeps a socket for seconds after its connection has ended,
 	// and refuses another connection with the same ports.
@@ -157,6 +161,10 @@ func (d *Device) Reset() {
 	if d.listening {
 		d.poll.Remove(d.lfd)
 		d.listening = false
+	}
+	if d.check != nil {
+		d.check.Stop()
+		d.check = nil
 	}
 	d.resetDue, d.holding = false, false
 	d.rx, d.tx, d.event, d.transport = nil, nil, nil, nil

@@ -87,6 +87,7 @@ func (d *Device) hostEvent(c *conn, events uint32) error {
 		case c.hostEOF:
 			return d.hostGone(c)
 		}
+		d.clientGone(c)
 	}
 	return d.pump(c)
 }
