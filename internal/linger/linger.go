@@ -9,7 +9,6 @@ package linger
 import (
 	"io"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -26,7 +25,9 @@ type Socket interface {
 // concurrently. Once a second, the set closes each socket whose data the peer has read, or whose
 // peer has closed its end.
 type Set struct {
-	Total *atomic.Int64 // number of kept sockets of all sets with this counter; may be nil
+	// Gone is called once for each socket that was passed to Close, when the socket is closed. It may
+	// be nil. It must not call methods of the Set.
+	Gone func()
 
 	mu       sync.Mutex
 	kept     []Socket
@@ -42,20 +43,22 @@ const sweepTime = time.Second
 func (s *Set) Close(c Socket) error {
 	raw, err := c.SyscallConn()
 	if err != nil {
+		s.gone()
 		return err
 	}
 	// Shut down before the look at the queue. Otherwise data could be written after that look.
 	if err := raw.Control(func(fd uintptr) { _ = unix.Shutdown(int(fd), unix.SHUT_RDWR) }); err != nil {
+		s.gone()
 		return err
 	}
 	if !queued(c) {
+		defer s.gone()
 		return c.Close()
 	}
 	_ = raw.Control(func(fd uintptr) { drain(int(fd)) })
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.kept = append(s.kept, c)
-	s.count(1)
 	if !s.sweeping {
 		s.sweeping = true
 		time.AfterFunc(sweepTime, s.sweep)
@@ -75,9 +78,9 @@ func drain(fd int) {
 	}
 }
 
-func (s *Set) count(n int) {
-	if s.Total != nil {
-		s.Total.Add(int64(n))
+func (s *Set) gone() {
+	if s.Gone != nil {
+		s.Gone()
 	}
 }
 
@@ -104,7 +107,7 @@ func (s *Set) heldLocked() int {
 			kept = append(kept, c)
 		} else {
 			_ = c.Close()
-			s.count(-1)
+			s.gone()
 		}
 	}
 	s.kept = kept

@@ -104,29 +104,37 @@ func TestUnaccepted(t *testing.T) {
 	}
 }
 
-// A set closes a socket after the peer has closed its end, even if no method is called. Total
-// counts the sockets of all sets.
+// A set closes a socket after the peer has closed its end, even if no method is called. Then
+// it calls Gone.
 func TestEndedPeersLeaveNoDescriptors(t *testing.T) {
-	var total atomic.Int64
-	s, other := &Set{Total: &total}, &Set{Total: &total}
+	var gone atomic.Int64
+	s := &Set{Gone: func() { gone.Add(1) }}
 	var peers []int
-	for _, set := range []*Set{s, other} {
+	for range 2 {
 		c, peer := pair(t, unix.SOCK_STREAM)
 		if _, err := c.(io.Writer).Write([]byte("data")); err != nil {
 			t.Fatal(err)
 		}
-		if err := set.Close(c); err != nil {
+		if err := s.Close(c); err != nil {
 			t.Fatal(err)
 		}
 		peers = append(peers, peer)
 	}
-	if n := total.Load(); n != 2 {
-		t.Errorf("%d sockets are counted, not 2", n)
+	if n := gone.Load(); n != 0 {
+		t.Errorf("Gone was called %d times for kept sockets", n)
+	}
+	empty, peer := pair(t, unix.SOCK_STREAM)
+	defer unix.Close(peer)
+	if err := s.Close(empty); err != nil || gone.Load() != 1 {
+		t.Errorf("Gone was called %d times after a socket without data, %v", gone.Load(), err)
+	}
+	if err := s.Close(empty); err == nil || gone.Load() != 2 {
+		t.Errorf("Gone was called %d times after a closed socket, %v", gone.Load(), err)
 	}
 	for _, peer := range peers {
 		unix.Close(peer)
 	}
-	for end := time.Now().Add(time.Minute); total.Load() > 0; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(time.Minute); gone.Load() < 4; time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatal("the sockets are still kept")
 		}

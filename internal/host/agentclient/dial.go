@@ -8,7 +8,6 @@ import (
 	"net"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -24,69 +23,52 @@ const maxHandshake = 128
 // it. Data that a VMM has not read counts as memory of the daemon.
 const sendBuffer = 32 << 10
 
-// Limits on closed connections whose data a VMM has not read.
+// Limits on connections to guests. A closed connection counts until the VMM has read its data. So a
+// connection stands for up to 2 * sendBuffer bytes of the daemon's memory.
 const (
-	// maxHeld is the limit for connections to the ports of one guest. Connections to its agent have a
-	// separate limit of the same size. So strangers who connect to a server that does not read cannot
-	// keep the owner from commands and files.
+	// maxHeld is the limit of closed connections to the ports of one guest. Connections to its agent
+	// have a separate limit of the same size. So strangers who connect to a server that does not read
+	// cannot keep the owner from commands and files.
 	maxHeld = 64
-	// If there are manyHeld such connections of one owner's guests, the limit for each of these guests
-	// is fewHeld instead.
-	manyHeld = 1024
-	fewHeld  = 4
+	// maxOwner limits the connections to the guests of one owner, open and closed. The limits of
+	// concurrent requests permit fewer, so only guests that do not read reach it.
+	maxOwner = 2048
+	maxAll   = 4096 // limits the connections to all guests, open and closed
+	// An owner with fewer than fewOwner connections has more even above maxAll, and a guest with
+	// fewer than fewGuest has more even above maxOwner and maxAll.
+	fewOwner = 256
+	fewGuest = 4
 )
 
-// Owners counts closed connections whose data VMMs have not read, for each owner of sandboxes. The
-// zero value has none. Its methods may be called concurrently.
+// Owners counts the connections to guests, for each owner of sandboxes. The zero value has none. Its
+// methods may be called concurrently.
 type Owners struct {
-	mu   sync.Mutex
-	held map[string]*atomic.Int64
-}
-
-func (o *Owners) of(owner string) *atomic.Int64 {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.held == nil {
-		o.held = make(map[string]*atomic.Int64)
-	}
-	if o.held[owner] == nil {
-		o.held[owner] = &atomic.Int64{}
-	}
-	return o.held[owner]
+	mu  sync.Mutex
+	of  map[string]int
+	all int
 }
 
 // DialUnix is like the function DialUnix, for the VMM of a sandbox of the given owner.
-func (o *Owners) DialUnix(owner, path string) DialFunc { return dialUnix(path, o.of(owner)) }
-
-// limit returns the limit that now applies to each guest of an owner: maxHeld or fewHeld.
-func limit(held *atomic.Int64) int {
-	if held.Load() >= manyHeld {
-		return fewHeld
-	}
-	return maxHeld
-}
-
-// DialUnix returns a dial function for the vsock unix socket of a VMM. It sends "CONNECT <port>\n"
-// and expects "OK <number>\n", as Firecracker's vsock device does. If the VMM has not read the data
-// of maxHeld closed connections, because its guest does not read or because the VMM is hostile, the
-// function returns an Error with CodeUnavailable.
-func DialUnix(path string) DialFunc { return dialUnix(path, &atomic.Int64{}) }
-
-// dialUnix is DialUnix, with the counter of the owner's closed connections.
-func dialUnix(path string, total *atomic.Int64) DialFunc {
-	ports, agent := &linger.Set{Total: total}, &linger.Set{Total: total}
+func (o *Owners) DialUnix(owner, path string) DialFunc {
+	guest := &guestConns{owners: o, owner: owner}
+	ports, agent := &linger.Set{Gone: guest.give}, &linger.Set{Gone: guest.give}
 	return func(ctx context.Context, port uint32) (net.Conn, error) {
 		closed := agent
 		if port == agentproto.DialPort {
 			closed = ports
 		}
-		if held := closed.Held(); held >= limit(total) {
+		if held := closed.Held(); held >= maxHeld {
 			return nil, &Error{Op: fmt.Sprintf("dial guest port %d", port), Code: CodeUnavailable,
 				Message: fmt.Sprintf("the guest has not read the data of %d ended connections", held)}
+		}
+		if !guest.take() {
+			return nil, &Error{Op: fmt.Sprintf("dial guest port %d", port), Code: CodeUnavailable,
+				Message: "too many connections to guests are open, or were closed before the guests read all data"}
 		}
 		var d net.Dialer
 		conn, err := d.DialContext(ctx, "unix", path)
 		if err != nil {
+			guest.give()
 			return nil, fmt.Errorf("dial guest port %d: %w", port, err)
 		}
 		s := &stream{UnixConn: conn.(*net.UnixConn), closed: closed}
@@ -98,6 +80,50 @@ func dialUnix(path string, total *atomic.Int64) DialFunc {
 		return s, nil
 	}
 }
+
+// guestConns counts the connections to one guest.
+type guestConns struct {
+	owners *Owners
+	owner  string
+	n      int // guarded by owners.mu
+}
+
+// take counts one more connection, or returns false if a limit is reached.
+func (g *guestConns) take() bool {
+	o := g.owners
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	own := o.of[g.owner]
+	if g.n >= fewGuest && own >= fewOwner && (own >= maxOwner || o.all >= maxAll) {
+		return false
+	}
+	g.countLocked(1)
+	return true
+}
+
+func (g *guestConns) give() {
+	g.owners.mu.Lock()
+	defer g.owners.mu.Unlock()
+	g.countLocked(-1)
+}
+
+func (g *guestConns) countLocked(n int) {
+	o := g.owners
+	if o.of == nil {
+		o.of = make(map[string]int)
+	}
+	g.n += n
+	o.all += n
+	if o.of[g.owner] += n; o.of[g.owner] == 0 {
+		delete(o.of, g.owner)
+	}
+}
+
+// DialUnix returns a dial function for the vsock unix socket of a VMM. It sends "CONNECT <port>\n"
+// and expects "OK <number>\n", as Firecracker's vsock device does. If too much data waits for VMMs
+// that do not read, because their guests do not read or because the VMMs are hostile, the function
+// returns an Error with CodeUnavailable.
+func DialUnix(path string) DialFunc { return new(Owners).DialUnix("", path) }
 
 // stream is a connection to a guest.
 type stream struct {

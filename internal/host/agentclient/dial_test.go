@@ -87,26 +87,85 @@ func testUnread(t *testing.T, port, other uint32) {
 	c.Close()
 }
 
-// If the guests of an owner hold many connections, each of them may hold fewer. Guests of other owners are not
-// affected.
-func TestManyHeldConnections(t *testing.T) {
-	path, conns := serveConnects(t)
+// Connections that were open at the same time can all be closed with data that their guests do not
+// read. So open connections count too. However many sandboxes an owner has, and however many owners
+// have such sandboxes, the number of connections is limited, and a guest and an owner with few
+// connections have more.
+func TestConnectionsAreLimited(t *testing.T) {
 	var owners Owners
-	owners.of("greedy").Add(manyHeld)
-	for owner, want := range map[string]int{"greedy": fewHeld, "other": maxHeld} {
-		dial, n := owners.DialUnix(owner, path), 0
-		for ; n <= maxHeld; n++ {
-			c, err := dial(t.Context(), agentproto.EnvdPort)
-			if err != nil {
-				break
+	var guests []*guestConns
+	// fill takes connections of an owner's guests as if each guest was sent many requests at once.
+	fill := func(owner string) (n int) {
+		for range 3 * maxAll / 240 {
+			g := &guestConns{owners: &owners, owner: owner}
+			for range 240 {
+				if g.take() {
+					n++
+				}
 			}
-			fmt.Fprintf(c, "data\n")
-			c.Close()
-			<-conns
+			guests = append(guests, g)
 		}
-		if n != want {
-			t.Errorf("a guest of %s holds %d connections, want %d", owner, n, want)
+		return n
+	}
+	const few = 3 * maxAll / 240 * fewGuest // connections of guests with few connections
+	if n := fill("greedy"); n < maxOwner || n > maxOwner+few {
+		t.Errorf("one owner has %d connections, the limit is %d", n, maxOwner)
+	}
+	if n := fill("second"); n < maxOwner-few || n > maxOwner+few {
+		t.Errorf("a second owner has %d connections", n)
+	}
+	if n := fill("third"); n < fewOwner || n > fewOwner+few {
+		t.Errorf("a third owner has %d connections, want %d and %d for each guest", n, fewOwner, fewGuest)
+	}
+
+	path, conns := serveConnects(t)
+	dial := owners.DialUnix("greedy", path)
+	open := func() net.Conn {
+		t.Helper()
+		c, err := dial(t.Context(), agentproto.EnvdPort)
+		if err != nil {
+			t.Fatal(err)
 		}
+		return c
+	}
+	var ours, theirs []net.Conn
+	for range fewGuest {
+		ours = append(ours, open())
+		theirs = append(theirs, <-conns)
+	}
+	refused := func(when string) {
+		t.Helper()
+		_, err := dial(t.Context(), agentproto.EnvdPort)
+		if e, ok := errors.AsType[*Error](err); !ok || e.Code != CodeUnavailable {
+			t.Errorf("%s: %v", when, err)
+		}
+	}
+	refused("with open connections")
+	ours[0].Close() // has no data
+	ours[0] = open()
+	<-conns
+	fmt.Fprintf(ours[1], "data\n")
+	ours[1].Close()
+	refused("with a connection whose data the guest has not read")
+	theirs[1].Close()
+	for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+		if _, err := dial(t.Context(), agentproto.EnvdPort); err == nil {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatal("a connection that the guest has closed still counts")
+		}
+	}
+	if _, err := (owners.DialUnix("greedy", path+"x"))(t.Context(), agentproto.EnvdPort); err == nil {
+		t.Error("a connection without a VMM")
+	}
+	for _, g := range guests {
+		for g.n > 0 {
+			g.give()
+		}
+	}
+	if owners.all != fewGuest || len(owners.of) != 1 {
+		t.Errorf("%d connections of %d owners are counted at the end", owners.all, len(owners.of))
 	}
 }
 
