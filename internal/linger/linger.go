@@ -8,6 +8,7 @@ package linger
 
 import (
 	"io"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -25,13 +26,14 @@ type Socket interface {
 // concurrently. Once a second, the set closes each socket whose data the peer has read, or whose
 // peer has closed its end.
 type Set struct {
-	// Gone is called once for each socket that was passed to Close, when the socket is closed. It may
-	// be nil. It must not call methods of the Set.
-	Gone func()
-
 	mu       sync.Mutex
-	kept     []Socket
+	kept     []kept
 	sweeping bool // whether a timer runs
+}
+
+type kept struct {
+	Socket
+	gone func() // see Close
 }
 
 // sweepTime is the time between two looks at the kept sockets.
@@ -39,26 +41,30 @@ const sweepTime = time.Second
 
 // Close closes a socket. If the peer has not read all data, Close shuts the socket down and keeps
 // it. Neither end can then send, as if the socket were closed, but the peer can still read the
-// data. Close drops the data that the peer has sent.
-func (s *Set) Close(c Socket) error {
+// data. Close drops the data that the peer has sent. The function gone is called once, when the
+// socket is closed. It may be nil. It must not call methods of the Set.
+func (s *Set) Close(c Socket, gone func()) error {
+	if gone == nil {
+		gone = func() {}
+	}
 	raw, err := c.SyscallConn()
 	if err != nil {
-		s.gone()
+		gone()
 		return err
 	}
 	// Shut down before the look at the queue. Otherwise data could be written after that look.
 	if err := raw.Control(func(fd uintptr) { _ = unix.Shutdown(int(fd), unix.SHUT_RDWR) }); err != nil {
-		s.gone()
+		gone()
 		return err
 	}
 	if !queued(c) {
-		defer s.gone()
+		defer gone()
 		return c.Close()
 	}
 	_ = raw.Control(func(fd uintptr) { drain(int(fd)) })
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.kept = append(s.kept, c)
+	s.kept = append(s.kept, kept{c, gone})
 	if !s.sweeping {
 		s.sweeping = true
 		time.AfterFunc(sweepTime, s.sweep)
@@ -75,12 +81,6 @@ func drain(fd int) {
 		if n, _, err := unix.Recvfrom(fd, p, unix.MSG_DONTWAIT); n <= 0 || err != nil {
 			return
 		}
-	}
-}
-
-func (s *Set) gone() {
-	if s.Gone != nil {
-		s.Gone()
 	}
 }
 
@@ -101,17 +101,15 @@ func (s *Set) Held() int {
 }
 
 func (s *Set) heldLocked() int {
-	var kept []Socket
-	for _, c := range s.kept {
-		if queued(c) {
-			kept = append(kept, c)
-		} else {
-			_ = c.Close()
-			s.gone()
+	s.kept = slices.DeleteFunc(s.kept, func(k kept) bool {
+		if queued(k.Socket) {
+			return false
 		}
-	}
-	s.kept = kept
-	return len(kept)
+		_ = k.Close()
+		k.gone()
+		return true
+	})
+	return len(s.kept)
 }
 
 // queued reports whether data in a socket still waits for the peer to read it. It returns false if

@@ -38,7 +38,7 @@ func TestSet(t *testing.T) {
 			var s Set
 			idle, other := pair(t, kind)
 			defer unix.Close(other)
-			if err := s.Close(idle); err != nil || s.Held() != 0 {
+			if err := s.Close(idle, nil); err != nil || s.Held() != 0 {
 				t.Fatalf("a socket without data: %v, %d held", err, s.Held())
 			}
 			if n, err := unix.Read(other, make([]byte, 1)); n != 0 || err != nil {
@@ -50,7 +50,7 @@ func TestSet(t *testing.T) {
 				if _, err := c.(io.Writer).Write([]byte("data")); err != nil {
 					t.Fatal(err)
 				}
-				if err := s.Close(c); err != nil {
+				if err := s.Close(c, nil); err != nil {
 					t.Fatal(err)
 				}
 				if _, err := c.(io.Writer).Write([]byte("more")); err == nil {
@@ -96,7 +96,7 @@ func TestUnaccepted(t *testing.T) {
 		t.Fatal(err)
 	}
 	var s Set
-	if err := s.Close(c.(*net.UnixConn)); err != nil || s.Held() != 1 {
+	if err := s.Close(c.(*net.UnixConn), nil); err != nil || s.Held() != 1 {
 		t.Fatalf("%v, %d held", err, s.Held())
 	}
 	if l.Close(); s.Held() != 0 {
@@ -105,31 +105,32 @@ func TestUnaccepted(t *testing.T) {
 }
 
 // A set closes a socket after the peer has closed its end, even if no method is called. Then
-// it calls Gone.
+// it calls the function gone of the socket.
 func TestEndedPeersLeaveNoDescriptors(t *testing.T) {
 	var gone atomic.Int64
-	s := &Set{Gone: func() { gone.Add(1) }}
+	var s Set
+	count := func() { gone.Add(1) }
 	var peers []int
 	for range 2 {
 		c, peer := pair(t, unix.SOCK_STREAM)
 		if _, err := c.(io.Writer).Write([]byte("data")); err != nil {
 			t.Fatal(err)
 		}
-		if err := s.Close(c); err != nil {
+		if err := s.Close(c, count); err != nil {
 			t.Fatal(err)
 		}
 		peers = append(peers, peer)
 	}
 	if n := gone.Load(); n != 0 {
-		t.Errorf("Gone was called %d times for kept sockets", n)
+		t.Errorf("the function gone was called %d times for kept sockets", n)
 	}
 	empty, peer := pair(t, unix.SOCK_STREAM)
 	defer unix.Close(peer)
-	if err := s.Close(empty); err != nil || gone.Load() != 1 {
-		t.Errorf("Gone was called %d times after a socket without data, %v", gone.Load(), err)
+	if err := s.Close(empty, count); err != nil || gone.Load() != 1 {
+		t.Errorf("the function gone was called %d times after a socket without data, %v", gone.Load(), err)
 	}
-	if err := s.Close(empty); err == nil || gone.Load() != 2 {
-		t.Errorf("Gone was called %d times after a closed socket, %v", gone.Load(), err)
+	if err := s.Close(empty, count); err == nil || gone.Load() != 2 {
+		t.Errorf("the function gone was called %d times after a closed socket, %v", gone.Load(), err)
 	}
 	for _, peer := range peers {
 		unix.Close(peer)
@@ -152,7 +153,7 @@ func TestKeptSocketsHoldNothingOfThePeer(t *testing.T) {
 	if _, err := unix.Write(peer, make([]byte, 50_000)); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Close(c); err != nil || s.Held() != 1 {
+	if err := s.Close(c, nil); err != nil || s.Held() != 1 {
 		t.Fatalf("%v, %d held", err, s.Held())
 	}
 	if n, err := unix.IoctlGetInt(peer, unix.SIOCOUTQ); n != 0 || err != nil {

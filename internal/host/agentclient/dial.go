@@ -51,7 +51,7 @@ type Owners struct {
 // DialUnix is like the function DialUnix, for the VMM of a sandbox of the given owner.
 func (o *Owners) DialUnix(owner, path string) DialFunc {
 	guest := &guestConns{owners: o, owner: owner}
-	ports, agent := &linger.Set{Gone: guest.give}, &linger.Set{Gone: guest.give}
+	ports, agent := &linger.Set{}, &linger.Set{}
 	return func(ctx context.Context, port uint32) (net.Conn, error) {
 		closed := agent
 		if port == agentproto.DialPort {
@@ -71,7 +71,7 @@ func (o *Owners) DialUnix(owner, path string) DialFunc {
 			guest.give()
 			return nil, fmt.Errorf("dial guest port %d: %w", port, err)
 		}
-		s := &stream{UnixConn: conn.(*net.UnixConn), closed: closed}
+		s := &stream{UnixConn: conn.(*net.UnixConn), closed: closed, guest: guest}
 		_ = s.SetWriteBuffer(sendBuffer) // after an error, the kernel's default is in force
 		if err := handshake(ctx, s, port); err != nil {
 			s.Close()
@@ -129,13 +129,14 @@ func DialUnix(path string) DialFunc { return new(Owners).DialUnix("", path) }
 type stream struct {
 	*net.UnixConn
 	closed *linger.Set
+	guest  *guestConns
 	once   sync.Once
 }
 
 // Close closes the connection. The guest can still read the data that was sent to it.
 func (c *stream) Close() error {
 	err := net.ErrClosed
-	c.once.Do(func() { err = c.closed.Close(c.UnixConn) })
+	c.once.Do(func() { err = c.closed.Close(c.UnixConn, c.guest.give) })
 	return err
 }
 

@@ -14,8 +14,9 @@ type ends struct {
 	of map[string]*linger.Set // nil until the first one
 }
 
-// close closes a frame socket of a sandbox.
-func (e *ends) close(id string, end *os.File) {
+// close closes a frame socket of a sandbox. It calls the function gone when the socket contains no
+// data any more.
+func (e *ends) close(id string, end *os.File, gone func()) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.of == nil {
@@ -24,7 +25,7 @@ func (e *ends) close(id string, end *os.File) {
 	if e.of[id] == nil {
 		e.of[id] = &linger.Set{}
 	}
-	_ = e.of[id].Close(end)
+	_ = e.of[id].Close(end, gone)
 	e.heldLocked(id)
 }
 

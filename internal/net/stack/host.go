@@ -27,7 +27,7 @@ type Host struct {
 	peeks   room                         // counts the memory of connections that have not named their server yet
 	injects room                         // counts the memory of connections to which secrets are added
 	pieces  room                         // counts the memory of incomplete packets
-	queues  room                         // counts the bytes of packets that wait for room in frame sockets
+	links   room                         // counts the memory of frame sockets, and of packets that wait for room in them
 	grown   room                         // counts the bytes of buffers larger than smallBuffers
 	trust   atomic.Pointer[inject.Trust] // nil until a sandbox has a secret
 	proxy   atomic.Pointer[upstream]     // nil if the host's network has no proxy
@@ -72,7 +72,7 @@ func NewHost(sockets int) *Host {
 func (h *Host) SetMemory(bytes int64) {
 	h.held.most, h.peeks.most, h.injects.most = bytes/chunkShare, bytes/peekShare, bytes/injectShare
 	h.pieces.most, h.grown.most = bytes/pieceShare, bytes/growShare
-	h.queues.most = bytes / queueShare
+	h.links.most = bytes / linkShare
 }
 
 // SetReceive sets the size to which Linux may enlarge the receive buffer of a TCP socket, in bytes.

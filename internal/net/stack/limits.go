@@ -89,7 +89,7 @@ const (
 	flowShare   = 2
 	growShare   = 8  // share for buffers larger than smallBuffers
 	pieceShare  = 32 // share for packets in fragments
-	queueShare  = 32 // share for packets that wait for room in frame sockets
+	linkShare   = 32 // share for frame sockets, and for packets that wait for room in them
 )
 
 // Memory that is counted for each kind of flow, in bytes.

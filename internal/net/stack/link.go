@@ -22,9 +22,17 @@ const (
 	// gVisor's record of each packet, which is larger than a small packet. Packets above the limit
 	// are dropped, as a switch would do, and TCP then sends more slowly.
 	queueBytes = 1 << 20
-	// fewBytes is the part of queueBytes that a sandbox has even if the room for the queues of all
-	// sandboxes is full.
-	fewBytes = 64 << 10
+	// smallSend is the size of a frame socket's send buffer, in bytes, if the room for links is full
+	// or the sandbox needs no more. The kernel doubles it, so there is room for the longest message.
+	smallSend = 33 << 10
+	// smallBytes is the memory of a frame socket with such a buffer. A message may begin as long as
+	// the buffer is not full.
+	smallBytes = 2*smallSend + 72<<10
+	// growBytes is the additional memory of a frame socket with a buffer of frame.BufferBytes.
+	growBytes = 2 * (frame.BufferBytes - smallSend)
+	// fewBytes is the part of queueBytes that a sandbox has even if the room for links is full. The
+	// longest packet fits into it.
+	fewBytes = 72 << 10
 
 	linkHeaderBytes = frame.HeaderBytes + header.EthernetMinimumSize
 
@@ -37,7 +45,7 @@ const (
 // the socket has no room are queued. A goroutine, which exists only while packets are queued,
 // writes them.
 type link struct {
-	host *Host  // its field queues counts the bytes in this link's queue above fewBytes
+	host *Host  // its field links counts what this link holds: see takeLocked, grow and close
 	id   string // id of the sandbox
 	file *os.File
 	raw  syscall.RawConn
@@ -53,6 +61,7 @@ type link struct {
 	queue   []*gvisor.PacketBuffer
 	queued  int  // bytes of the packets in queue
 	writing bool // whether a goroutine writes the queued packets; no other goroutine may then write to the socket
+	grown   bool // whether the socket's send buffer has frame.BufferBytes
 	closed  bool
 	writers sync.WaitGroup
 }
@@ -63,17 +72,55 @@ func newLink(host *Host, id string, file *os.File, dropped *atomic.Uint64) (*lin
 	if err != nil {
 		return nil, err
 	}
-	return &link{host: host, id: id, file: file, raw: raw, dropped: dropped}, nil
+	l := &link{host: host, id: id, file: file, raw: raw, dropped: dropped}
+	l.setBuffer(smallSend)
+	return l, nil
+}
+
+func (l *link) setBuffer(bytes int) {
+	_ = l.raw.Control(func(fd uintptr) { _ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_SNDBUF, bytes) })
+}
+
+// growLocked enlarges the send buffer of the socket, if it is small and the room for links is not
+// full.
+func (l *link) growLocked() bool {
+	if l.grown || !l.host.links.take(growBytes) {
+		return false
+	}
+	l.grown = true
+	l.setBuffer(frame.BufferBytes)
+	return true
+}
+
+// shrink reduces a send buffer that is not needed, so that other sandboxes can have large buffers.
+func (l *link) shrink() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.grown || l.writing || l.closed {
+		return
+	}
+	queued := 0
+	err := l.raw.Control(func(fd uintptr) { queued, _ = unix.IoctlGetInt(int(fd), unix.SIOCOUTQ) })
+	if err != nil || queued > smallBytes {
+		return
+	}
+	l.grown = false
+	l.setBuffer(smallSend)
+	l.host.links.give(growBytes)
 }
 
 // close closes the socket, so that reads and writes fail. It may be called more than once.
 func (l *link) close() {
 	l.mu.Lock()
-	again := l.closed
+	again, held := l.closed, int64(smallBytes)
 	l.closed = true
+	if l.grown {
+		held += growBytes
+	}
 	l.mu.Unlock()
 	if !again {
-		l.host.ends.close(l.id, l.file)
+		l.host.links.add(smallBytes)
+		l.host.ends.close(l.id, l.file, func() { l.host.links.give(held) })
 	}
 	l.writers.Wait()
 }
@@ -92,16 +139,8 @@ func (l *link) writeLocked(pkt *gvisor.PacketBuffer) {
 	if l.closed {
 		return
 	}
-	if !l.writing {
-		var err error
-		// The callback always returns true, so Write does not wait.
-		lost := l.raw.Write(func(fd uintptr) bool {
-			err = send(int(fd), pkt)
-			return true
-		})
-		if lost != nil || !errors.Is(err, unix.EAGAIN) {
-			return
-		}
+	if !l.writing && (l.sendLocked(pkt) || l.growLocked() && l.sendLocked(pkt)) {
+		return
 	}
 	if !l.takeLocked(pkt.MemSize()) {
 		l.dropped.Add(1)
@@ -112,6 +151,17 @@ func (l *link) writeLocked(pkt *gvisor.PacketBuffer) {
 		l.writing = true
 		l.writers.Go(l.write)
 	}
+}
+
+// sendLocked sends a packet without waiting. It returns false if the socket has no room.
+func (l *link) sendLocked(pkt *gvisor.PacketBuffer) bool {
+	var err error
+	// The callback always returns true, so Write does not wait.
+	lost := l.raw.Write(func(fd uintptr) bool {
+		err = send(int(fd), pkt)
+		return true
+	})
+	return lost != nil || !errors.Is(err, unix.EAGAIN)
 }
 
 // write sends the queued packets. It returns when the queue is empty.
@@ -152,7 +202,7 @@ func (l *link) next() *gvisor.PacketBuffer {
 // takeLocked counts n more bytes in the queue. It reports whether there is room for them.
 func (l *link) takeLocked(n int) bool {
 	more := above(l.queued+n) - above(l.queued)
-	if l.queued+n > queueBytes || more > 0 && !l.host.queues.take(more) {
+	if l.queued+n > queueBytes || more > 0 && !l.host.links.take(more) {
 		return false
 	}
 	l.queued += n
@@ -160,7 +210,7 @@ func (l *link) takeLocked(n int) bool {
 }
 
 func (l *link) giveLocked(n int) {
-	l.host.queues.give(above(l.queued) - above(l.queued-n))
+	l.host.links.give(above(l.queued) - above(l.queued-n))
 	l.queued -= n
 }
 

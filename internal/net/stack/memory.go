@@ -26,6 +26,9 @@ func (r *room) take(n int64) bool {
 	return true
 }
 
+// add counts n more bytes that are already held, even if the sum exceeds a limit.
+func (r *room) add(n int64) { r.used.Add(n) }
+
 // takeFor is like take, for bytes of a sandbox. The parameter own is the number of places that the
 // sandbox then has in the room. If this number is above the parameter few, the sandbox cannot use
 // the second half of the room. So a sandbox with many places cannot use up the room of all.

@@ -239,9 +239,11 @@ func (s *Stack) decideAgainLocked(f *flow, why string, left *int) {
 	}
 }
 
-// Sweep ends idle flows, and drops packets that have been incomplete for too long.
+// Sweep ends idle flows, drops packets that have been incomplete for too long, and gives back memory
+// that the link does not need.
 func (s *Stack) Sweep(now time.Time) {
 	s.fragments.sweep(now)
+	s.link.shrink()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for f := range s.flows {
