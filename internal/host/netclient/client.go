@@ -55,6 +55,7 @@ type Config struct {
 	Log       *slog.Logger
 
 	patience time.Duration // answerTimeout, except in tests
+	retry    time.Duration // firstRetry, except in tests
 }
 
 // ErrDown means that forkd-net is not running at the moment, and is being restarted.
@@ -87,6 +88,9 @@ func New(cfg Config) (*Client, error) {
 	}
 	if cfg.patience == 0 {
 		cfg.patience = answerTimeout
+	}
+	if cfg.retry == 0 {
+		cfg.retry = firstRetry
 	}
 	c := &Client{cfg: cfg, links: make(map[string]*Link),
 		host: hostConfig(cfg.Resolvers, cfg.Proxy, netproto.Config{})}
@@ -170,6 +174,14 @@ func (c *Client) drop(n *conn) {
 	if err := n.end(); err != nil {
 		c.cfg.Log.Error("end forkd-net", "error", err)
 	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, l := range c.links {
+		if l.conn == n {
+			closeFormer(l.former, l.sent)
+			l.sent = -1
+		}
+	}
 }
 
 // Restarts returns how many times forkd-net was restarted after it had exited by itself.
@@ -248,6 +260,9 @@ func (c *Client) Close() {
 	c.mu.Lock()
 	n, needed, flows := c.conn, len(c.links) > 0, c.flows
 	c.conn, c.flows = nil, nil
+	for _, l := range c.links {
+		l.dropSentLocked()
+	}
 	c.mu.Unlock()
 	if n != nil && needed {
 		n.leave()

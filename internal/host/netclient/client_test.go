@@ -48,6 +48,9 @@ type guest struct {
 	answers answers
 	asked   int // number of calls of SetNet
 
+	keeps bool  // whether it keeps the frame sockets that it has used
+	kept  []int // these frame sockets
+
 	condemned error
 }
 
@@ -86,7 +89,9 @@ func (g *guest) SetNet(ctx context.Context, _ bool) error {
 	if err != nil {
 		return err
 	}
-	if g.fd != 0 {
+	if g.keeps && g.fd != 0 {
+		g.kept = append(g.kept, g.fd)
+	} else if g.fd != 0 {
 		_ = unix.Close(g.fd)
 	}
 	g.fd, g.given = fd, g.given+1

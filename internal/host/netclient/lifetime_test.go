@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/forkd/forkd/internal/host/cgroup"
 	"github.com/forkd/forkd/internal/host/process"
 	"github.com/forkd/forkd/internal/host/vmfake"
@@ -132,6 +134,73 @@ func TestVMThatRefusesANetwork(t *testing.T) {
 		t.Fatal(err)
 	}
 	g.say(t, "x", "public x")
+}
+
+// A VM that refuses another frame socket, or answers too late, is asked again by the same client while
+// the same forkd-net runs.
+func TestVMThatRefusesANetworkIsAskedAgain(t *testing.T) {
+	cfg := newConfig(t)
+	cfg.retry = time.Millisecond
+	c := open(t, cfg)
+	_, g := join(t, c, "a", netproto.Public())
+	g.answer(withAnError)
+	if err := syscall.Kill(pid(t, c), syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	for asked := 0; asked < 4; asked, _ = g.counts() { // the first call was that of join
+		time.Sleep(time.Millisecond)
+	}
+	g.answer(withSuccess)
+	g.say(t, "x", "public x")
+	if c.Restarts() != 1 {
+		t.Errorf("forkd-net was restarted %d times", c.Restarts())
+	}
+}
+
+// A VM that neither reads nor closes the frame sockets of forkd-nets that were killed is killed too,
+// because the data in these sockets is memory of the host that counts for nobody. Rollbacks and
+// restarts of forkd-net do no harm to other VMs.
+func TestVMThatHoldsMemoryOfKilledProcessesIsCondemned(t *testing.T) {
+	c := open(t, newConfig(t))
+	_, honest := join(t, c, "honest", netproto.Public())
+	_, hostile := join(t, c, "hostile", netproto.Public())
+	hostile.keeps = true
+	condemned := func(g *guest) error {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		return g.condemned
+	}
+	for round := range maxFormer + 1 {
+		if err := condemned(hostile); err != nil {
+			t.Errorf("condemned after %d rounds: %v", round, err)
+		}
+		for _, g := range []*guest{honest, hostile} {
+			fd, given := 0, 0
+			for given <= round {
+				g.mu.Lock()
+				fd, given = g.fd, g.given
+				g.mu.Unlock()
+				time.Sleep(time.Millisecond)
+			}
+			g.say(t, "x", "public x")
+			if _, err := unix.Write(fd, []byte("y")); err != nil { // the answer is not read
+				t.Fatal(err)
+			}
+			for n := 0; n <= 0; n, _, _ = unix.Recvfrom(fd, make([]byte, 10), unix.MSG_PEEK|unix.MSG_DONTWAIT) {
+				time.Sleep(time.Millisecond)
+			}
+		}
+		if err := syscall.Kill(pid(t, c), syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for !netproto.IsCode(condemned(hostile), netproto.CodeHeld) {
+		time.Sleep(time.Millisecond)
+	}
+	honest.say(t, "x", "public x")
+	if err := condemned(honest); err != nil {
+		t.Errorf("the honest VM is condemned: %v", err)
+	}
 }
 
 // If forkd-net exits because of a request, or does not answer the request, it is replaced. The

@@ -3,8 +3,13 @@ package netclient
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
+	"time"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/linger"
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
@@ -31,6 +36,17 @@ type Link struct {
 	conn    *conn    // the forkd-net that has the other end of the VM's frame socket; nil: no forkd-net has it
 	pending *os.File // forkd-net's end of a new frame socket, until it is sent; nil: there is no new socket
 	held    bool     // the VM uses the other end of pending
+
+	// Forkd-net's ends of the VM's former frame sockets. They count until the VM has read their data
+	// or has closed its ends, even if the forkd-net that had them was killed.
+	former *linger.Set
+	sent   int           // copy of the end that forkd-net has; -1: none
+	delay  time.Duration // before the next try to give the VM a frame socket
+}
+
+func (c *Client) newLink(id string, setting Setting, vm VM, moved func()) *Link {
+	return &Link{c: c, id: id, vm: vm, moved: moved, setting: setting, former: &linger.Set{}, sent: -1,
+		delay: c.cfg.retry}
 }
 
 // Join makes a Link for the VM of a sandbox, and connects a frame socket to the VM. Join does not
@@ -45,7 +61,7 @@ func (c *Client) Join(id string, setting Setting, vm VM, moved func()) (*Link, e
 	if c == nil {
 		return nil, nil
 	}
-	l := &Link{c: c, id: id, vm: vm, moved: moved, setting: setting}
+	l := c.newLink(id, setting, vm, moved)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	// The VM uses its newest frame socket, so an earlier Link must not connect another one now.
@@ -64,7 +80,7 @@ func (c *Client) Adopt(id string, setting Setting, vm VM, moved func()) *Link {
 	if c == nil {
 		return nil
 	}
-	l := &Link{c: c, id: id, vm: vm, moved: moved, setting: setting}
+	l := c.newLink(id, setting, vm, moved)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.putLocked(l)
@@ -85,6 +101,7 @@ func (c *Client) Adopt(id string, setting Setting, vm VM, moved func()) *Link {
 func (c *Client) putLocked(l *Link) {
 	if earlier := c.links[l.id]; earlier != nil {
 		earlier.dropPendingLocked()
+		l.former, l.sent, earlier.sent = earlier.former, earlier.sent, -1
 	}
 	c.links[l.id] = l
 }
@@ -97,15 +114,37 @@ func (l *Link) attachLocked() {
 	if len(m.Secrets) > 0 {
 		l.c.trustLocked(n)
 	}
-	complain := l.c.complain(l.id)
+	complain, former, earlier := l.c.complain(l.id), l.former, l.sent
+	l.sent = copyOf(l.pending)
 	n.post(netproto.KindAttach, &m, l.pending, func(answer []byte, err error) {
 		complain(answer, err)
+		closeFormer(former, earlier) // forkd-net does not use it any more
 		if refused, ok := errors.AsType[*netproto.Error](err); ok && refused.Code == netproto.CodeHeld {
 			go l.vm.Condemn(refused)
 		}
 	})
 	l.conn, l.pending, l.held = n, nil, false
 }
+
+// copyOf returns another descriptor of a file, or -1 if the process may open no more.
+func copyOf(f *os.File) int {
+	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return -1
+	}
+	return fd
+}
+
+// closeFormer closes the copy of an end that forkd-net has used.
+func closeFormer(former *linger.Set, fd int) {
+	if fd >= 0 {
+		_ = former.Close(os.NewFile(uintptr(fd), "frame socket"), nil)
+	}
+}
+
+// maxFormer is the maximum number of former frame sockets of a VM with data that the VM has not
+// read, after the VM has confirmed that it uses another one. A working VM has closed all of them.
+const maxFormer = 1
 
 // renewLocked connects the VM to the present forkd-net, if the VM was connected to an earlier one.
 // If the VM does not use its new frame socket yet, Ready or handOver calls renewLocked again. Until
@@ -125,6 +164,7 @@ func (l *Link) renewLocked() {
 	var err error
 	if l.pending, err = l.vm.DialFrames(); err != nil {
 		l.c.cfg.Log.Error("sandbox has no network", "sandbox", l.id, "error", err)
+		l.retryLocked()
 		return
 	}
 	l.held = false
@@ -132,8 +172,8 @@ func (l *Link) renewLocked() {
 }
 
 // handOver makes the VM use a new frame socket, whose other end is l.pending. The parameter n is
-// the forkd-net for which the socket was made. If the VM refuses the socket, handOver does not ask
-// it again until another forkd-net runs.
+// the forkd-net for which the socket was made. If the VM refuses the socket or does not answer,
+// handOver asks it again later.
 func (l *Link) handOver(n *conn) {
 	err := l.vm.SetNet(l.c.quit, true)
 	if err != nil {
@@ -147,15 +187,39 @@ func (l *Link) handOver(n *conn) {
 		l.dropPendingLocked()
 		if l.c.conn != n {
 			l.renewLocked()
+		} else {
+			l.retryLocked()
 		}
 	default:
-		l.held = true
+		l.held, l.delay = true, l.c.cfg.retry
+		if held := l.former.Held(); held > maxFormer {
+			go l.vm.Condemn(&netproto.Error{Code: netproto.CodeHeld,
+				Text: fmt.Sprintf("the VM holds %d earlier frame sockets, which it neither reads nor closes", held)})
+		}
 		l.renewLocked()
 	}
 	l.c.mu.Unlock()
 	if current && err == nil && l.moved != nil {
 		l.moved()
 	}
+}
+
+// Delays between two tries to give a VM another frame socket.
+const (
+	firstRetry = 10 * time.Second
+	lastRetry  = 10 * time.Minute
+)
+
+// retryLocked calls renewLocked later, if the link then still needs a frame socket.
+func (l *Link) retryLocked() {
+	time.AfterFunc(l.delay, func() {
+		l.c.mu.Lock()
+		defer l.c.mu.Unlock()
+		if l.c.links[l.id] == l && l.pending == nil && l.c.quit.Err() == nil {
+			l.renewLocked()
+		}
+	})
+	l.delay = min(2*l.delay, lastRetry)
 }
 
 // Ready must be called when the VM has booted or was restored. It must also be called after a
@@ -225,6 +289,7 @@ func (l *Link) Close() {
 	}
 	delete(l.c.links, l.id)
 	l.dropPendingLocked()
+	l.dropSentLocked()
 	if n := l.c.conn; n != nil && l.conn == n {
 		n.post(netproto.KindDetach, &netproto.ID{ID: l.id}, nil, l.c.complain(l.id))
 	}
@@ -234,5 +299,12 @@ func (l *Link) dropPendingLocked() {
 	if l.pending != nil {
 		_ = l.pending.Close()
 		l.pending = nil
+	}
+}
+
+func (l *Link) dropSentLocked() {
+	if l.sent >= 0 {
+		_ = unix.Close(l.sent)
+		l.sent = -1
 	}
 }
