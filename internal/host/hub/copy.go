@@ -41,6 +41,7 @@ func (h *Hub) Copy(ctx context.Context, who string, from, to Remote, on func(Pro
 		return Copied{}, err
 	}
 	defer leave()
+	defer h.trim()
 	c, err := h.openCopy(ctx, from)
 	if err != nil {
 		return Copied{}, err
@@ -59,7 +60,7 @@ func (h *Hub) Copy(ctx context.Context, who string, from, to Remote, on func(Pro
 	err = h.paced(ctx, &c.arrived, func(ctx context.Context) error {
 		return s.upload(ctx, out, target.Context(), c.Artifact)
 	})
-	if errors.Is(err, errSlow) {
+	if errors.Is(err, errSlow) || errors.Is(err, errLong) {
 		err = &RegistryError{Registry: from.Registry(), Err: fmt.Errorf("copy to %s: %w", to.Registry(), err)}
 	}
 	if err == nil {

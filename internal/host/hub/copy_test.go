@@ -395,6 +395,70 @@ func TestSlowCopy(t *testing.T) {
 	}
 }
 
+// A copy ends after a day, however large the snapshot is that the source describes.
+func TestCopyEndsAfterADay(t *testing.T) {
+	t.Setenv("DOCKER_CONFIG", t.TempDir())
+	s, d, a, b := serve(t), serve(t), newHost(t).hasty(), newHost(t).hasty()
+	a.noise(t, "parent")
+	base := baseOf(a.push(t, "parent", s.host+"/team/py:1").Artifact)
+	s.set(func(w http.ResponseWriter, r *http.Request, inner http.Handler) {
+		if strings.HasSuffix(r.URL.Path, base.Digest.Encoded()) {
+			<-r.Context().Done()
+		}
+		inner.ServeHTTP(w, r)
+	})
+	d.set(patient)
+	b.longest = 100 * time.Millisecond
+	var failed *RegistryError
+	_, err := b.Copy(t.Context(), "ann", remoteOf(t, s.host+"/team/py:1"), remoteOf(t, d.host+"/team/py:1"), ignore)
+	if !errors.As(err, &failed) || !errors.Is(err, errLong) || failed.Registry != s.host {
+		t.Error(err)
+	}
+	s.set(nil)
+	if hasTag(t, d, "team/py", "1") {
+		t.Error("there is a tag")
+	}
+	b.longest = longest
+	b.copyTo(t, s.host+"/team/py:1", d.host+"/team/py:1")
+}
+
+// A target may redirect an upload once. It cannot make the daemon fetch a blob from the source again
+// and again by further redirects.
+func TestCopyFollowsOneRedirect(t *testing.T) {
+	t.Setenv("DOCKER_CONFIG", t.TempDir())
+	s, a := serve(t), newHost(t).hasty()
+	a.make(t, "parent", "", 2, 'p')
+	a.push(t, "parent", s.host+"/team/py:1")
+	for _, hops := range []int{1, 2, 100} {
+		d, b := serve(t), newHost(t).hasty()
+		b.tries = 2
+		var mu sync.Mutex
+		most := 0
+		d.set(func(w http.ResponseWriter, r *http.Request, inner http.Handler) {
+			hop, _ := strconv.Atoi(r.URL.Query().Get("hop"))
+			if r.Method == http.MethodPatch {
+				mu.Lock()
+				most = max(most, hop)
+				mu.Unlock()
+				if hop < hops {
+					_, _ = io.Copy(io.Discard, r.Body)
+					http.Redirect(w, r, fmt.Sprintf("%s?hop=%d", r.URL.Path, hop+1), http.StatusTemporaryRedirect)
+					return
+				}
+			}
+			inner.ServeHTTP(w, r)
+		})
+		_, err := b.Copy(t.Context(), "ann", remoteOf(t, s.host+"/team/py:1"), remoteOf(t, d.host+"/team/py:1"), ignore)
+		var failed *RegistryError
+		if refused := errors.As(err, &failed) && strings.Contains(err.Error(), errLed.Error()); refused != (hops > 1) {
+			t.Errorf("%d redirects: %v", hops, err)
+		}
+		if most != 1 {
+			t.Errorf("%d redirects of an upload were followed", most)
+		}
+	}
+}
+
 // A copy needs a tag.
 func TestCopyNeedsATag(t *testing.T) {
 	h := newHost(t)
@@ -452,5 +516,22 @@ func TestCopyToDebianRegistry(t *testing.T) {
 	back := b.copyTo(t, address+"/elsewhere/py:1", s.host+"/back/py:1")
 	if back.Digest() != sent.Digest() {
 		t.Errorf("%s, pushed %s", back.Digest(), sent.Digest())
+	}
+}
+
+// A copy notes where its target has each blob. Like a push, it removes old notes.
+func TestCopyTrimsNotes(t *testing.T) {
+	t.Setenv("DOCKER_CONFIG", t.TempDir())
+	s, d, a, b := serve(t), serve(t), newHost(t).hasty(), newHost(t).hasty()
+	a.make(t, "parent", "", 2, 'p')
+	a.push(t, "parent", s.host+"/team/py:1")
+	for i := range maxRecords + 10 {
+		if err := os.WriteFile(b.cache.path("pushed", fmt.Sprint(i)), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.copyTo(t, s.host+"/team/py:1", d.host+"/team/py:1")
+	if notes, err := b.cache.list("pushed"); err != nil || len(notes) > maxRecords {
+		t.Errorf("%d notes, at most %d, %v", len(notes), maxRecords, err)
 	}
 }

@@ -1,7 +1,9 @@
 package hub
 
 import (
+	"bytes"
 	"errors"
+	"fmt"
 	"net/http"
 	"strings"
 	"testing"
@@ -127,6 +129,63 @@ func TestCopyLeavesForeignSubjects(t *testing.T) {
 	})
 	if err != nil || len(list) != 1 {
 		t.Errorf("%d signatures, %v", len(list), err)
+	}
+}
+
+func TestHasKeyTwice(t *testing.T) {
+	for text, want := range map[string]bool{
+		`{"a":1,"b":[{"a":1},{"a":{"a":2}}],"c":{}}`: false,
+		`{"a":1,"b":2,"a":3}`:                        true,
+		`{"subject":1,"Subject":2}`:                  true,
+		"{\"subject\":1,\"\u017fubject\":2}":         true, // for encoding/json, this is the letter s
+		"{\"key\":1,\"\u212aey\":2}":                 true,
+		`{"x":[{"y":{"a":1,"a":2}}]}`:                true,
+		`{"x":{"a":"b"},"a":"x","b":["x","x"]}`:      false,
+		`{"x":"{","y":"}","z":["]"]}`:                false,
+		`[]`:                                         false,
+	} {
+		if got := hasKeyTwice([]byte(text)); got != want {
+			t.Errorf("%s: %v", text, got)
+		}
+	}
+}
+
+// The manifest of a signature is copied byte by byte, and registries may decode it in another way.
+// So a signature whose manifest has two subjects is not copied, and does not count.
+func TestCopyLeavesAmbiguousManifests(t *testing.T) {
+	t.Setenv("DOCKER_CONFIG", t.TempDir())
+	ann := newKey(t)
+	s, d, a, b := serveReferrers(t), serveReferrers(t), newHost(t).hasty(), newHost(t).hasty().trusting(t, ann)
+	a.make(t, "parent", "", 2, 'p')
+	sent := a.push(t, "parent", s.host+"/team/py:1")
+	a.plant(t, s.host+"/team/py:1", sent.Digest(), bundleFor(t, ann, sent.Digest()))
+	from, to := strictly(t, s.host+"/team/py:1"), strictly(t, d.host+"/team/py:1")
+	c, err := a.dial(t.Context(), from, from.ref.Context().Scope("pull"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	list, err := c.proofs(t.Context(), sent.Digest())
+	if err != nil || len(list) != 1 {
+		t.Fatalf("%d signatures, %v", len(list), err)
+	}
+	other := fmt.Sprintf(`{"subject":{"mediaType":%q,"size":1,"digest":%q},`, oci.MediaTypeImageManifest,
+		digest.FromString("other"))
+	text := append([]byte(other), bytes.Replace(list[0].text[1:], []byte(`"subject"`), []byte(`"Subject"`), 1)...)
+	out, err := c.pusher()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ref := from.ref.Context().Digest(digest.FromBytes(text).String())
+	if err := out.Put(t.Context(), ref, manifest(text)); err != nil {
+		t.Fatal(err)
+	}
+	if list, err = c.proofs(t.Context(), sent.Digest()); err != nil || len(list) != 2 {
+		t.Fatalf("%d signatures with the ambiguous one, %v", len(list), err)
+	}
+	for policy, copied := range map[Policy]Remote{Require: from, Off: from.Under(Off)} {
+		if got, err := b.Copy(t.Context(), "ann", copied, to, ignore); err != nil || got.Signatures != 1 {
+			t.Errorf("policy %v: %d signatures, %v", policy, got.Signatures, err)
+		}
 	}
 }
 

@@ -84,6 +84,7 @@ type Hub struct {
 	pace       time.Duration     // see leastRate
 	answerTime time.Duration     // see answerTime
 	patience   time.Duration     // see conn.patience
+	longest    time.Duration     // the constant longest, except in tests
 }
 
 // New returns a Hub. It removes the files that a killed daemon has left unfinished. From then on,
@@ -112,6 +113,7 @@ func New(cfg Config) (*Hub, error) {
 		pace:       10 * time.Minute,
 		answerTime: answerTime,
 		patience:   30 * time.Minute,
+		longest:    longest,
 	}
 	h.forgotten(errors.Join(h.cache.forgetOthers(cfg.Store.HasPart), h.detachOthers()))
 	cfg.Store.OnGone(func(gone *snapshot.Manifest) {

@@ -254,15 +254,21 @@ type pull struct {
 // Hub.pace. A slower registry would hold places and disk space for days.
 const leastRate = 64 << 10
 
-// paced calls the function run, and cancels that function's context if too few bytes arrive. In
-// this case paced returns errSlow.
+// longest is the maximum time of a pull or a copy. Only copies of very large snapshots can take
+// longer, because a pull needs room on the disk. The next try continues with the remaining blobs.
+const longest = 24 * time.Hour
+
+// paced calls the function run, and cancels that function's context if too few bytes arrive or run
+// takes longer than Hub.longest. In these cases paced returns errSlow or errLong.
 func (h *Hub) paced(ctx context.Context, arrived *atomic.Int64, run func(context.Context) error) error {
+	ctx, stop := context.WithTimeoutCause(ctx, h.longest, errLong)
+	defer stop()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	go h.watch(ctx, arrived, cancel)
 	err := run(ctx)
-	if err != nil && errors.Is(context.Cause(ctx), errSlow) {
-		return errSlow
+	if cause := context.Cause(ctx); err != nil && (errors.Is(cause, errSlow) || errors.Is(cause, errLong)) {
+		return cause
 	}
 	return err
 }

@@ -86,6 +86,8 @@ func (e *RegistryError) Unwrap() error { return e.Err }
 var (
 	errStalled = errors.New("it sends or takes too little data")
 	errSlow    = errors.New("the transfer is too slow: less than 64 KiB per second in ten minutes")
+	errLong    = errors.New("the transfer takes longer than a day; another try continues with the remaining files")
+	errLed     = errors.New("it redirects an upload twice")
 )
 
 // wire is the transport to one registry, and to the servers that this registry names for tokens,
@@ -132,8 +134,12 @@ func (h *Hub) baseOf(host string) (http.RoundTripper, error) {
 	return t, nil
 }
 
-// check refuses requests without TLS to other hosts, and those that registry.Check refuses.
+// check refuses requests without TLS to other hosts, and those that registry.Check refuses. It
+// refuses the second redirect of an upload, because a copy fetches the blob again for each redirect.
 func (w wire) check(r *http.Request) error {
+	if r.Method == http.MethodPatch && r.Response != nil && r.Response.Request.Response != nil {
+		return errLed
+	}
 	if r.URL.Scheme == "http" && !registry.IsLoopback(r.URL.Hostname()) {
 		return fmt.Errorf("%s has no TLS, which only registries at addresses of this host may lack", r.URL.Host)
 	}

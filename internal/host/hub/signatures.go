@@ -320,6 +320,9 @@ func (c *conn) bundle(ctx context.Context, ref oci.Descriptor) (s signature, err
 	if err := json.Unmarshal(s.text, &s.parsed); err != nil {
 		return s, unusable("its manifest cannot be read")
 	}
+	if hasKeyTwice(s.text) {
+		return s, unusable("its manifest has a key twice")
+	}
 	if s.parsed.ArtifactType != sigstore.BundleType {
 		return s, errOther
 	}
