@@ -72,6 +72,7 @@ func newSuspendCmd() *cobra.Command {
 				for _, s := range list {
 					if s.State != "suspended" && s.State != "exited" && s.State != "stopping" {
 						ids, owners[s.ID] = append(ids, s.ID), s.Owner
+						a.turns.expect(s.Owner)
 					}
 				}
 				return eachOf(cmd, &c, -1, ids, func(id string) (client.Sandbox, error) { return a.suspend(ctx, owners[id], id) },

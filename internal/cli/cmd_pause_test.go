@@ -18,7 +18,6 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/forkd/forkd/client"
-	"github.com/forkd/forkd/internal/gate"
 )
 
 // If the suspension of one sandbox fails or never ends, the other sandboxes are still suspended.
@@ -153,8 +152,9 @@ func TestStuckSandboxesAreGivenUp(t *testing.T) {
 	}
 }
 
-// If all sandboxes of one owner take long, for example because of their hooks, the sandboxes of
-// other owners are still suspended.
+// If all sandboxes of a user take long, for example because of their hooks, the sandboxes of other
+// owners are still suspended, even if the user has several names. When one owner is left, its
+// sandboxes have all turns.
 func TestOwnersShareTheTurns(t *testing.T) {
 	a := suspender(t, func(id string, _ int, r *http.Request) int {
 		if strings.Contains(id, "slow") {
@@ -162,21 +162,69 @@ func TestOwnersShareTheTurns(t *testing.T) {
 		}
 		return http.StatusOK
 	}, "running")
+	greedy := []string{"greedy", "and-greedy", "too-greedy"}
 	ctx, cancel := context.WithCancel(t.Context())
-	var slow sync.WaitGroup
-	for i := range 3 * suspendTurns {
-		slow.Go(func() { _, _ = a.suspend(ctx, "greedy", fmt.Sprint("sb-slow", i)) })
+	defer cancel()
+	for range 2 * suspendTurns {
+		a.turns.expect("other")
+		for _, owner := range greedy {
+			a.turns.expect(owner)
+		}
 	}
-	for taken := 0; taken < gate.Fair(suspendTurns); time.Sleep(time.Millisecond) {
-		taken, _ = a.turns.Count()
+	var slow sync.WaitGroup
+	for i := range 2 * suspendTurns {
+		for _, owner := range greedy {
+			slow.Go(func() { _, _ = a.suspend(ctx, owner, fmt.Sprint("sb-slow-", owner, i)) })
+		}
+	}
+	taken := func() int {
+		a.turns.mu.Lock()
+		defer a.turns.mu.Unlock()
+		return a.turns.taken
+	}
+	for taken() < len(greedy)*suspendTurns/4 {
+		time.Sleep(time.Millisecond)
 	}
 	for i := range 2 * suspendTurns {
 		if _, err := a.suspend(t.Context(), "other", fmt.Sprint("sb-", i)); err != nil {
 			t.Error(err)
 		}
 	}
+	if n := taken(); n < len(greedy)*suspendTurns/4 {
+		t.Errorf("%d turns are taken", n)
+	}
 	cancel()
 	slow.Wait()
+	if n := len(a.turns.left); n != 0 || taken() != 0 {
+		t.Errorf("%d owners and %d turns are left", n, taken())
+	}
+
+	last := newSuspendPlaces()
+	for range 2 * suspendTurns {
+		last.expect("last")
+	}
+	last.expect("first")
+	for range suspendTurns / 2 {
+		if err := last.take(t.Context(), "last"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	over, stop := context.WithCancel(t.Context())
+	stop()
+	if err := last.take(over, "last"); err == nil {
+		t.Error("an owner has more than half of the turns beside another owner")
+	}
+	waits := make(chan error)
+	go func() { waits <- last.take(t.Context(), "last") }()
+	last.finish("first")
+	if err := <-waits; err != nil {
+		t.Fatal(err)
+	}
+	for range suspendTurns/2 - 1 {
+		if err := last.take(t.Context(), "last"); err != nil {
+			t.Fatal(err)
+		}
+	}
 }
 
 // With --within, a sandbox may take all of the given time, even if no other sandbox is saved during

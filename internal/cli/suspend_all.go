@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/forkd/forkd/client"
-	"github.com/forkd/forkd/internal/gate"
 )
 
 // suspendAll suspends many sandboxes concurrently. The number of concurrent requests is limited. If
@@ -21,17 +20,14 @@ type suspendAll struct {
 	cl     *client.Client
 	within time.Duration // time limit for all sandboxes together; 0: no limit as long as sandboxes are being saved
 	turn   time.Duration // time limit of a request; if within is 0, also of a period in which no sandbox is saved
-	turns  *gate.Gate    // bounds the requests that run at the same time, in total and for each owner of sandboxes
+	turns  *suspendPlaces
 
 	mu    sync.Mutex
 	saved time.Time // time when the latest sandbox was saved
 }
 
-// suspendTurns is the maximum number of requests that run at the same time.
-const suspendTurns = 32
-
 func newSuspendAll(cl *client.Client, within time.Duration) *suspendAll {
-	return &suspendAll{cl: cl, within: within, turn: 2 * time.Minute, turns: gate.New(suspendTurns)}
+	return &suspendAll{cl: cl, within: within, turn: 2 * time.Minute, turns: newSuspendPlaces()}
 }
 
 // bound returns a context that ends when the time for all sandboxes is over.
@@ -45,16 +41,16 @@ func (a *suspendAll) bound(ctx context.Context) (context.Context, context.Cancel
 // suspend suspends a sandbox of the given owner. It repeats a request that took too long, or for which the daemon says
 // how long to wait.
 func (a *suspendAll) suspend(ctx context.Context, owner, id string) (s client.Sandbox, err error) {
+	defer a.turns.finish(owner)
 	for began := (time.Time{}); ; {
-		leave, err := a.turns.Wait(ctx, gate.Share{Key: owner, Most: gate.Fair(suspendTurns)})
-		if err != nil {
+		if err := a.turns.take(ctx, owner); err != nil {
 			return s, fmt.Errorf("suspend sandbox %q: %w", id, cmp.Or(context.Cause(ctx), err))
 		}
 		if began.IsZero() {
 			began = time.Now()
 		}
 		s, err = a.ask(ctx, id)
-		leave()
+		a.turns.leave(owner)
 		if err == nil {
 			a.mu.Lock()
 			a.saved = time.Now()
