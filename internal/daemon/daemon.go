@@ -133,7 +133,7 @@ func serve(ctx context.Context, log *slog.Logger, handler http.Handler, listener
 // connection may be open without a request. The parameter answer limits the time that a client may
 // take to receive an answer. After that time, the server closes the connection.
 func newServer(handler http.Handler, log *slog.Logger, idle, answer time.Duration) *http.Server {
-	server := &http.Server{Handler: placing(timed(fewHeaders(handler), answer, newUnread())),
+	server := &http.Server{Handler: placing(timed(handler, answer, newUnread())),
 		ReadHeaderTimeout: headerTimeout, IdleTimeout: idle, MaxHeaderBytes: maxHeaders,
 		WriteTimeout: min(answer, headerTimeout), // for the answers of net/http itself; see timed
 		ConnContext:  withConn, ErrorLog: errorLog(log), Protocols: new(http.Protocols),
@@ -146,13 +146,16 @@ func newServer(handler http.Handler, log *slog.Logger, idle, answer time.Duratio
 }
 
 // fewHeaders returns a handler that refuses requests with too many headers. It passes all other
-// requests to next.
-func fewHeaders(next http.Handler) http.Handler {
+// requests to next. The function audited adds the audit log to the refusals.
+func fewHeaders(next http.Handler, audited func(http.Handler) http.Handler) http.Handler {
+	refusal := audited(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Connection", "close")
+		text := fmt.Sprintf("more than %d headers", inbound.MaxFields)
+		http.Error(w, text, http.StatusRequestHeaderFieldsTooLarge)
+	}))
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if inbound.Fields(r.Header) > inbound.MaxFields {
-			w.Header().Set("Connection", "close")
-			text := fmt.Sprintf("more than %d headers", inbound.MaxFields)
-			http.Error(w, text, http.StatusRequestHeaderFieldsTooLarge)
+			refusal.ServeHTTP(w, r)
 			return
 		}
 		next.ServeHTTP(w, r)

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/forkd/forkd/internal/daemon/inbound"
@@ -21,7 +22,14 @@ func TestVeryManyHeaders(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := newServer(http.NotFoundHandler(), slog.New(slog.DiscardHandler), idleTimeout, answerTimeout)
+	var audited atomic.Int64
+	handler := fewHeaders(http.NotFoundHandler(), func(h http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			audited.Add(1)
+			h.ServeHTTP(w, r)
+		})
+	})
+	s := newServer(handler, slog.New(slog.DiscardHandler), idleTimeout, answerTimeout)
 	go s.Serve(l)
 	t.Cleanup(func() { s.Close() })
 	for n, want := range map[int]int{inbound.MaxFields: http.StatusNotFound,
@@ -40,6 +48,9 @@ func TestVeryManyHeaders(t *testing.T) {
 		if _, err := io.Copy(io.Discard, resp.Body); err != nil {
 			t.Error(err)
 		}
+	}
+	if n := audited.Load(); n != 1 {
+		t.Errorf("%d refusals are in the audit log, not 1", n)
 	}
 	head := http.Header{"X": {strings.Repeat("x", maxHeaders+8<<10)}}
 	at := &url.URL{Scheme: "http", Host: l.Addr().String(), Path: "/"}

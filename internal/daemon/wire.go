@@ -177,7 +177,8 @@ func wire(ctx context.Context, cfg Config, guard *auth.Guard, kvm *kvmState) (*w
 	})
 	compatible := e2b.New(e2b.Config{Face: shared, Keys: keys, Builder: w.builder, Tags: w.tags, Domain: domain,
 		History: w.history, Traces: w.traces})
-	w.handler = front.New(front.Config{Face: shared, V1: api, E2B: compatible, Hub: w.hub, Domain: domain, Links: links})
+	w.handler = fewHeaders(front.New(front.Config{Face: shared, V1: api, E2B: compatible, Hub: w.hub, Domain: domain,
+		Links: links}), shared.Audited)
 	undo.Release()
 	return w, nil
 }
