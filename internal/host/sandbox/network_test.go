@@ -190,6 +190,45 @@ func TestRollbackHasANewFrameSocket(t *testing.T) {
 	w.KillAll()
 }
 
+// If no frame socket can be made for a rollback, the sandbox stays as it was, whether it runs or is
+// paused.
+func TestRollbackWithoutAFrameSocketChangesNothing(t *testing.T) {
+	w := newOnline(t)
+	defer w.stop()
+	mustBake(t, w)
+	id := w.forkOne(t, "p", nil)
+	w.wantMode(t, id, "public")
+	v := w.vm(id)
+	s, err := w.Get(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, state := range []State{Running, Paused} {
+		if state == Paused {
+			if _, err := w.Pause(t.Context(), id); err != nil {
+				t.Fatal(err)
+			}
+		}
+		v.NoFrames.Store(true)
+		if _, err := w.Rollback(t.Context(), id, "", unique.Refuse); !errors.Is(err, syscall.EMFILE) {
+			t.Errorf("%s: %v", state, err)
+		}
+		v.NoFrames.Store(false)
+		s.mu.Lock()
+		rec := s.record
+		s.mu.Unlock()
+		if s.Info().State != state || w.vm(id) != v || rec.Restoring || rec.RestoringTo != nil || rec.Strict {
+			t.Errorf("the sandbox is %s and its record %+v", s.Info().State, rec)
+		}
+		w.wantMode(t, id, "public")
+	}
+	if _, err := w.Rollback(t.Context(), id, "", unique.AsBefore); err != nil {
+		t.Fatal(err)
+	}
+	w.wantMode(t, id, "public")
+	w.KillAll()
+}
+
 // If forkd-net exits during an operation on a sandbox, the sandbox loses its connections and
 // nothing else.
 func TestForkdNetDiesUnderSandboxes(t *testing.T) {

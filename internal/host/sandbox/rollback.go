@@ -110,11 +110,21 @@ func (h *Held) rollback(ctx context.Context, to string, strict unique.Strict, st
 	}); err != nil {
 		return r, err
 	}
+	// The new network connection resets the guest's earlier connections. Join before the sandbox's
+	// state is lost, so that the sandbox is unchanged if the host has no descriptor for a socket.
+	link, err := m.join(v, &rec)
+	if err != nil {
+		return r, errors.Join(err, s.update(func(r *ledger.Record) {
+			r.Restoring, r.RestoringTo, r.Strict = false, nil, was
+		}))
+	}
 	err = s.transition(rollBackOp, Restoring, func() {
 		v.cut(&CutOffError{ID: s.id, By: byRollback})
 		v.calls, v.cut = context.WithCancelCause(context.Background())
+		v.link = link
 	})
 	if err != nil {
+		link.Close()
 		return r, err
 	}
 	err = m.rollBack(ctx, s, v, &rec, lease, top, release, &r, start)
@@ -160,7 +170,8 @@ func (m *Manager) rollBack(ctx context.Context, s *Sandbox, v *liveVM, rec *ledg
 	top *os.File, release func(), r *RollbackResult, start time.Time) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), branchTimeout)
 	defer cancel()
-	err := m.restoreRolledBack(ctx, s, v, rec, lease, top)
+	_, err := chain.Restore(ctx, v.vmm, lease, top, v.link != nil)
+	v.link.Ready()
 	release()
 	if err != nil {
 		return err
@@ -171,22 +182,6 @@ func (m *Manager) rollBack(ctx context.Context, s *Sandbox, v *liveVM, rec *ledg
 	}
 	r.Ready = time.Since(start)
 	return nil
-}
-
-// restoreRolledBack restores the snapshot with a new network connection, which resets the guest's
-// earlier connections.
-func (m *Manager) restoreRolledBack(ctx context.Context, s *Sandbox, v *liveVM, rec *ledger.Record, lease *store.Lease,
-	top *os.File) error {
-	link, err := m.join(v, rec)
-	if err != nil {
-		return err
-	}
-	s.mu.Lock()
-	v.link = link
-	s.mu.Unlock()
-	_, err = chain.Restore(ctx, v.vmm, lease, top, link != nil)
-	link.Ready()
-	return err
 }
 
 // commitRollback records that the sandbox now runs from the snapshot of the given lease.

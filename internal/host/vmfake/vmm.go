@@ -10,6 +10,7 @@ import (
 	"os"
 	"sync"
 	"sync/atomic"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 
@@ -34,6 +35,8 @@ type VMM struct {
 	once    sync.Once
 
 	Hurried, Calmed atomic.Int64
+
+	NoFrames atomic.Bool // DialFrames fails, as on a host without free descriptors
 
 	// all.Mu guards the fields below.
 
@@ -229,6 +232,9 @@ func (v *VMM) Pause(ctx context.Context) error {
 
 // DialFrames implements vmpool.VMM.
 func (v *VMM) DialFrames() (*os.File, error) {
+	if v.NoFrames.Load() {
+		return nil, syscall.EMFILE
+	}
 	unlock, err := v.request(context.Background())
 	if err != nil {
 		return nil, err
