@@ -16,6 +16,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -28,7 +29,8 @@ import (
 // servers is code for the interpreter of a sandbox. It starts servers on 127.0.0.1. Port 8000
 // speaks HTTP: it answers a POST with the digest of the body, a GET with bytes of a pattern, and an
 // upgrade with an echo. Port 8001 answers with the digest of its input when the input has ended.
-// Port 8002 sends nothing, and waits until its connection is reset.
+// Port 8002 sends nothing, and waits until its connection is reset. Port 8004 accepts no connection,
+// so it reads nothing.
 const servers = `
 import hashlib, http.server, socket, threading
 pattern = bytes(range(251))
@@ -83,6 +85,10 @@ def serve(port, f):
         while True:
             threading.Thread(target=f, args=(s.accept()[0],), daemon=True).start()
     threading.Thread(target=accept, daemon=True).start()
+stuck = socket.socket()
+stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096) # so that the buffers take little of the guest's memory
+stuck.bind(('127.0.0.1', 8004))
+stuck.listen(128)
 serve(8001, digest)
 serve(8002, wait)
 threading.Thread(target=http.server.ThreadingHTTPServer(('127.0.0.1', 8000), Handler).serve_forever, daemon=True).start()
@@ -182,6 +188,7 @@ func TestInbound(t *testing.T) {
 	})
 	t.Run("port-forward", func(t *testing.T) { testPortForward(t, d, box.ID, sent, digest) })
 	t.Run("gone", func(t *testing.T) { testGone(t, d, box.ID) })
+	t.Run("unread", func(t *testing.T) { testUnread(t, d, box.ID, sent, digest) })
 	t.Run("kill", func(t *testing.T) {
 		conn, err := d.DialPort(d.ctx(t, quietLimit), box.ID, 8001)
 		if err != nil {
@@ -303,6 +310,36 @@ func testGone(t *testing.T, d *daemon, id string) {
 		if got := d.value(t, id, "resets"); got != "1" {
 			return fmt.Errorf("%s connections were reset", got)
 		}
+		return nil
+	})
+}
+
+// testUnread lets many clients of a server that does not read send data and leave. Later, clients of
+// other ports are served again, although the server still reads nothing.
+func testUnread(t *testing.T, d *daemon, id string, sent []byte, digest string) {
+	const clients = 64 // the number of such connections with which the daemon opens no others to ports
+	guest := agentclient.New(agentclient.DialUnix(filepath.Join(d.run, "vm", id, vmmclient.VsockSocket)))
+	var left sync.WaitGroup
+	for range clients {
+		conn, err := guest.DialPort(d.ctx(t, quietLimit), 8004)
+		if err != nil {
+			t.Fatal(err)
+		}
+		left.Go(func() {
+			conn.SetWriteDeadline(time.Now().Add(5 * time.Second))
+			for range 2 {
+				_, _ = conn.Write(sent) // until all buffers are full
+			}
+			conn.Close()
+		})
+	}
+	left.Wait()
+	eventually(t, 2*time.Minute, func() error {
+		conn, err := guest.DialPort(d.ctx(t, quietLimit), 8001)
+		if err != nil {
+			return err
+		}
+		testDigest(t, conn, sent, digest)
 		return nil
 	})
 }
