@@ -45,7 +45,7 @@ const (
 // the socket has no room are queued. A goroutine, which exists only while packets are queued,
 // writes them.
 type link struct {
-	host *Host  // its field links counts what this link holds: see takeLocked, grow and close
+	host *Host  // its field links counts what this link holds: see takeLocked, growLocked and close
 	id   string // id of the sandbox
 	file *os.File
 	raw  syscall.RawConn

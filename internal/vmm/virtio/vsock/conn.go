@@ -337,15 +337,6 @@ const (
 	maxIdle   = 4
 )
 
-// clientGone notes that the client on the host has closed its socket while data for the guest may
-// be left in it.
-func (d *Device) clientGone(c *conn) {
-	if !c.hungUp {
-		c.hungUp, c.before = true, c.sent
-		d.checkLater()
-	}
-}
-
 // checkLater starts the timer of the next check, unless it runs.
 func (d *Device) checkLater() {
 	if d.check != nil {

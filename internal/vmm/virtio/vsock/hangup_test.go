@@ -103,6 +103,32 @@ func TestGuestTakesDataOfAClientThatHasLeft(t *testing.T) {
 	}
 }
 
+// A client that leaves while the guest takes data costs no timer, because the timer would wake every
+// sandbox some seconds after its last request.
+func TestOrdinaryCloseSetsNoTimer(t *testing.T) {
+	h := newHost(t)
+	g := start(t, h, newMem(t))
+	c := h.connect(t, 80)
+	g.open(c, 80)
+	if _, err := c.Write([]byte("data")); err != nil {
+		t.Fatal(err)
+	}
+	c.Close()
+	if h, got := g.next(); h.op != opRW || string(got) != "data" {
+		t.Fatalf("operation %d with %q", h.op, got)
+	}
+	if h := g.expect(opShutdown); h.flags != shutdownBoth {
+		t.Fatalf("flags %d", h.flags)
+	}
+	if err := g.tr.Exclusive(func() {
+		if h.dev.check != nil {
+			t.Error("a check is due")
+		}
+	}); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // If a client leaves and the guest takes none of the client's data, the device closes the
 // connection after some time. So a server that does not read holds no memory of the client, and the
 // agent of the guest learns that the client has left.

@@ -87,9 +87,17 @@ func (d *Device) hostEvent(c *conn, events uint32) error {
 		case c.hostEOF:
 			return d.hostGone(c)
 		}
-		d.clientGone(c)
+		if !c.hungUp {
+			c.hungUp, c.before = true, c.sent
+		}
 	}
-	return d.pump(c)
+	if err := d.pump(c); err != nil {
+		return err
+	}
+	if c.hungUp && c.fd >= 0 { // the guest has no room for the rest of the data
+		d.checkLater()
+	}
+	return nil
 }
 
 // accept accepts new clients.
