@@ -18,6 +18,10 @@ const MaxChain = 1024
 // pause.
 const MaxBytes = 9 << 20
 
+// MaxUnwrittenBytes is the maximum number of bytes in one chain of a queue with unwritten buffers.
+// Linux's longest chain, a report of free memory, has 32 blocks of 4 MiB.
+const MaxUnwrittenBytes = 1 << 30
+
 // MaxPages is the maximum number of pages that one chain touches. Each descriptor may begin and end
 // in the middle of a page.
 const MaxPages = MaxBytes/guestmem.PageSize + 2*MaxChain
@@ -108,6 +112,10 @@ func Slice(dst, views [][]byte, skip, limit int) [][]byte {
 	return dst
 }
 
+// LeaveUnwritten declares that the device reads and writes no buffer of the queue. Pop then saves no
+// pages for a live branch, so that chains may be long.
+func (q *Queue) LeaveUnwritten() { q.unwritten = true }
+
 // walk fills q.chain with the chain that begins at head.
 func (q *Queue) walk(head uint16) error {
 	c := &q.chain
@@ -138,10 +146,10 @@ func (q *Queue) walk(head uint16) error {
 		if count++; count > limit {
 			return errLoop
 		}
-		if total += uint64(length); total > MaxBytes {
+		if total += uint64(length); total > q.maxBytes() {
 			return errBytes
 		}
-		if err := c.add(q.mem, gpa, length, flags&descWrite != 0); err != nil {
+		if err := c.add(q, gpa, length, flags&descWrite != 0); err != nil {
 			return err
 		}
 		if flags&descNext == 0 {
@@ -150,6 +158,14 @@ func (q *Queue) walk(head uint16) error {
 		}
 		next = uint32(link)
 	}
+}
+
+// maxBytes returns the maximum number of bytes in one chain.
+func (q *Queue) maxBytes() uint64 {
+	if q.unwritten {
+		return MaxUnwrittenBytes
+	}
+	return MaxBytes
 }
 
 // desc reads one descriptor.
@@ -163,7 +179,7 @@ func (q *Queue) desc(at guestmem.GPA) (gpa guestmem.GPA, length uint32, flags, n
 }
 
 // add appends one buffer to c. It skips empty buffers, which are legal.
-func (c *Chain) add(mem *guestmem.Memory, gpa guestmem.GPA, length uint32, write bool) error {
+func (c *Chain) add(q *Queue, gpa guestmem.GPA, length uint32, write bool) error {
 	if !write && len(c.writable) > 0 {
 		return errOrder
 	}
@@ -171,7 +187,11 @@ func (c *Chain) add(mem *guestmem.Memory, gpa guestmem.GPA, length uint32, write
 		return nil
 	}
 	if write {
-		v, err := mem.WriteView(gpa, int(length))
+		view := q.mem.WriteView
+		if q.unwritten {
+			view = q.mem.ReadView
+		}
+		v, err := view(gpa, int(length))
 		if err != nil {
 			return err
 		}
@@ -179,7 +199,7 @@ func (c *Chain) add(mem *guestmem.Memory, gpa guestmem.GPA, length uint32, write
 		c.WriteLen += length
 		return nil
 	}
-	v, err := mem.ReadView(gpa, int(length))
+	v, err := q.mem.ReadView(gpa, int(length))
 	if err != nil {
 		return err
 	}

@@ -46,6 +46,8 @@ type Queue struct {
 	usedIdx   uint16 // number of entries written to the used ring, modulo 1<<16
 	signalled uint16 // usedIdx at the latest notification of the driver
 
+	unwritten bool // see LeaveUnwritten
+
 	chain Chain // result of the latest Pop, whose storage is reused
 }
 
@@ -263,6 +265,6 @@ func (q *Queue) Restore(r *codec.Reader) error {
 var (
 	errLoop     = errors.New("more descriptors than allowed, or a loop")
 	errOrder    = errors.New("a readable descriptor after a writable one")
-	errBytes    = errors.New("more than 9 MiB in one chain")
+	errBytes    = errors.New("too many bytes in one chain")
 	errIndirect = errors.New("bad indirect descriptor")
 )

@@ -196,6 +196,40 @@ func TestTotalBytesAreBounded(t *testing.T) {
 	}
 }
 
+// A device that leaves the buffers of a queue unwritten may have longer chains. Pop saves no pages.
+func TestUnwrittenBuffersAreNotSaved(t *testing.T) {
+	const memory = 64 << 20
+	mem, err := guestmem.New(memory)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer mem.Close()
+	saved := 0
+	mem.SetFreezer(func(guestmem.GPA, int) { saved++ })
+	for n, ok := range map[uint16]bool{2: true, MaxUnwrittenBytes / memory: true, MaxUnwrittenBytes/memory + 1: false} {
+		q, err := New(mem, Config{Size: size, Desc: descAt, Driver: availAt, Device: usedAt, Indirect: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		q.LeaveUnwritten()
+		d := &driver{t: t, mem: mem, q: q}
+		for i := range n {
+			flags := uint16(descNext | descWrite)
+			if i == n-1 {
+				flags = descWrite
+			}
+			d.desc(1<<20, int(i), 0, memory, flags, i+1)
+		}
+		d.desc(descAt, 0, 1<<20, uint32(n)*descSize, descIndirect, 0)
+		d.publish(0)
+		saved = 0 // the test's own writes
+		c, err := q.Pop()
+		if saved > 0 || ok != (err == nil) || ok && (len(c.Writable) != int(n) || len(c.Writable[0]) != memory) {
+			t.Errorf("%d buffers of %d bytes: saved %d times, %v", n, memory, saved, err)
+		}
+	}
+}
+
 // The number of pages in a chain is also bounded, because even a descriptor of a few bytes may
 // touch two pages.
 func TestPagesOfAChainAreBounded(t *testing.T) {
