@@ -5,7 +5,8 @@
 //	                                               vsock port 7777, a line for a line
 //	torture ask SOCKET [mark N] [hot N] [rest MICROSECONDS] [verify]   set things and verify; prints a JSON report
 //
-// One thread per vCPU writes pages, and another thread writes disk blocks. Every word of a page
+// One thread per vCPU writes pages, another thread writes disk blocks, and a third kind of thread
+// takes memory from the kernel and gives it back. Every word of a page
 // shows which write has written the word. Tables, records, hash chains and a common counter, which
 // are on other pages, determine which write must have written the word. So a page contradicts these
 // other pages if it is lost, stale, early, late or half-written. A contradiction also appears if
@@ -78,6 +79,7 @@ type server struct {
 	a       *arena
 	disk    *disk
 	writers []*writer
+	churner churner
 }
 
 func serve(socket, dir string, s shape) error {
@@ -85,7 +87,7 @@ func serve(socket, dir string, s shape) error {
 	// are enough processors for all threads, so the threads that answer compete with the writers
 	// only in the kernel.
 	debug.SetGCPercent(-1)
-	runtime.GOMAXPROCS(s.writers + 2)
+	runtime.GOMAXPROCS(s.writers + 3)
 	if err := unix.Setpriority(unix.PRIO_PROCESS, 0, 10); err != nil {
 		return fmt.Errorf("lower priority: %w", err)
 	}
@@ -107,6 +109,7 @@ func serve(socket, dir string, s shape) error {
 		srv.writers = append(srv.writers, w)
 		go func() { failed <- w.run() }()
 	}
+	go func() { failed <- srv.churner.run() }()
 	vsock, err := listenVsock()
 	if err != nil {
 		return err
@@ -173,6 +176,8 @@ func (s *server) answer(words []string) guest.Report {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 	}
+	s.churner.mu.Lock()
+	defer s.churner.mu.Unlock()
 	verify := false
 	for len(words) > 0 {
 		word := words[0]
@@ -199,8 +204,10 @@ func (s *server) answer(words []string) guest.Report {
 	if verify {
 		s.disk.forget()
 		r = check(s.a, s.disk.read)
+		s.churner.check()
 	}
 	r.CPUs = s.a.writers
+	r.Mismatches = append(r.Mismatches, s.churner.faults...)
 	for _, w := range s.writers {
 		r.Mismatches = append(r.Mismatches, w.faults...)
 	}
