@@ -23,7 +23,7 @@ func guestModules() []string {
 		"virtio_mmio", "virtio_blk",
 		"ext4", "crc32c_generic", // ext4 requests the checksum by name, so ext4's .modinfo does not list the dependency
 		"vmw_vsock_virtio_transport",
-		"virtio_rng", "virtio_net", "overlay",
+		"virtio_rng", "virtio_net", "virtio_balloon", "overlay",
 		"tcp_diag", // the agent uses it to close a fork's connections
 	}
 }

@@ -47,6 +47,10 @@ func Cmdline(extra ...string) string {
 		// needs 2 MiB of private memory instead of 4 KiB. Programs can still request huge pages
 		// (madvise).
 		"transparent_hugepage=madvise",
+		// Report free blocks of at least 128 KiB (2^5 pages) to the balloon device. By default Linux
+		// reports only blocks of 2 or 4 MiB. In a guest of 192 MiB, a program that had taken 80 MiB
+		// then left 44 MiB on the host; with blocks of 128 KiB it leaves 23 MiB.
+		"page_reporting.page_reporting_order=5",
 		// Do not reserve 64 MiB of bounce buffers for guests with RAM above 4 GiB. No device has a
 		// limit for DMA addresses.
 		"swiotlb=noforce",

@@ -197,6 +197,52 @@ func TestOwnNow(t *testing.T) {
 	}
 }
 
+// A released page has the content of the layer below it again, and is not dirty any more. A page that
+// the view has only in part is kept.
+func TestReleaseUncoversTheLayer(t *testing.T) {
+	m := newMemory(t, mib)
+	layer, err := os.Create(filepath.Join(t.TempDir(), "layer"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer layer.Close()
+	const half = mib / 2
+	if _, err := layer.Write(bytes.Repeat([]byte("below"), half/5+1)[:half]); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Map(0, half, int(layer.Fd()), 0); err != nil {
+		t.Fatal(err)
+	}
+	all, err := m.WriteView(0, mib)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range all {
+		all[i] = 'x'
+	}
+	m.Release(all[100 : mib-100])
+	tracker, err := NewTracker("/proc")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tracker.Close()
+	dirty, err := tracker.Dirty(m)
+	want := []Range{{0, PageSize}, {mib - PageSize, PageSize}}
+	if err != nil || !slices.Equal(dirty, want) {
+		t.Errorf("dirty: %v, want %v, %v", dirty, want, err)
+	}
+	if all[0] != 'x' || all[mib-1] != 'x' {
+		t.Error("a page at the edge was released")
+	}
+	below := bytes.Repeat([]byte("below"), half/5+1)
+	if !bytes.Equal(all[PageSize:half], below[PageSize:half]) ||
+		!bytes.Equal(all[half:mib-PageSize], make([]byte, half-PageSize)) {
+		t.Error("released pages do not have the content below them")
+	}
+	m.Release(all[1:PageSize]) // no whole page
+	m.Release(nil)
+}
+
 // Detach copies the present content of the pages, one part at a time.
 func TestDetachNeedsLittleMemory(t *testing.T) {
 	const size = 16 * mib

@@ -101,6 +101,19 @@ func (m *Memory) OwnNow(gpa GPA, length uint64) error {
 	}
 }
 
+// Release drops the private copies of the whole pages in a view of guest memory. The next access to
+// such a page finds the content of the layer below it, or zeros. The guest and the devices may run
+// during the call. No page may be write-protected, because a frozen page would lose its content.
+//
+// Release ignores errors: a page that keeps its content only takes memory.
+func (m *Memory) Release(view []byte) {
+	at := uintptr(unsafe.Pointer(unsafe.SliceData(view)))
+	skip := int(-at % PageSize)
+	if whole := (len(view) - skip) / PageSize * PageSize; whole > 0 {
+		_ = unix.Madvise(view[skip:skip+whole], unix.MADV_DONTNEED)
+	}
+}
+
 // detachBytes is the number of bytes that Detach copies at a time. Detach cannot copy all memory at
 // once, because the memory limit of the process leaves no room for a second copy.
 const detachBytes = 1 << 20

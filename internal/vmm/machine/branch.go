@@ -63,6 +63,7 @@ func (m *Machine) Branch(cfg BranchConfig) (result vmmproto.BranchResult, err er
 		if capture != nil { // after a diff branch, every frozen page is in the layer
 			result.Kept = m.keepIf(err == nil, capture, cfg.Serial)
 		}
+		m.thaw()
 	}()
 	result.Serial, result.Mode = cfg.Serial, cfg.Mode
 	if m.copying != nil {
@@ -170,7 +171,10 @@ func (m *Machine) saveDirty(cfg *BranchConfig, result *vmmproto.SaveResult) (*uf
 // freeze write-protects the dirty pages. The method describe also adds some gaps between dirty
 // ranges to the layer. The pages in these gaps are not dirty, and some kernels cannot protect such
 // pages. So freeze copies the pages of the gaps immediately.
+//
+// Preconditions: the machine is stopped.
 func (m *Machine) freeze(layer *os.File, maxExtents int, result *vmmproto.SaveResult) (*uffd.Capture, error) {
+	m.frozen.Store(true)
 	dirty, err := m.tracker.Dirty(m.mem)
 	if err != nil {
 		return nil, err
@@ -301,6 +305,7 @@ func (m *Machine) copyBranch(capture *uffd.Capture, cfg BranchConfig, failed err
 	}
 	close(m.copying)
 	m.copying = nil
+	m.thaw()
 	m.mu.Unlock()
 	if failed == nil {
 		cfg.Copied(done)

@@ -8,6 +8,7 @@ import (
 	"github.com/forkd/forkd/internal/vmm/boot"
 	"github.com/forkd/forkd/internal/vmm/kvm"
 	"github.com/forkd/forkd/internal/vmm/virtio"
+	"github.com/forkd/forkd/internal/vmm/virtio/balloon"
 	"github.com/forkd/forkd/internal/vmm/virtio/blk"
 	"github.com/forkd/forkd/internal/vmm/virtio/mmio"
 	"github.com/forkd/forkd/internal/vmm/virtio/net"
@@ -23,8 +24,9 @@ const (
 	slotRNG       = 1
 	slotNet       = 2
 	slotFirstDisk = 3
+	slotBalloon   = boot.MaxVirtioDevices - 1 // the last slot, because older snapshots have no balloon
 
-	maxDisks = boot.MaxVirtioDevices - slotFirstDisk
+	maxDisks = slotBalloon - slotFirstDisk
 )
 
 // slot is one virtio device of the machine with its transport.
@@ -36,10 +38,11 @@ type slot struct {
 
 // Kinds of devices. Saved states contain these names.
 const (
-	kindVsock = "vsock"
-	kindRNG   = "rng"
-	kindNet   = "net"
-	kindDisk  = "disk"
+	kindVsock   = "vsock"
+	kindRNG     = "rng"
+	kindNet     = "net"
+	kindDisk    = "disk"
+	kindBalloon = "balloon"
 )
 
 // section returns the name of the section for the device in slot i.
@@ -55,19 +58,30 @@ type kvmWires struct{ *kvm.VM }
 
 func (w kvmWires) Line(gsi uint32) virtio.Interrupt { return w.VM.Line(gsi) }
 
-// addDevice puts a device into slot i. The device is quiesced until the machine runs.
+// addDevice puts a device into slot i, and lets KVM signal the device's notifications. The device is
+// quiesced until the machine runs.
 func (m *Machine) addDevice(i int, kind string, dev virtio.Device) error {
-	place := boot.VirtioDevice(i)
-	t, err := mmio.New(m.mem, dev, m.wires.Line(place.GSI))
+	t, err := m.addRareDevice(i, kind, dev)
 	if err != nil {
 		return err
 	}
-	t.Quiesce()
-	m.slots[i] = &slot{kind: kind, dev: dev, transport: t}
+	place := boot.VirtioDevice(i)
 	at, status := uint64(place.Addr), t.InterruptStatus()
 	m.registers = append(m.registers, kvm.Register{GPA: at + mmio.RegInterruptStatus, Word: status},
 		kvm.Register{GPA: at + mmio.RegInterruptACK, Word: status, Clear: true})
 	return m.wires.AddIOEventFD(t.NotifyFD(), uint64(place.Addr)+mmio.RegQueueNotify, m.anyLength)
+}
+
+// addRareDevice is like addDevice, for a device whose driver rarely uses it. Each notification and
+// each interrupt costs an additional exit to user space. In return, a fork does not wait for KVM.
+func (m *Machine) addRareDevice(i int, kind string, dev virtio.Device) (*mmio.Transport, error) {
+	t, err := mmio.New(m.mem, dev, m.wires.Line(boot.VirtioDevice(i).GSI))
+	if err != nil {
+		return nil, err
+	}
+	t.Quiesce()
+	m.slots[i] = &slot{kind: kind, dev: dev, transport: t}
+	return t, nil
 }
 
 // mmioDevices returns the devices for the guest's ACPI tables.
@@ -116,7 +130,34 @@ func (m *Machine) addFixedDevices() error {
 	if m.net, err = net.New(); err != nil {
 		return err
 	}
-	return errors.Join(m.addDevice(slotRNG, kindRNG, rng.New()), m.addDevice(slotNet, kindNet, m.net))
+	_, err = m.addRareDevice(slotBalloon, kindBalloon, balloon.New(balloon.Config{
+		Release: m.mem.Release, Held: m.frozen.Load,
+	}))
+	return errors.Join(err, m.addDevice(slotRNG, kindRNG, rng.New()), m.addDevice(slotNet, kindNet, m.net))
+}
+
+// removeBalloon removes the balloon, because the guest of an older snapshot does not know it.
+//
+// Preconditions: the machine is paused.
+func (m *Machine) removeBalloon() error {
+	s := m.slots[slotBalloon]
+	if s == nil {
+		return nil
+	}
+	m.slots[slotBalloon] = nil
+	return s.transport.Close()
+}
+
+// thaw lets the balloon release memory again, unless pages are still frozen.
+//
+// Preconditions: m.mu is held.
+func (m *Machine) thaw() {
+	s := m.slots[slotBalloon]
+	if s == nil || !m.frozen.Load() || m.copying != nil || m.kept != nil {
+		return
+	}
+	// Exclusive fails only after Close, when the machine is ending.
+	_ = s.transport.Exclusive(func() { m.frozen.Store(false) })
 }
 
 // SetNet replaces the machine's network peer and closes the previous one. A nil peer disconnects

@@ -71,6 +71,9 @@ type Machine struct {
 	disks     []*blk.Device
 	ended     sync.Once
 
+	// Whether pages may be frozen: while a live branch is being copied, and while a branch is kept.
+	// It becomes true only while the devices are quiesced.
+	frozen   atomic.Bool
 	stalling atomic.Bool // whether the machine will be paused because a disk has found no room on the host
 
 	mu       sync.Mutex    // held during each request, and while a live branch is being finished

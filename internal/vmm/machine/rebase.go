@@ -76,7 +76,9 @@ func (m *Machine) dropKept() error {
 	}
 	m.kept = nil
 	k.timer.Stop()
-	return k.capture.Release()
+	err := k.capture.Release()
+	m.thaw()
+	return err
 }
 
 // Rebase puts the layer of a branch directly below the machine's private pages; see

@@ -179,7 +179,7 @@ func (m *Machine) restoreState(p []byte) error {
 	if err != nil {
 		return err
 	}
-	if err := r.section("machine", m.shape().check); err != nil {
+	if err := r.section("machine", m.fitShape); err != nil {
 		return err
 	}
 	var whole vmState

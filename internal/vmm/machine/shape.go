@@ -72,12 +72,23 @@ func (s *machineShape) Restore(r *codec.Reader) error {
 	return r.Err()
 }
 
-// check reads the shape of a saved machine. It returns an error if the saved shape differs from s.
-func (s *machineShape) check(r *codec.Reader) error {
+// fitShape reads the shape of a saved machine. It returns an error if this machine cannot have that
+// shape.
+func (m *Machine) fitShape(r *codec.Reader) error {
 	var saved machineShape
 	if err := saved.Restore(r); err != nil {
 		return err
 	}
+	if !slices.Contains(saved.devices, deviceInSlot{slotBalloon, kindBalloon}) {
+		if err := m.removeBalloon(); err != nil {
+			return err
+		}
+	}
+	return m.shape().check(&saved)
+}
+
+// check returns an error if the saved shape differs from s.
+func (s *machineShape) check(saved *machineShape) error {
 	if saved.Shape != s.Shape {
 		return vm.WithCode(vm.ErrShape, fmt.Errorf("snapshot of a machine with %d bytes of memory, %d vCPUs, "+
 			"CPU template %q; this one has %d, %d, %q",

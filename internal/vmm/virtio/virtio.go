@@ -27,10 +27,11 @@ import (
 
 // Device types (virtio 1.2 §5).
 const (
-	IDNet   = 1
-	IDBlock = 2
-	IDRNG   = 4
-	IDVsock = 19
+	IDNet     = 1
+	IDBlock   = 2
+	IDRNG     = 4
+	IDBalloon = 5
+	IDVsock   = 19
 )
 
 // Feature bits of the transport and the rings (virtio 1.2 §6). A transport offers them for every
