@@ -30,6 +30,7 @@ import (
 	"github.com/forkd/forkd/internal/daemon/audit"
 	"github.com/forkd/forkd/internal/daemon/auth"
 	"github.com/forkd/forkd/internal/daemon/build"
+	"github.com/forkd/forkd/internal/daemon/docker"
 	"github.com/forkd/forkd/internal/daemon/e2b"
 	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/daemon/front"
@@ -80,6 +81,7 @@ type Rig struct {
 	URL      string
 	Server   *httptest.Server
 	Handler  http.Handler
+	Docker   *docker.Server
 	AuditLog string
 	VMs      *vmfake.VMMs
 	Store    *store.Store
@@ -262,6 +264,7 @@ func New(t T, o Options) *Rig {
 		Domain: domain, Links: links})
 	t.Cleanup(func() { builder.Close(); m.Close(true); st.Close(); log.Close() })
 	t.Cleanup(r.agents.stop)
+	r.openDocker(t, shared, dir)
 	r.Parent = client.BakeRequest{Tag: "a.b", Kernel: part, Initrd: part, Rootfs: part}
 	return r
 }

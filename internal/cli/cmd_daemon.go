@@ -56,7 +56,7 @@ func newDaemonCmd() *cobra.Command {
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&cfg.Socket, "socket", "", "unix socket (default forkd.sock in the run directory, unless --bind is given)")
+	socketFlags(f, &cfg)
 	f.StringVar(&cfg.Bind, "bind", "",
 		"TCP address such as 127.0.0.1:8889; beyond loopback it needs --token-file or --tls-client-ca")
 	f.StringVar(&cfg.TokenFile, "token-file", "",
@@ -117,6 +117,12 @@ func newDaemonCmd() *cobra.Command {
 		"weaken the jail of VMMs and of forkd-net, on hosts that allow no namespaces (see forkd doctor)")
 	f.BoolVar(&cfg.KillOnExit, "kill-on-exit", false, "kill all sandboxes when the daemon stops")
 	return cmd
+}
+
+func socketFlags(f *pflag.FlagSet, cfg *daemon.Config) {
+	f.StringVar(&cfg.Socket, "socket", "", "unix socket (default forkd.sock in the run directory, unless --bind is given)")
+	f.StringVar(&cfg.Docker, "docker-socket", "",
+		"unix socket on which to serve a part of the Docker Engine API, for DOCKER_HOST=unix://PATH (docs/docker.md)")
 }
 
 func openPrivateFlag(f *pflag.FlagSet, open *bool) {

@@ -24,6 +24,7 @@ import (
 // Config configures a daemon.
 type Config struct {
 	Socket    string          // unix socket; empty: none
+	Docker    string          // unix socket of the Docker Engine API; empty: none
 	Bind      string          // TCP address; empty: none
 	Peers     []auth.PeerRule // users that may use the socket, in addition to root and the daemon's own user
 	TLS       TLS             // TLS on the TCP address
@@ -168,6 +169,13 @@ func (c *Config) check() error {
 	if strings.HasPrefix(c.Socket, c.RunDir+"/") && len(c.Peers) > 0 {
 		return fmt.Errorf("--allow-peer: nobody else reaches %s, whose directory is the daemon's alone: give another --socket, "+
 			"such as /run/forkd.sock", c.Socket)
+	}
+	if strings.HasPrefix(c.Docker, c.RunDir+"/") && len(c.Peers) > 0 {
+		return fmt.Errorf("--allow-peer: nobody else reaches %s, whose directory is the daemon's alone: give another "+
+			"--docker-socket, such as /run/forkd-docker.sock", c.Docker)
+	}
+	if c.Docker != "" && c.Docker == c.Socket {
+		return fmt.Errorf("--docker-socket %s: it is the same path as --socket: give another", c.Docker)
 	}
 	for flag, dir := range map[string]string{"--state-dir": c.StateDir, "--ram-dir": c.RAMDir, "--run-dir": c.RunDir} {
 		if !filepath.IsAbs(dir) {

@@ -18,6 +18,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/forkd/forkd/internal/daemon/auth"
 	"github.com/forkd/forkd/internal/daemon/inbound"
 	"github.com/forkd/forkd/internal/daemon/webhook"
@@ -76,11 +78,21 @@ func Run(ctx context.Context, cfg Config) error {
 			l.Close()
 		}
 	}()
+	docker, err := listenDocker(&cfg)
+	if err != nil {
+		return err
+	}
+	if docker != nil {
+		defer docker.Close()
+	}
 	w, err := wire(ctx, cfg, guard, kvm)
 	if err != nil {
 		return err
 	}
 	defer w.close(cfg.KillOnExit)
+	if err := w.openDocker(&cfg); err != nil {
+		return err
+	}
 	serving, cancel := context.WithCancel(ctx)
 	var reopener, sampler, webhooks sync.WaitGroup
 	reopener.Go(func() { w.reopen(serving, cfg.Reopen, cfg.Log) })
@@ -93,7 +105,24 @@ func Run(ctx context.Context, cfg Config) error {
 	defer ssh.Wait()
 	defer reopener.Wait()
 	defer cancel()
-	return serve(ctx, cfg.Log, w.handler, listeners, maxConns)
+	servers, serveCtx := errgroup.WithContext(ctx)
+	servers.Go(func() error { return serve(serveCtx, cfg.Log, w.handler, listeners, maxConns) })
+	if docker != nil {
+		servers.Go(func() error { return serve(serveCtx, cfg.Log, w.docker, []net.Listener{docker}, maxConns) })
+	}
+	return servers.Wait()
+}
+
+// listenDocker opens the socket of the Docker Engine API. It returns nil if the API is not served.
+func listenDocker(cfg *Config) (net.Listener, error) {
+	if cfg.Docker == "" {
+		return nil, nil
+	}
+	l, err := listenUnix(cfg.Docker, cfg.socketMode())
+	if err != nil {
+		return nil, fmt.Errorf("--docker-socket: %w", err)
+	}
+	return l, nil
 }
 
 // openGuard returns the guard for the configured tokens, certificates and peers.

@@ -17,6 +17,7 @@ import (
 	"github.com/forkd/forkd/internal/daemon/audit"
 	"github.com/forkd/forkd/internal/daemon/auth"
 	"github.com/forkd/forkd/internal/daemon/build"
+	"github.com/forkd/forkd/internal/daemon/docker"
 	"github.com/forkd/forkd/internal/daemon/e2b"
 	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/daemon/front"
@@ -56,6 +57,8 @@ import (
 // wired is a complete daemon, except for its sockets.
 type wired struct {
 	handler http.Handler
+	face    *face.Face
+	docker  *docker.Server // nil: not served
 	manager *sandbox.Manager
 	builder *template.Builder
 	builds  *build.Builder
@@ -175,12 +178,26 @@ func wire(ctx context.Context, cfg Config, guard *auth.Guard, kvm *kvmState) (*w
 		Missing: missing, Admission: admissionOf(cfg.Admit), NoKVM: kvm.why, MCP: mcphttp.New(cfg.Version, 0, cfg.Log),
 		Tried: counts.Tried, SSH: w.ssh.info(),
 	})
-	compatible := e2b.New(e2b.Config{Face: shared, Keys: keys, Builder: w.builder, Tags: w.tags, Domain: domain,
-		History: w.history, Traces: w.traces})
-	w.handler = fewHeaders(front.New(front.Config{Face: shared, V1: api, E2B: compatible, Hub: w.hub, Domain: domain,
-		Links: links}), shared.Audited)
+	w.handler = fewHeaders(front.New(front.Config{Face: shared, V1: api, E2B: w.openE2B(shared, keys, domain),
+		Hub: w.hub, Domain: domain, Links: links}), shared.Audited)
+	w.face = shared
 	undo.Release()
 	return w, nil
+}
+
+// openE2B returns the server of E2B's API.
+func (w *wired) openE2B(shared *face.Face, keys *auth.Keys, domain inbound.Domain) *e2b.Server {
+	return e2b.New(e2b.Config{Face: shared, Keys: keys, Builder: w.builder, Tags: w.tags, Domain: domain,
+		History: w.history, Traces: w.traces})
+}
+
+// openDocker prepares the Docker Engine API if the daemon is to serve it.
+func (w *wired) openDocker(cfg *Config) (err error) {
+	if cfg.Docker != "" {
+		w.docker, err = docker.New(docker.Config{Face: w.face, Dir: filepath.Join(cfg.StateDir, "docker"),
+			Version: cfg.Version})
+	}
+	return err
 }
 
 // startBaker returns the baker of parents, and gives it to the template builder.
@@ -427,7 +444,10 @@ func (w *wired) close(kill bool) {
 	defer w.cgroups.Close()
 	defer func() { _ = w.kvm.Close() }()
 	defer w.manager.Close(kill)
-	w.builder.Close()
+	defer w.builder.Close()
+	if w.docker != nil {
+		w.docker.Close()
+	}
 }
 
 // install writes an embedded program into dir. The parameter dir is not the run directory, because

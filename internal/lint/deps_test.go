@@ -120,6 +120,7 @@ var rooms = []room{
 			"template",
 			"v1",
 			"e2b",
+			"docker",
 			"front",
 			".",
 		},

@@ -40,6 +40,7 @@ const agentArg = "-serve-agent"
 type ready struct {
 	URL      string `json:"url"`      // on loopback
 	Socket   string `json:"socket"`   // unix:///path of a socket with the same API, which needs no token
+	Docker   string `json:"docker"`   // unix:///path of a socket with the Docker Engine API
 	Token    string `json:"token"`    // has all rights
 	Snapshot string `json:"snapshot"` // tag of an existing snapshot
 	Tmp      string `json:"tmp"`      // directory for files of tests; all sandboxes see it
@@ -121,8 +122,9 @@ func run() (err error) {
 	}
 	d.serve()
 	t.Cleanup(d.close)
-	r := ready{URL: "http://" + d.addresses[0].String(), Socket: "unix://" + d.addresses[1].String(), Token: apirig.Token,
-		Snapshot: "base", Tmp: t.TempDir(), File: rig.Parent.Kernel, Tokens: rig.TokenFile, PID: os.Getpid()}
+	r := ready{URL: "http://" + d.addresses[0].String(), Socket: "unix://" + d.addresses[1].String(),
+		Docker: "unix://" + rig.ServeDocker(t), Token: apirig.Token, Snapshot: "base", Tmp: t.TempDir(),
+		File: rig.Parent.Kernel, Tokens: rig.TokenFile, PID: os.Getpid()}
 	if err := bake(ctx, rig, r); err != nil {
 		return err
 	}

@@ -1,0 +1,120 @@
+package docker
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"slices"
+	"strings"
+
+	"github.com/forkd/forkd/internal/daemon/face"
+)
+
+// maxBody bounds a JSON body, in bytes.
+const maxBody = 1 << 20
+
+// readJSON decodes a body. An empty body leaves v unchanged.
+func readJSON(w http.ResponseWriter, r *http.Request, v any) error {
+	p, err := face.ReadBody(w, r, maxBody)
+	if err != nil || len(bytes.TrimSpace(p)) == 0 {
+		return err
+	}
+	return decode("request body", p, v)
+}
+
+func decode(what string, p []byte, v any) error {
+	err := json.Unmarshal(p, v)
+	var wrong *json.UnmarshalTypeError
+	if errors.As(err, &wrong) && wrong.Field != "" {
+		return face.BadRequest("%s: got a JSON %s", wrong.Field, wrong.Value)
+	}
+	if err != nil {
+		return face.BadRequest("%s: %s", what, strings.TrimPrefix(err.Error(), "json: "))
+	}
+	return nil
+}
+
+// words is a list of texts that clients may also send as one text.
+type words []string
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (s *words) UnmarshalJSON(p []byte) error {
+	var one string
+	if json.Unmarshal(p, &one) == nil && string(p) != "null" {
+		*s = words{one}
+		return nil
+	}
+	return json.Unmarshal(p, (*[]string)(s))
+}
+
+// onlyKnown returns an error for the first field of an object that has a value and is not one of the
+// given fields. Docker's clients send all fields, so fields without a value are accepted. Names of
+// fields are compared exactly, although encoding/json ignores their case: so a field with a value in
+// another case is refused. The parameter prefix precedes the name of a field in the error.
+func onlyKnown(prefix string, p json.RawMessage, known ...string) error {
+	if len(p) == 0 || string(p) == "null" {
+		return nil
+	}
+	var fields map[string]json.RawMessage
+	if err := decode(strings.TrimSuffix(prefix, ".")+" ", p, &fields); err != nil {
+		return err
+	}
+	var names []string
+	for name, value := range fields {
+		if !slices.Contains(known, name) && !isEmpty(value) {
+			names = append(names, name)
+		}
+	}
+	if len(names) == 0 {
+		return nil
+	}
+	slices.Sort(names)
+	return unsupported(prefix+names[0], insteadOf(names[0]))
+}
+
+// insteadOf says what to do without a field.
+func insteadOf(field string) string {
+	switch field {
+	case "Binds", "Mounts", "VolumesFrom", "Volumes", "VolumeDriver", "Tmpfs":
+		return "a container has no part of the host's file system: copy files with docker cp, or put them into the image"
+	case "Privileged", "CapDrop", "Devices", "DeviceRequests", "SecurityOpt":
+		return "a container is a virtual machine, and root has all rights in it and none on the host"
+	case "NetworkMode", "Links", "EndpointsConfig", "ExtraHosts", "Dns", "DnsSearch", "DnsOptions":
+		return "each container has a network of its own; forkd's policies decide about its connections (docs/network.md)"
+	}
+	return "omit it"
+}
+
+// isEmpty reports whether a value is null, false, 0, or an empty text, or if it is an object or a
+// list that has only such values.
+func isEmpty(p json.RawMessage) bool {
+	var v any
+	if json.Unmarshal(p, &v) != nil {
+		return false
+	}
+	return isEmptyValue(v)
+}
+
+func isEmptyValue(v any) bool {
+	switch v := v.(type) {
+	case nil:
+		return true
+	case bool:
+		return !v
+	case float64:
+		return v == 0
+	case string:
+		return v == ""
+	case []any:
+		return !slices.ContainsFunc(v, func(e any) bool { return !isEmptyValue(e) })
+	case map[string]any:
+		for _, e := range v {
+			if !isEmptyValue(e) {
+				return false
+			}
+		}
+		return true
+	}
+	return false
+}

@@ -1,0 +1,176 @@
+package docker
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+
+	"github.com/forkd/forkd/internal/atomicfile"
+	"github.com/forkd/forkd/internal/host/sandbox"
+	"github.com/forkd/forkd/internal/host/vmpool"
+)
+
+// book has the containers of this daemon, by the ids of their sandboxes. The changing part of a
+// container is stored in a file, so that a later daemon knows it.
+type book struct {
+	dir string
+
+	mu    sync.Mutex
+	all   map[string]*container
+	names map[string]string // ids of sandboxes by the names of their containers
+}
+
+// suffix ends the names of the files of containers.
+const suffix = ".json"
+
+// maxRecord bounds the file of a container, in bytes.
+const maxRecord = 64 << 10
+
+// openBook reads the files in a directory, which it makes if it is missing.
+func openBook(dir string) (*book, error) {
+	b := &book{dir: dir, all: make(map[string]*container), names: make(map[string]string)}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, err
+	}
+	if err := atomicfile.Clean(dir); err != nil {
+		return nil, err
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range entries {
+		id, ok := strings.CutSuffix(e.Name(), suffix)
+		if !ok || !vmpool.IsID(id) {
+			continue
+		}
+		c := newContainer(id)
+		if c.state, err = readState(filepath.Join(dir, e.Name())); err != nil {
+			return nil, fmt.Errorf("record of a container: %w: remove the file, and the container has no name", err)
+		}
+		c.recorded, b.all[id] = true, c
+		if c.state.Name != "" {
+			b.names[c.state.Name] = id
+		}
+	}
+	return b, nil
+}
+
+func readState(path string) (s state, err error) {
+	i, err := os.Stat(path)
+	if err == nil && i.Size() > maxRecord {
+		err = fmt.Errorf("%s has %d bytes: want at most %d", path, i.Size(), maxRecord)
+	}
+	if err != nil {
+		return s, err
+	}
+	p, err := os.ReadFile(path)
+	if err == nil {
+		err = json.Unmarshal(p, &s)
+	}
+	if err != nil {
+		return s, fmt.Errorf("%s: %w", path, err)
+	}
+	return s, nil
+}
+
+// of returns the container of a sandbox.
+func (b *book) of(i sandbox.Info) *container {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	c := b.all[i.ID]
+	if c == nil {
+		c = newContainer(i.ID)
+		b.all[i.ID] = c
+	}
+	return c
+}
+
+// list returns all containers that have been seen.
+func (b *book) list() (list []*container) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, c := range b.all {
+		list = append(list, c)
+	}
+	return list
+}
+
+// reserve takes a free name. The caller gives it to a container with setName, or calls release.
+func (b *book) reserve(name string) (release func(), err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if id, taken := b.names[name]; taken {
+		return nil, conflict("Conflict. The container name %q is already in use by container %q. "+
+			"You have to remove (or rename) that container to be able to reuse that name.", "/"+name, containerID(id))
+	}
+	b.names[name] = ""
+	return func() {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		if b.names[name] == "" {
+			delete(b.names, name)
+		}
+	}, nil
+}
+
+// setName gives a container a name that was reserved.
+func (b *book) setName(c *container, name string) error {
+	old := ""
+	err := b.change(c, func(s *state) { old, s.Name = s.Name, name })
+	if err != nil {
+		return err
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	delete(b.names, old)
+	b.names[name] = c.id
+	return nil
+}
+
+// change changes the state of a container, first in its file and then in memory.
+func (b *book) change(c *container, f func(*state)) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	next := c.state
+	f(&next)
+	p, err := json.Marshal(next)
+	if err != nil {
+		return err
+	}
+	if !c.gone {
+		if err := atomicfile.Write(filepath.Join(b.dir, c.id+suffix), p, 0o600); err != nil {
+			return err
+		}
+	}
+	c.state, c.recorded = next, true
+	c.notifyLocked()
+	return nil
+}
+
+// drop forgets a container whose sandbox has been deleted.
+func (b *book) drop(id string) error {
+	b.mu.Lock()
+	c := b.all[id]
+	delete(b.all, id)
+	if c == nil {
+		b.mu.Unlock()
+		return nil
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(b.names, c.state.Name)
+	b.mu.Unlock()
+	c.gone = true
+	c.notifyLocked()
+	c.out.end()
+	if err := os.Remove(filepath.Join(b.dir, id+suffix)); !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}

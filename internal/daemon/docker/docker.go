@@ -1,0 +1,169 @@
+// Package docker serves a part of the Docker Engine API, so that Docker's clients work with this
+// daemon: the command docker, docker-py, and programs that use them. It serves a unix socket of its
+// own, over the same sandboxes and snapshots as /v1.
+//
+// A container is a sandbox, and an image is a snapshot. Creating a container forks the snapshot. A
+// container that was created with a command runs it as the container's main process: a process of
+// the guest that this package starts, follows and stops. A container without a command has no main
+// process, and its programs are those that run in the snapshot. Sandboxes that other APIs have made
+// are such containers too.
+//
+// The package converts Docker's messages to the daemon's operations. It has no policy of its own
+// about sandboxes. It refuses each field of a request that asks for a feature that forkd lacks, and
+// the error names the field. docs/docker.md lists the differences from Docker.
+package docker
+
+import (
+	"context"
+	"net/http"
+	"sync"
+
+	"github.com/forkd/forkd/internal/daemon/audit"
+	"github.com/forkd/forkd/internal/daemon/auth"
+	"github.com/forkd/forkd/internal/daemon/face"
+	"github.com/forkd/forkd/internal/host/agentclient"
+	"github.com/forkd/forkd/internal/host/tenancy"
+)
+
+// Config configures a Server.
+type Config struct {
+	Face    *face.Face
+	Dir     string // directory for the records of containers, which only this Server uses
+	Version string
+}
+
+// Server serves the Docker Engine API.
+type Server struct {
+	Config
+	mux   *http.ServeMux
+	book  *book
+	execs *execs
+
+	life  context.Context // ends with the cause agentclient.ErrDetached when the daemon stops
+	end   context.CancelCauseFunc
+	tasks sync.WaitGroup // goroutines that follow processes and events
+}
+
+// New returns a Server. It reads the records of containers that an earlier daemon has left, and
+// follows their main processes again.
+func New(cfg Config) (*Server, error) {
+	s := &Server{Config: cfg, mux: http.NewServeMux(), execs: newExecs()}
+	var err error
+	if s.book, err = openBook(cfg.Dir); err != nil {
+		return nil, err
+	}
+	s.life, s.end = context.WithCancelCause(context.Background())
+	context.AfterFunc(cfg.Face.Stopping, func() { s.end(agentclient.ErrDetached) })
+	s.routes()
+	s.adopt()
+	s.tasks.Go(s.watch)
+	return s, nil
+}
+
+// Close stops following the processes of containers. The processes continue.
+func (s *Server) Close() {
+	s.end(agentclient.ErrDetached)
+	s.tasks.Wait()
+}
+
+// ServeHTTP implements http.Handler.
+func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	s.Face.Audited(http.HandlerFunc(s.serve)).ServeHTTP(w, r)
+}
+
+// socketRoute stands for the pattern of a route in the audit log, if a request is refused before it
+// is routed.
+const socketRoute = "Docker"
+
+func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
+	e := audit.From(r.Context())
+	e.Route = socketRoute
+	err := s.Face.CheckOrigin(r)
+	var who auth.Principal
+	if err == nil {
+		who, err = s.Face.Guard.Identify(r)
+	}
+	if e.Who = who.Who; err != nil {
+		face.LetGo(w)
+		s.fail(w, r, err)
+		return
+	}
+	describe(w.Header())
+	r = r.WithContext(auth.With(r.Context(), who))
+	if r, err = versioned(r); err != nil {
+		s.fail(w, r, err)
+		return
+	}
+	s.mux.ServeHTTP(w, r)
+}
+
+// view returns the sandboxes and snapshots that the client of a request may see.
+func (s *Server) view(r *http.Request) *tenancy.View { return s.Face.View(r.Context()) }
+
+// route is a row of the table of routes.
+type route struct {
+	pattern string
+	scope   auth.Scope // the scope that the same operation requires in /v1
+	gate    *face.Gate
+	handle  face.Handler
+}
+
+// routes registers all routes.
+func (s *Server) routes() {
+	f := s.Face
+	for _, routes := range [][]route{s.systemRoutes(f), s.containerRoutes(f), s.execRoutes(f)} {
+		for _, rt := range routes {
+			s.mux.HandleFunc(rt.pattern, func(w http.ResponseWriter, r *http.Request) {
+				audit.From(r.Context()).Route = rt.pattern
+				if err := auth.From(r.Context()).Need(rt.scope); err != nil {
+					s.fail(w, r, err)
+					return
+				}
+				r, done := f.Memory.Sharing(r)
+				defer done()
+				rt.gate.Serve(w, r, rt.handle, s.fail)
+			})
+		}
+	}
+	s.mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) { f.Reads.Serve(w, r, s.unserved, s.fail) })
+}
+
+func (s *Server) systemRoutes(f *face.Face) []route {
+	return []route{
+		{"GET /_ping", auth.Read, f.Reads, s.ping}, // a GET pattern also matches HEAD
+		{"GET /version", auth.Read, f.Reads, s.version},
+		{"GET /info", auth.Read, f.Reads, s.info},
+		{"GET /images/json", auth.Read, f.Lists, s.listImages},
+		{"GET /images/{name...}", auth.Read, f.Reads, s.image},
+	}
+}
+
+func (s *Server) containerRoutes(f *face.Face) []route {
+	return []route{
+		{"POST /containers/create", auth.Run, f.Work, s.create},
+		{"GET /containers/json", auth.Read, f.Lists, s.list},
+		{"GET /containers/{id}/json", auth.Read, f.Reads, s.inspect},
+		{"POST /containers/{id}/start", auth.Run, f.Work, s.start},
+		{"POST /containers/{id}/stop", auth.Run, f.Work, s.stop},
+		{"POST /containers/{id}/restart", auth.Run, f.Work, s.restart},
+		{"POST /containers/{id}/kill", auth.Run, f.Control, s.kill},
+		{"POST /containers/{id}/wait", auth.Read, f.Followers, s.wait},
+		{"POST /containers/{id}/pause", auth.Run, f.Work, s.pause},
+		{"POST /containers/{id}/unpause", auth.Run, f.Work, s.unpause},
+		{"POST /containers/{id}/rename", auth.Run, f.Work, s.rename},
+		{"POST /containers/{id}/update", auth.Run, f.Work, s.update},
+		{"POST /containers/{id}/resize", auth.Run, f.Control, s.resize},
+		{"DELETE /containers/{id}", auth.Run, f.Ends, s.remove},
+		{"POST /containers/{id}/attach", auth.Run, f.Guests, s.attach},
+		{"GET /containers/{id}/logs", auth.Run, f.Logs, s.logs},
+	}
+}
+
+func (s *Server) execRoutes(f *face.Face) []route {
+	return []route{
+		{"POST /containers/{id}/exec", auth.Run, f.Control, s.createExec},
+		{"POST /exec/{id}/start", auth.Run, f.Carried, s.startExec},
+		{"POST /exec/{id}/resize", auth.Run, f.Control, s.resizeExec},
+		{"GET /exec/{id}/json", auth.Run, f.Reads, s.inspectExec},
+	}
+}

@@ -1,0 +1,413 @@
+package docker
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"strings"
+	"sync"
+	"syscall"
+
+	"github.com/forkd/forkd/internal/daemon/audit"
+	"github.com/forkd/forkd/internal/daemon/face"
+	"github.com/forkd/forkd/internal/host/agentclient"
+	"github.com/forkd/forkd/internal/host/tenancy"
+)
+
+// Bounds on the execs that are kept, so that clients can ask for their exit codes.
+const (
+	maxExecs      = 4096 // of all containers
+	maxExecsOfOne = 512  // of one container
+	maxRunning    = 128  // of one container, at a time
+)
+
+// exec is a command in a container, beside the main process.
+type exec struct {
+	id  string
+	of  *container
+	req execRequest
+	cmd command
+
+	proc *process // valid once started is true
+
+	mu      sync.Mutex
+	started bool
+}
+
+// execRequest is the body of a request to create an exec.
+type execRequest struct {
+	Cmd                                     words
+	Env                                     []string
+	User, WorkingDir, DetachKeys            string
+	TTY                                     bool `json:"Tty"`
+	AttachStdin, AttachStdout, AttachStderr bool
+}
+
+// execs has the execs of all containers. They are only in memory: the next daemon does not know
+// them, but their processes continue.
+type execs struct {
+	mu    sync.Mutex
+	all   map[string]*exec
+	order []*exec // oldest first
+}
+
+func newExecs() *execs { return &execs{all: make(map[string]*exec)} }
+
+// add keeps an exec. If there are too many, the oldest ones that have ended are forgotten.
+func (x *execs) add(e *exec) error {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	own := 0
+	for _, old := range x.order {
+		if old.of == e.of {
+			own++
+		}
+	}
+	for n := 0; n < len(x.order) && (own >= maxExecsOfOne || len(x.order) >= maxExecs); {
+		old := x.order[n]
+		if (own >= maxExecsOfOne && old.of != e.of) || !old.hasEnded() {
+			n++
+			continue
+		}
+		if old.of == e.of {
+			own--
+		}
+		x.removeLocked(n)
+	}
+	if own >= maxExecsOfOne || len(x.order) >= maxExecs {
+		return face.NewError(http.StatusTooManyRequests, "too many execs that have not ended: end some of them")
+	}
+	x.all[e.id] = e
+	x.order = append(x.order, e)
+	return nil
+}
+
+func (x *execs) removeLocked(n int) {
+	delete(x.all, x.order[n].id)
+	x.order = append(x.order[:n:n], x.order[n+1:]...)
+}
+
+// ofContainer returns the execs of a container, oldest first.
+func (x *execs) ofContainer(id string) (list []*exec) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for _, e := range x.order {
+		if e.of.id == id {
+			list = append(list, e)
+		}
+	}
+	return list
+}
+
+// of returns the ids of a container's running execs.
+func (x *execs) of(id string) []string {
+	ids := []string{}
+	for _, e := range x.ofContainer(id) {
+		if p := e.process(); p != nil && !e.hasEnded() {
+			ids = append(ids, e.id)
+		}
+	}
+	return ids
+}
+
+// drop forgets the execs of a container.
+func (x *execs) drop(id string) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for n := 0; n < len(x.order); {
+		if x.order[n].of.id == id {
+			x.removeLocked(n)
+		} else {
+			n++
+		}
+	}
+}
+
+// killAll kills the running execs of a container.
+func (x *execs) killAll(id string) {
+	for _, e := range x.ofContainer(id) {
+		if p := e.process(); p != nil && !e.hasEnded() {
+			_ = p.signal(context.Background(), syscall.SIGKILL) // fails only if the process or the sandbox has ended
+		}
+	}
+}
+
+// process returns the process of an exec, or nil if the exec has not been started.
+func (e *exec) process() *process {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if !e.started {
+		return nil
+	}
+	return e.proc
+}
+
+// hasEnded reports whether an exec was started and has ended.
+func (e *exec) hasEnded() bool {
+	p := e.process()
+	if p == nil {
+		return false
+	}
+	select {
+	case <-p.ended:
+		return true
+	default:
+		return false
+	}
+}
+
+func (s *Server) createExec(w http.ResponseWriter, r *http.Request) error {
+	c, err := s.find(r)
+	if err != nil {
+		return err
+	}
+	var raw json.RawMessage
+	if err := readJSON(w, r, &raw); err != nil {
+		return err
+	}
+	if err := onlyKnown("", raw, "Cmd", "Env", "User", "WorkingDir", "DetachKeys", "Tty", "AttachStdin", "AttachStdout",
+		"AttachStderr", "Detach", "ConsoleSize", "Container"); err != nil {
+		return err
+	}
+	var req execRequest
+	if len(raw) > 0 {
+		if err := decode("request body", raw, &req); err != nil {
+			return err
+		}
+	}
+	if len(req.Cmd) == 0 || req.Cmd[0] == "" {
+		return face.BadRequest("Cmd: No exec command specified")
+	}
+	if err := checkDetachKeys(req.DetachKeys); err != nil {
+		return err
+	}
+	if err := wantRunning(&c); err != nil {
+		return err
+	}
+	sp := specOf(c.info)
+	user, err := account(req.User)
+	if err != nil {
+		return err
+	}
+	cmd := command{args: req.Cmd, env: envOf(req.Env), user: user, dir: req.WorkingDir, stdin: req.AttachStdin}
+	if cmd.user == "" {
+		cmd.user = sp.Config.User
+	}
+	if cmd.dir == "" {
+		cmd.dir = sp.Config.WorkingDir
+	}
+	e := &exec{id: newExecID(), of: c.container, req: req, cmd: cmd}
+	if err := s.execs.add(e); err != nil {
+		return err
+	}
+	return face.WriteJSON(w, r, http.StatusCreated, struct {
+		ID string `json:"Id"`
+	}{e.id})
+}
+
+func newExecID() string {
+	var b [32]byte
+	rand.Read(b[:]) // never fails
+	return hex.EncodeToString(b[:])
+}
+
+func wantRunning(c *found) error {
+	switch st := c.status(); st {
+	case running:
+		return nil
+	case paused:
+		return conflict("Container %s is paused, unpause the container before exec", containerID(c.id))
+	}
+	return conflict("container %s is not running", containerID(c.id))
+}
+
+// findExec returns the exec that a request names, if the client may see its container.
+func (s *Server) findExec(r *http.Request) (*exec, error) {
+	id := r.PathValue("id")
+	s.execs.mu.Lock()
+	e := s.execs.all[id]
+	s.execs.mu.Unlock()
+	if e == nil || s.view(r).Reach(e.of.id) != nil {
+		return nil, notFound("No such exec instance: %.100s", id)
+	}
+	audit.From(r.Context()).Sandbox = e.of.id
+	return e, nil
+}
+
+// startExec starts an exec. Unless the client detaches, the connection carries the output and the
+// input until the process ends.
+func (s *Server) startExec(w http.ResponseWriter, r *http.Request) error {
+	e, err := s.findExec(r)
+	if err != nil {
+		return err
+	}
+	var req struct {
+		Detach, Tty bool
+		ConsoleSize []int
+	}
+	if err := readJSON(w, r, &req); err != nil {
+		return err
+	}
+	var size *agentclient.Size
+	if len(req.ConsoleSize) == 2 {
+		rows, cols := req.ConsoleSize[0], req.ConsoleSize[1]
+		if rows < 0 || cols < 0 || rows > maxSide || cols > maxSide {
+			return face.BadRequest("ConsoleSize: %d by %d: want 0 to %d", rows, cols, maxSide)
+		}
+		size = &agentclient.Size{Cols: uint16(cols), Rows: uint16(rows)}
+	}
+	leave, err := s.Face.Guests.Enter(face.ClientOf(r), e.of.id) // as long as the process runs
+	if err != nil {
+		return err
+	}
+	out := newOutput(0)
+	p, err := e.start(s, out, s.view(r), size)
+	if err != nil {
+		leave()
+		return err
+	}
+	if req.Detach {
+		if err := s.begin(r.Context(), p, e.cmd, leave); err != nil {
+			return err
+		}
+		w.WriteHeader(http.StatusOK)
+		return nil
+	}
+	_, reader := out.read()
+	defer reader.close()
+	t, err := s.hijack(w, r, e.req.TTY)
+	if err != nil {
+		p.abandon(err)
+		leave()
+		return err
+	}
+	defer t.conn.Close()
+	s.carry(e, p, t, reader, leave)
+	return nil
+}
+
+// maxSide is the maximum number of rows and of columns of a terminal.
+const maxSide = 1<<16 - 1
+
+// start marks an exec as started, and returns its process, which the caller must begin or abandon.
+func (e *exec) start(s *Server, out *output, view *tenancy.View, size *agentclient.Size) (*process, error) {
+	if st, _, _ := e.of.now(); st.Status == exited {
+		return nil, conflict("container %s is not running", containerID(e.of.id))
+	}
+	now := 0
+	for _, other := range s.execs.ofContainer(e.of.id) {
+		if p := other.process(); p != nil && !other.hasEnded() {
+			now++
+		}
+	}
+	if now >= maxRunning {
+		return nil, face.NewError(http.StatusTooManyRequests, "too many execs run in this container: end some of them")
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.started {
+		return nil, conflict("Error: Exec command %s is already running", e.id)
+	}
+	e.started = true
+	e.proc = newProcess(e.of.id, view, out, e.req.TTY, size)
+	return e.proc, nil
+}
+
+// carry runs an exec over a client's connection. If the client leaves, the process continues.
+func (s *Server) carry(e *exec, p *process, t *stream, reader *reader, ended func()) {
+	ctx, cancel := t.whileConnected(s.life)
+	defer cancel()
+	if e.req.AttachStdin {
+		go func() {
+			select {
+			case <-p.running:
+			case <-ctx.Done():
+				return
+			}
+			if errors.Is(t.input(ctx, p, true), errDetached) {
+				cancel()
+			}
+		}()
+	}
+	wants := map[agentclient.Stream]bool{agentclient.Stdout: e.req.AttachStdout || e.req.TTY,
+		agentclient.Stderr: e.req.AttachStderr}
+	failed := make(chan error, 1)
+	go func() { failed <- s.begin(s.life, p, e.cmd, ended) }()
+	t.follow(ctx, reader, wants)
+	select {
+	case err := <-failed:
+		if err != nil && !errors.Is(err, agentclient.ErrDetached) {
+			text := "OCI runtime exec failed: " + strings.TrimSpace(err.Error()) + "\r\n"
+			_ = t.output(agentclient.Stdout, []byte(text)) // fails only if the client has left
+		}
+	case <-ctx.Done():
+	}
+}
+
+// abandon ends a process that was never begun.
+func (p *process) abandon(err error) {
+	p.finish(exitNotExecutable, err)
+	close(p.ended)
+}
+
+func (s *Server) resizeExec(w http.ResponseWriter, r *http.Request) error {
+	e, err := s.findExec(r)
+	if err != nil {
+		return err
+	}
+	size, err := sizeQuery(r)
+	if err != nil {
+		return err
+	}
+	p := e.process()
+	if p == nil {
+		return conflict("exec %s is not running", e.id)
+	}
+	if err := p.resize(r.Context(), size); err != nil {
+		return err
+	}
+	w.WriteHeader(http.StatusOK)
+	return nil
+}
+
+// execInspection describes an exec.
+type execInspection struct {
+	ID            string
+	Running       bool
+	ExitCode      *int // nil: the exec has not ended
+	ProcessConfig struct {
+		TTY        bool     `json:"tty"`
+		Entrypoint string   `json:"entrypoint"`
+		Arguments  []string `json:"arguments"`
+		Privileged bool     `json:"privileged"`
+		User       string   `json:"user,omitempty"`
+	}
+	OpenStdin, OpenStderr, OpenStdout, CanRemove bool
+	ContainerID                                  string
+	DetachKeys                                   string
+	Pid                                          int
+}
+
+func (s *Server) inspectExec(w http.ResponseWriter, r *http.Request) error {
+	e, err := s.findExec(r)
+	if err != nil {
+		return err
+	}
+	out := execInspection{ID: e.id, OpenStdin: e.req.AttachStdin, OpenStdout: e.req.AttachStdout,
+		OpenStderr: e.req.AttachStderr, ContainerID: containerID(e.of.id)}
+	out.ProcessConfig.TTY, out.ProcessConfig.User = e.req.TTY, e.cmd.user
+	out.ProcessConfig.Entrypoint, out.ProcessConfig.Arguments = e.cmd.args[0], append([]string{}, e.cmd.args[1:]...)
+	if p := e.process(); p != nil {
+		p.mu.Lock()
+		out.Pid = int(p.pid)
+		p.mu.Unlock()
+		if out.Running = !e.hasEnded(); !out.Running {
+			code, _ := p.end()
+			out.ExitCode = &code
+		}
+	}
+	return face.WriteJSON(w, r, http.StatusOK, out)
+}

@@ -1,0 +1,253 @@
+package docker
+
+import (
+	"net/http"
+	"regexp"
+	"strings"
+
+	"github.com/forkd/forkd/internal/daemon/face"
+	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/store"
+)
+
+// image is a snapshot in Docker's terms.
+type image struct {
+	snapshot string // tag of the snapshot
+	ID       string
+	store.Detail
+}
+
+// hub is the beginning of names that docker adds to names without a registry.
+const (
+	hub     = "docker.io/"
+	library = "library/"
+	latest  = "latest"
+)
+
+var hexID = regexp.MustCompile(`^(sha256:)?[0-9a-f]{4,64}$`)
+
+// split divides the name of an image into its repository and its tag. The default tag is "latest".
+func split(name string) (repository, tag string) {
+	name = strings.TrimPrefix(strings.TrimPrefix(name, hub), library)
+	colon := strings.LastIndexByte(name, ':')
+	if colon < 0 || strings.Contains(name[colon:], "/") {
+		return name, latest
+	}
+	return name[:colon], name[colon+1:]
+}
+
+// tagOf returns the tag of the snapshot for an image's name: NAME for NAME and NAME:latest, and
+// NAME.TAG for NAME:TAG, as with E2B's templates. It returns "" for a name that no snapshot can have,
+// such as a name with a slash.
+func tagOf(name string) string {
+	repository, tag := split(name)
+	if tag != latest {
+		repository += "." + tag
+	}
+	if snapshot.CheckTag(repository) != nil {
+		return ""
+	}
+	return repository
+}
+
+// imageOf returns the image with a name or an id. The id may be shortened.
+func (s *Server) imageOf(r *http.Request, name string) (img image, err error) {
+	if tag := tagOf(name); tag != "" {
+		if d, err := s.view(r).Snapshot(tag); err == nil {
+			return imageFrom(d), nil
+		}
+	}
+	if hexID.MatchString(name) {
+		found := 0
+		for _, i := range s.images(r) {
+			if strings.HasPrefix(i.ID, "sha256:"+strings.TrimPrefix(name, "sha256:")) {
+				img = i
+				found++
+			}
+		}
+		if found == 1 {
+			return img, nil
+		}
+		if found > 1 {
+			return img, face.BadRequest("image %s: several images have ids with this beginning", name)
+		}
+	}
+	return img, noImage(name)
+}
+
+func imageFrom(d store.Detail) image { return image{snapshot: d.Tag, ID: imageID(d.ID), Detail: d} }
+
+// images returns the images that the client of a request may see. Snapshots that exist only for
+// sandboxes or for the cache of builds are none.
+func (s *Server) images(r *http.Request) (list []image) {
+	view := s.view(r)
+	for _, i := range view.Snapshots() {
+		if i.Transient || i.Writing || snapshot.IsStepTag(i.Tag) {
+			continue
+		}
+		if d, err := view.Snapshot(i.Tag); err == nil { // otherwise it has been deleted
+			list = append(list, imageFrom(d))
+		}
+	}
+	return list
+}
+
+// names returns the names of an image.
+func (i *image) names() []string { return []string{i.snapshot + ":" + latest} }
+
+// size returns the space that an image takes on the disk in addition to the image below it.
+func (i *image) size() uint64 { return i.MemoryPhysical + i.DiskPhysical + i.StateBytes }
+
+// imageSummary describes an image in a list.
+type imageSummary struct {
+	ID          string            `json:"Id"`
+	ParentID    string            `json:"ParentId"`
+	RepoTags    []string          `json:"RepoTags"`
+	RepoDigests []string          `json:"RepoDigests"`
+	Created     int64             `json:"Created"` // seconds of Unix time
+	Size        uint64            `json:"Size"`
+	SharedSize  int64             `json:"SharedSize"` // -1: not computed
+	VirtualSize uint64            `json:"VirtualSize"`
+	Labels      map[string]string `json:"Labels"`
+	Containers  int               `json:"Containers"` // -1: not computed
+}
+
+func (s *Server) listImages(w http.ResponseWriter, r *http.Request) error {
+	wanted, err := filtersOf(r, "reference", "label", "dangling", "before", "since", "until")
+	if err != nil {
+		return err
+	}
+	for _, name := range []string{"before", "since", "until"} {
+		if len(wanted[name]) > 0 {
+			return unsupported("filter "+name, "compare the times in the list")
+		}
+	}
+	list := []imageSummary{}
+	for _, i := range s.images(r) {
+		if wanted.has("dangling", "true") || wanted.has("dangling", "1") || !wanted.reference(i.names()) ||
+			!wanted.labels(i.labels()) {
+			continue
+		}
+		list = append(list, imageSummary{ID: i.ID, RepoTags: i.names(), RepoDigests: []string{},
+			Created: i.Created.Unix(), Size: i.size(), VirtualSize: i.size(), SharedSize: -1, Labels: i.labels(),
+			Containers: -1})
+	}
+	return face.WriteJSON(w, r, http.StatusOK, list)
+}
+
+// labels returns the labels of an image, which is never nil.
+func (i *image) labels() map[string]string {
+	if i.Branch != nil && i.Branch.Labels != nil {
+		return i.Branch.Labels
+	}
+	return map[string]string{}
+}
+
+// image answers a request about one image. The path has the name, which may contain slashes, and
+// then the kind of information.
+func (s *Server) image(w http.ResponseWriter, r *http.Request) error {
+	path := r.PathValue("name")
+	slash := strings.LastIndexByte(path, '/')
+	if slash < 0 {
+		return s.unserved(w, r)
+	}
+	switch name := path[:slash]; path[slash+1:] {
+	case "json":
+		img, err := s.imageOf(r, name)
+		if err != nil {
+			return err
+		}
+		return face.WriteJSON(w, r, http.StatusOK, inspectionOf(img))
+	case "history":
+		img, err := s.imageOf(r, name)
+		if err != nil {
+			return err
+		}
+		return face.WriteJSON(w, r, http.StatusOK, s.historyOf(r, img))
+	case "get":
+		return unsupported("GET /images/"+name+"/get", "use forkd pack, which writes a snapshot to an archive")
+	}
+	return s.unserved(w, r)
+}
+
+// imageInspection describes an image in detail.
+type imageInspection struct {
+	ID           string      `json:"Id"`
+	RepoTags     []string    `json:"RepoTags"`
+	RepoDigests  []string    `json:"RepoDigests"`
+	Parent       string      `json:"Parent"`
+	Comment      string      `json:"Comment"`
+	Created      string      `json:"Created"`
+	Author       string      `json:"Author"`
+	Architecture string      `json:"Architecture"`
+	OS           string      `json:"Os"`
+	Size         uint64      `json:"Size"`
+	VirtualSize  uint64      `json:"VirtualSize"`
+	Config       imageConfig `json:"Config"`
+	GraphDriver  graphDriver `json:"GraphDriver"`
+	RootFS       rootFS      `json:"RootFS"`
+	Metadata     struct{}    `json:"Metadata"`
+}
+
+type imageConfig struct {
+	Env          []string            `json:"Env"`
+	Cmd          []string            `json:"Cmd"`
+	Entrypoint   []string            `json:"Entrypoint"`
+	User         string              `json:"User"`
+	WorkingDir   string              `json:"WorkingDir"`
+	Labels       map[string]string   `json:"Labels"`
+	ExposedPorts map[string]struct{} `json:"ExposedPorts,omitempty"`
+	Volumes      map[string]struct{} `json:"Volumes,omitempty"`
+}
+
+type graphDriver struct {
+	Name string            `json:"Name"`
+	Data map[string]string `json:"Data"`
+}
+
+type rootFS struct {
+	Type   string   `json:"Type"`
+	Layers []string `json:"Layers"`
+}
+
+// runtimeName is the name of this daemon where Docker names its runtime or its storage.
+const runtimeName = "forkd"
+
+func inspectionOf(i image) imageInspection {
+	env := []string{}
+	for name, value := range i.Guest.Env {
+		env = append(env, name+"="+value)
+	}
+	return imageInspection{ID: i.ID, RepoTags: i.names(), RepoDigests: []string{}, Created: docktime(i.Created),
+		Architecture: "amd64", OS: "linux", Size: i.size(), VirtualSize: i.size(),
+		Config:      imageConfig{Env: env, User: i.Guest.User, WorkingDir: i.Guest.Dir, Labels: i.labels()},
+		GraphDriver: graphDriver{Name: runtimeName, Data: map[string]string{}},
+		RootFS:      rootFS{Type: "layers", Layers: []string{i.ID}}}
+}
+
+// historyEntry is one snapshot from which an image comes.
+type historyEntry struct {
+	ID        string   `json:"Id"`
+	Created   int64    `json:"Created"`
+	CreatedBy string   `json:"CreatedBy"`
+	Tags      []string `json:"Tags"`
+	Size      uint64   `json:"Size"`
+	Comment   string   `json:"Comment"`
+}
+
+// historyOf returns an image and the snapshots on which it builds, latest first.
+func (s *Server) historyOf(r *http.Request, img image) []historyEntry {
+	list := []historyEntry{entryOf(img)}
+	for n := len(img.Ancestors) - 1; n >= 0; n-- {
+		d, err := s.view(r).Snapshot(img.Ancestors[n])
+		if err != nil {
+			continue
+		}
+		list = append(list, entryOf(imageFrom(d)))
+	}
+	return list
+}
+
+func entryOf(i image) historyEntry {
+	return historyEntry{ID: i.ID, Created: i.Created.Unix(), CreatedBy: runtimeName, Tags: i.names(), Size: i.size()}
+}

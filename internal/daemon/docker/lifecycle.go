@@ -1,0 +1,438 @@
+package docker
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"syscall"
+	"time"
+
+	"github.com/forkd/forkd/internal/daemon/face"
+	"github.com/forkd/forkd/internal/host/agentclient"
+	"github.com/forkd/forkd/internal/host/sandbox"
+	"github.com/forkd/forkd/internal/host/tenancy"
+)
+
+// Times of stops.
+const (
+	stopTimeout = 10        // seconds between the stop signal and SIGKILL, by default
+	maxStop     = 24 * 3600 // seconds
+	killTime    = 30 * time.Second
+
+	// After its main process has ended, a container's sandbox runs for this time, so that clients can
+	// copy its files at once. Then the sandbox is suspended and takes no memory.
+	suspendAfter = time.Minute
+)
+
+// start starts the main process of a container.
+func (s *Server) start(w http.ResponseWriter, r *http.Request) error {
+	if r.URL.Query().Get("checkpoint") != "" {
+		return unsupported("checkpoint", "create the container from an image that docker commit has made")
+	}
+	c, err := s.find(r)
+	if err != nil {
+		return err
+	}
+	unlock, err := c.lock(r.Context())
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	did, err := s.startLocked(r.Context(), s.view(r), c.container)
+	return answerChange(w, did, err)
+}
+
+// answerChange answers a request to change a container to a status. If the container had the status
+// already, Docker's answer is 304.
+func answerChange(w http.ResponseWriter, did bool, err error) error {
+	switch {
+	case err != nil:
+		return err
+	case did:
+		w.WriteHeader(http.StatusNoContent)
+	default:
+		w.WriteHeader(http.StatusNotModified)
+	}
+	return nil
+}
+
+// startLocked starts a container, and reports whether the container did not run before. The caller
+// holds the container's lock.
+func (s *Server) startLocked(ctx context.Context, view *tenancy.View, c *container) (did bool, err error) {
+	i, err := view.Sandbox(c.id)
+	if err != nil {
+		return false, noContainer(containerID(c.id))
+	}
+	st, _, _ := c.now()
+	switch statusOf(st, i) {
+	case running:
+		return false, nil
+	case paused:
+		return false, conflict("cannot start a paused container, try unpause instead")
+	}
+	c.keepRunning()
+	if i.State != sandbox.Running {
+		if i, err = view.Resume(ctx, c.id); err != nil {
+			return false, err
+		}
+	}
+	sp := specOf(i)
+	args := sp.args()
+	if len(args) == 0 {
+		if st.Status == "" {
+			return true, nil // the sandbox of another API runs again
+		}
+		return true, s.book.change(c, func(s *state) {
+			s.Status, s.ExitCode, s.Error, s.Started, s.Finished = running, 0, "", time.Now(), time.Time{}
+		})
+	}
+	return true, s.startMain(ctx, view, c, &sp, args)
+}
+
+// startMain starts the main process of a container.
+func (s *Server) startMain(ctx context.Context, view *tenancy.View, c *container, sp *spec, args []string) error {
+	c.mu.Lock()
+	if c.main == nil {
+		c.main = newProcess(c.id, view, c.out, sp.Config.TTY, nil)
+	}
+	p := c.main
+	c.mu.Unlock()
+	cmd := command{args: args, user: sp.Config.User, dir: sp.Config.WorkingDir, stdin: sp.Config.OpenStdin}
+	err := s.begin(ctx, p, cmd, func() { s.mainEnded(c, p, sp.Host.AutoRemove) })
+	if err != nil {
+		return err
+	}
+	return s.book.change(c, func(s *state) {
+		if c.main != p {
+			return // it has ended already
+		}
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		s.Status, s.PID, s.ExitCode, s.Error, s.Started, s.Finished = running, p.pid, 0, "", time.Now(), time.Time{}
+	})
+}
+
+// mainEnded records the end of a container's main process, kills the container's other processes,
+// and removes the container if its creator wanted this.
+func (s *Server) mainEnded(c *container, p *process, remove bool) {
+	code, why := p.end()
+	if errors.Is(why, agentclient.ErrDetached) {
+		return // the next daemon follows the process
+	}
+	s.execs.killAll(c.id)
+	err := s.book.change(c, func(st *state) {
+		c.main = nil
+		st.Status, st.PID, st.ExitCode, st.Finished = exited, 0, code, time.Now()
+		if st.Started.IsZero() {
+			st.Started = st.Finished
+		}
+		if st.Error = ""; why != nil {
+			st.Error = why.Error()
+		}
+	})
+	if err != nil {
+		s.Face.Log.Error("write the record of a container", "sandbox", c.id, "error", err)
+	}
+	if !remove {
+		s.suspendLater(c, p.view)
+		return
+	}
+	var gone *sandbox.NotFoundError
+	if err := p.view.Kill(c.id); err != nil && !errors.As(err, &gone) {
+		s.Face.Log.Error("remove a container that has exited", "sandbox", c.id, "error", err)
+	}
+}
+
+// suspendLater suspends the sandbox of an exited container after some time.
+func (s *Server) suspendLater(c *container, view *tenancy.View) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.suspends != nil {
+		c.suspends.Stop()
+	}
+	c.suspends = time.AfterFunc(suspendAfter, func() {
+		unlock, err := c.lock(s.life)
+		if err != nil {
+			return // the next daemon does it
+		}
+		defer unlock()
+		st, gone, _ := c.now()
+		i, err := view.Sandbox(c.id)
+		if st.Status != exited || gone || err != nil || i.State != sandbox.Running {
+			return
+		}
+		if _, err := view.SuspendTimeless(s.life, c.id); err != nil && s.life.Err() == nil {
+			s.Face.Log.Warn("an exited container still takes memory", "sandbox", c.id, "error", err)
+		}
+	})
+}
+
+// keepRunning prevents the suspension of an exited container's sandbox.
+func (c *container) keepRunning() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.suspends != nil {
+		c.suspends.Stop()
+	}
+}
+
+// stop ends the main process of a container. A container without one is suspended.
+func (s *Server) stop(w http.ResponseWriter, r *http.Request) error {
+	c, err := s.find(r)
+	if err != nil {
+		return err
+	}
+	unlock, err := c.lock(r.Context())
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	did, err := s.stopLocked(r, &c)
+	return answerChange(w, did, err)
+}
+
+// stopLocked stops a container, and reports whether it was running. The caller holds the container's
+// lock.
+func (s *Server) stopLocked(r *http.Request, c *found) (did bool, err error) {
+	sp := specOf(c.info)
+	wait := stopTimeout
+	if sp.Config.StopTimeout != nil {
+		wait = *sp.Config.StopTimeout
+	}
+	if wait, err = intQuery(r, "t", wait, -1, maxStop); err != nil {
+		return false, err
+	}
+	name := sp.Config.StopSignal
+	if asked := r.URL.Query().Get("signal"); asked != "" {
+		name = asked
+	}
+	sig := syscall.SIGTERM
+	if name != "" {
+		if sig, err = signalOf(name); err != nil {
+			return false, err
+		}
+	}
+	switch c.status() {
+	case created, exited:
+		return false, nil
+	case paused:
+		if _, err := s.view(r).Resume(r.Context(), c.id); err != nil {
+			return false, err
+		}
+	}
+	p := c.process()
+	if p == nil {
+		return true, s.stopMachine(r, c.container, 0)
+	}
+	if err := p.signal(r.Context(), sig); err != nil {
+		return false, err
+	}
+	limit := time.Duration(wait) * time.Second
+	if wait < 0 {
+		limit = maxStop * time.Second
+	}
+	if !p.endsWithin(r.Context(), limit) {
+		if err := p.signal(r.Context(), syscall.SIGKILL); err != nil {
+			return false, err
+		}
+		if !p.endsWithin(r.Context(), killTime) {
+			return false, face.NewError(http.StatusGatewayTimeout, "the main process does not end after SIGKILL")
+		}
+	}
+	return true, nil
+}
+
+// endsWithin waits for the end of a process, and reports whether it has ended.
+func (p *process) endsWithin(ctx context.Context, limit time.Duration) bool {
+	select {
+	case <-p.ended:
+		return true
+	case <-time.After(limit):
+	case <-ctx.Done():
+	}
+	return false
+}
+
+// stopMachine stops a container that has no main process: it suspends the sandbox.
+func (s *Server) stopMachine(r *http.Request, c *container, code int) error {
+	s.execs.killAll(c.id)
+	i, err := s.view(r).SuspendTimeless(r.Context(), c.id)
+	if err != nil {
+		return err
+	}
+	if sp := specOf(i); sp.Host.AutoRemove {
+		return s.view(r).Kill(c.id)
+	}
+	if !c.isOwn() {
+		c.notify()
+		return nil
+	}
+	err = s.book.change(c, func(s *state) { s.Status, s.ExitCode, s.Finished = exited, code, time.Now() })
+	c.out.end()
+	return err
+}
+
+func (s *Server) restart(w http.ResponseWriter, r *http.Request) error {
+	c, err := s.find(r)
+	if err != nil {
+		return err
+	}
+	unlock, err := c.lock(r.Context())
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if _, err := s.stopLocked(r, &c); err != nil {
+		return err
+	}
+	if _, err := s.startLocked(r.Context(), s.view(r), c.container); err != nil {
+		return err
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+// kill sends a signal to the main process. It does not wait for other operations.
+func (s *Server) kill(w http.ResponseWriter, r *http.Request) error {
+	c, err := s.find(r)
+	if err != nil {
+		return err
+	}
+	sig := syscall.SIGKILL
+	if name := r.URL.Query().Get("signal"); name != "" {
+		if sig, err = signalOf(name); err != nil {
+			return err
+		}
+	}
+	if st := c.status(); st != running {
+		return conflict("Container %s is not running", containerID(c.id))
+	}
+	switch p := c.process(); {
+	case p != nil:
+		err = p.signal(r.Context(), sig)
+		if sig == syscall.SIGKILL && err == nil {
+			p.endsWithin(r.Context(), killTime)
+		}
+	case sig == syscall.SIGKILL || sig == syscall.SIGTERM || sig == syscall.SIGINT || sig == syscall.SIGQUIT:
+		err = s.stopMachine(r, c.container, exitSignal+int(sig))
+	default:
+		err = conflict("Container %s has no main process that could receive signal %d", containerID(c.id), int(sig))
+	}
+	if err != nil {
+		return err
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+func (s *Server) pause(w http.ResponseWriter, r *http.Request) error {
+	return s.changeVM(w, r, running, "is not running", s.view(r).Pause)
+}
+
+func (s *Server) unpause(w http.ResponseWriter, r *http.Request) error {
+	return s.changeVM(w, r, paused, "is not paused", s.view(r).Resume)
+}
+
+// changeVM changes the state of a container's sandbox, if the container has the given status.
+func (s *Server) changeVM(w http.ResponseWriter, r *http.Request, want, otherwise string,
+	change func(context.Context, string) (sandbox.Info, error)) error {
+	c, err := s.find(r)
+	if err != nil {
+		return err
+	}
+	if c.status() != want {
+		return conflict("Container %s %s", containerID(c.id), otherwise)
+	}
+	if _, err := change(r.Context(), c.id); err != nil {
+		return err
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+func (s *Server) rename(w http.ResponseWriter, r *http.Request) error {
+	c, err := s.find(r)
+	if err != nil {
+		return err
+	}
+	name, err := nameQuery(r)
+	if err != nil {
+		return err
+	}
+	if name == "" {
+		return face.BadRequest("name: missing: want the new name")
+	}
+	release, err := s.book.reserve(name)
+	if err != nil {
+		return err
+	}
+	defer release()
+	if err := s.book.setName(c.container, name); err != nil {
+		return err
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+// remove deletes a container with its sandbox.
+func (s *Server) remove(w http.ResponseWriter, r *http.Request) error {
+	c, err := s.find(r)
+	if err != nil {
+		return err
+	}
+	if boolQuery(r, "link") {
+		return unsupported("link", insteadOf("Links"))
+	}
+	if st := c.status(); (st == running || st == paused) && !boolQuery(r, "force") {
+		return conflict("cannot remove container %q: container is %s: stop the container before removing or force remove",
+			"/"+c.name(), st)
+	}
+	if err := s.view(r).Kill(c.id); err != nil {
+		return err
+	}
+	if err := s.book.drop(c.id); err != nil {
+		s.Face.Log.Error("remove the record of a container", "sandbox", c.id, "error", err)
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+// update changes the limits of a container.
+func (s *Server) update(w http.ResponseWriter, r *http.Request) error {
+	c, err := s.find(r)
+	if err != nil {
+		return err
+	}
+	h, err := readUpdate(w, r)
+	if err != nil {
+		return err
+	}
+	limits, err := limitsOf(&h, c.info.Limits)
+	if err != nil {
+		return err
+	}
+	if _, err := s.view(r).SetLimits(r.Context(), c.id, limits); err != nil {
+		return err
+	}
+	return face.WriteJSON(w, r, http.StatusOK, struct{ Warnings []string }{[]string{}})
+}
+
+func (s *Server) resize(w http.ResponseWriter, r *http.Request) error {
+	c, err := s.find(r)
+	if err != nil {
+		return err
+	}
+	size, err := sizeQuery(r)
+	if err != nil {
+		return err
+	}
+	p := c.process()
+	if p == nil {
+		return conflict("Container %s is not running", containerID(c.id))
+	}
+	if err := p.resize(r.Context(), size); err != nil {
+		return err
+	}
+	w.WriteHeader(http.StatusOK)
+	return nil
+}

@@ -1,0 +1,142 @@
+package docker
+
+import (
+	"bytes"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/forkd/forkd/internal/host/agentclient"
+)
+
+// Bounds on the output of a process that is kept for later readers, in bytes.
+const (
+	maxLog   = 1 << 20 // of a container's main process
+	maxLine  = 16 << 10
+	perEntry = 64 // approximate size of an entry without its text
+)
+
+// entry is a line of output, or a part of a line that is longer than maxLine.
+type entry struct {
+	from agentclient.Stream
+	at   time.Time
+	text []byte
+}
+
+func (e *entry) isComplete() bool {
+	return len(e.text) >= maxLine || bytes.HasSuffix(e.text, []byte("\n"))
+}
+
+// output passes the output of a process to its readers, and keeps the end of it. The process waits
+// for a reader that is slow, until the reader's connection is closed.
+type output struct {
+	limit int // bytes to keep
+
+	mu      sync.Mutex
+	entries []entry // oldest first
+	size    int     // bytes of entries
+	readers map[*reader]bool
+	ended   chan struct{} // closed and replaced when the process has ended
+}
+
+func newOutput(limit int) *output {
+	return &output{limit: limit, readers: make(map[*reader]bool), ended: make(chan struct{})}
+}
+
+// chunk is a piece of output as it arrived.
+type chunk struct {
+	from agentclient.Stream
+	at   time.Time
+	text []byte
+}
+
+// reader receives output until the process ends, or until close is called.
+type reader struct {
+	of     *output
+	chunks chan chunk
+	ended  <-chan struct{} // closed when the process has ended; all chunks have then been received
+	gone   chan struct{}
+}
+
+// read returns the kept output, and a reader of the later output. Together they have no gap.
+func (o *output) read() ([]entry, *reader) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	r := &reader{of: o, chunks: make(chan chunk), ended: o.ended, gone: make(chan struct{})}
+	o.readers[r] = true
+	kept := make([]entry, len(o.entries))
+	for n, e := range o.entries {
+		kept[n] = entry{e.from, e.at, bytes.Clone(e.text)} // the last entries may still grow
+	}
+	return kept, r
+}
+
+func (r *reader) close() {
+	r.of.mu.Lock()
+	defer r.of.mu.Unlock()
+	if r.of.readers[r] {
+		delete(r.of.readers, r)
+		close(r.gone)
+	}
+}
+
+// write passes output to the readers, and waits until they have received it.
+func (o *output) write(from agentclient.Stream, p []byte) {
+	c := chunk{from, time.Now(), bytes.Clone(p)}
+	o.mu.Lock()
+	if o.limit > 0 {
+		o.keepLocked(c)
+	}
+	list := make([]*reader, 0, len(o.readers))
+	for r := range o.readers {
+		list = append(list, r)
+	}
+	o.mu.Unlock()
+	for _, r := range list {
+		select {
+		case r.chunks <- c:
+		case <-r.gone:
+		}
+	}
+}
+
+// keepLocked adds output to the entries, and drops the oldest entries.
+func (o *output) keepLocked(c chunk) {
+	for rest := c.text; len(rest) > 0; {
+		var last *entry
+		for n := len(o.entries) - 1; n >= 0 && n >= len(o.entries)-2 && last == nil; n-- {
+			if o.entries[n].from == c.from && !o.entries[n].isComplete() {
+				last = &o.entries[n]
+			}
+		}
+		if last == nil {
+			o.entries = append(o.entries, entry{from: c.from, at: c.at})
+			o.size += perEntry
+			last = &o.entries[len(o.entries)-1]
+		}
+		line := rest
+		if n := bytes.IndexByte(rest, '\n'); n >= 0 {
+			line = rest[:n+1]
+		}
+		line = line[:min(len(line), maxLine-len(last.text))]
+		last.text = append(last.text, line...)
+		o.size += len(line)
+		rest = rest[len(line):]
+	}
+	if o.size <= o.limit {
+		return
+	}
+	drop := 0
+	for ; o.size > o.limit*3/4 && drop < len(o.entries)-1; drop++ { // more than needed, so that this happens rarely
+		o.size -= perEntry + len(o.entries[drop].text)
+	}
+	o.entries = slices.Delete(o.entries, 0, drop)
+}
+
+// end tells the readers that the process has ended.
+func (o *output) end() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	close(o.ended)
+	o.ended = make(chan struct{})
+}

@@ -1,0 +1,100 @@
+package docker
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/forkd/forkd/internal/host/agentclient"
+)
+
+func TestOutputKeepsItsEnd(t *testing.T) {
+	const most = 64 << 10
+	o := newOutput(most)
+	for i := range 10_000 {
+		o.write(agentclient.Stdout, fmt.Appendf(nil, "line %d\n", i))
+		if o.size > most {
+			t.Fatalf("%d bytes are kept", o.size)
+		}
+	}
+	o.write(agentclient.Stdout, []byte(strings.Repeat("x", 2*maxLine)+"\n"))
+	kept, r := o.read()
+	r.close()
+	text := ""
+	for _, e := range kept {
+		if len(e.text) > maxLine {
+			t.Errorf("an entry has %d bytes", len(e.text))
+		}
+		text += string(e.text)
+	}
+	if !strings.HasSuffix(text, strings.Repeat("x", 2*maxLine)+"\n") || strings.Contains(text, "line 1\n") {
+		t.Errorf("%.100q…", text)
+	}
+}
+
+// Parts of lines of both streams become whole lines.
+func TestOutputJoinsLines(t *testing.T) {
+	o := newOutput(maxLog)
+	o.write(agentclient.Stdout, []byte("a"))
+	o.write(agentclient.Stderr, []byte("x"))
+	o.write(agentclient.Stdout, []byte("b\nc"))
+	o.write(agentclient.Stderr, []byte("y\n"))
+	kept, r := o.read()
+	defer r.close()
+	text := ""
+	for _, e := range kept {
+		text += fmt.Sprintf("%d%q ", e.from, e.text)
+	}
+	if text != `1"ab\n" 2"xy\n" 1"c" ` {
+		t.Error(text)
+	}
+}
+
+func TestReaderThatLeaves(t *testing.T) {
+	o := newOutput(0)
+	_, r := o.read()
+	wrote := make(chan bool)
+	go func() {
+		o.write(agentclient.Stdout, []byte("x"))
+		close(wrote)
+	}()
+	r.close() // the writer may wait for the reader
+	<-wrote
+	r.close()
+	o.end()
+	<-r.ended
+}
+
+func TestDetachKeys(t *testing.T) {
+	k := detachKeys{on: true}
+	text := ""
+	for _, p := range []string{"a\x10", "b\x10\x10", "\x10c", "\x10"} {
+		out, left := k.filter([]byte(p))
+		if text += string(out); left {
+			t.Fatalf("%q detaches", p)
+		}
+	}
+	if text != "a\x10b\x10\x10\x10c" {
+		t.Errorf("%q", text)
+	}
+	if out, left := k.filter([]byte("\x11z")); !left || len(out) != 0 {
+		t.Errorf("%q %t", out, left)
+	}
+	off := detachKeys{}
+	if out, left := off.filter([]byte("\x10\x11")); left || len(out) != 2 {
+		t.Errorf("%q %t", out, left)
+	}
+}
+
+func TestSplit(t *testing.T) {
+	for name, want := range map[string][3]string{
+		"a": {"a", "latest", "a"}, "a:1": {"a", "1", "a.1"}, "docker.io/library/a:1": {"a", "1", "a.1"},
+		"x/a": {"x/a", "latest", ""}, "host:5000/a": {"host:5000/a", "latest", ""}, "host:5000/a:2": {"host:5000/a", "2", ""},
+		"": {"", "latest", ""}, "..": {"..", "latest", ""},
+	} {
+		repository, tag := split(name)
+		if got := [3]string{repository, tag, tagOf(name)}; got != want {
+			t.Errorf("%q: %q, want %q", name, got, want)
+		}
+	}
+}

@@ -1,0 +1,307 @@
+package docker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/daemon/face"
+	"github.com/forkd/forkd/internal/host/agentclient"
+	"github.com/forkd/forkd/internal/host/sandbox"
+	"github.com/forkd/forkd/internal/host/tenancy"
+)
+
+// Exit codes that Docker reports for processes that did not exit by themselves.
+const (
+	exitNotExecutable = 126
+	exitNotFound      = 127
+	exitUnknown       = 255
+	exitSignal        = 128 // plus the number of the signal
+)
+
+// Time limits.
+const (
+	maxStart   = time.Minute // until a process of the guest runs
+	controlFor = 30 * time.Second
+	reattach   = 2 * time.Second // interval of attempts to reach a process whose sandbox does not run
+)
+
+// process is a process of a guest that this package follows: the main process of a container, or an
+// exec.
+type process struct {
+	sandbox string
+	view    *tenancy.View
+	out     *output
+	tty     bool
+
+	running chan struct{} // closed when the process runs, or could not be started
+	ended   chan struct{} // closed when the process has ended; then the fields code and err do not change
+
+	mu   sync.Mutex
+	size *agentclient.Size // of the terminal; nil: there is none, or its size is the guest's choice
+	pid  uint32            // 0: the process does not run
+	code int
+	err  error // why the process could not be started or followed
+
+	notStarted error // why the process could not be started
+}
+
+func newProcess(id string, view *tenancy.View, out *output, tty bool, size *agentclient.Size) *process {
+	return &process{sandbox: id, view: view, out: out, tty: tty, size: size, running: make(chan struct{}),
+		ended: make(chan struct{})}
+}
+
+// command is what a process runs.
+type command struct {
+	args      []string
+	env       map[string]string
+	user, dir string
+	stdin     bool
+}
+
+// begin starts a process and follows it in a goroutine. The function ended is called at the end of
+// the process, before p.ended is closed. begin returns when the process runs, or with the reason why
+// it could not be started.
+func (s *Server) begin(ctx context.Context, p *process, cmd command, ended func()) error {
+	s.tasks.Go(func() {
+		p.finish(s.run(p, cmd))
+		ended()
+		close(p.ended)
+		p.out.end()
+	})
+	select {
+	case <-p.running:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.notStarted
+}
+
+// follow follows a process that runs already, until it ends.
+func (s *Server) follow(p *process, pid uint32, ended func()) {
+	p.started(pid)
+	s.tasks.Go(func() {
+		p.finish(s.attachTo(p))
+		ended()
+		close(p.ended)
+		p.out.end()
+	})
+}
+
+func (p *process) started(pid uint32) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.pid = pid; pid != 0 {
+		close(p.running)
+	}
+}
+
+// finish records how the process has ended.
+func (p *process) finish(code int, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.code, p.err = code, err
+	if p.pid == 0 {
+		p.notStarted = err
+		close(p.running)
+	}
+	p.pid = 0
+}
+
+// end returns the exit code of a process that has ended.
+func (p *process) end() (code int, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.code, p.err
+}
+
+// run runs a command until it ends.
+func (s *Server) run(p *process, cmd command) (code int, err error) {
+	req := agentclient.ExecRequest{Args: cmd.args, Env: cmd.env, User: cmd.user, Cwd: cmd.dir, OpenStdin: cmd.stdin,
+		Started: func(ap *agentclient.Process) error {
+			p.started(ap.PID)
+			return nil
+		}}
+	if p.tty {
+		p.mu.Lock()
+		req.Terminal = p.size
+		p.mu.Unlock()
+		if req.Terminal == nil {
+			req.Terminal = &agentclient.Size{}
+		}
+	}
+	var res agentclient.ExecResult
+	err = p.view.Use(s.life, p.sandbox, "exec in", func(ctx context.Context, dial agentclient.DialFunc) (err error) {
+		if cmd.dir != "" {
+			if err := makeDir(ctx, agentclient.New(dial), cmd); err != nil {
+				return err
+			}
+		}
+		res, err = agentclient.New(dial).ExecStream(ctx, req, p.sink)
+		return err
+	})
+	if err != nil && p.isRunning() {
+		return s.attachTo(p)
+	}
+	return p.result(cmd.args, res, err)
+}
+
+// makeDir makes the directory in which a command starts, as Docker does.
+func makeDir(ctx context.Context, guest *agentclient.Client, cmd command) error {
+	_, err := guest.MakeDir(ctx, cmd.dir, cmd.user)
+	var failed *agentclient.Error
+	if errors.As(err, &failed) && failed.Code == agentclient.CodeExists {
+		return nil
+	}
+	return err
+}
+
+func (p *process) sink(from agentclient.Stream, text []byte) error {
+	p.out.write(from, text)
+	return nil
+}
+
+func (p *process) isRunning() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.pid != 0
+}
+
+// attachTo follows a running process until it ends. The sandbox may be suspended and resumed
+// meanwhile.
+func (s *Server) attachTo(p *process) (code int, err error) {
+	p.mu.Lock()
+	pid := p.pid
+	p.mu.Unlock()
+	for {
+		var res agentclient.ExecResult
+		err := p.view.Use(s.life, p.sandbox, "follow a process of", func(ctx context.Context,
+			dial agentclient.DialFunc) (err error) {
+			res, err = agentclient.New(dial).Attach(ctx, pid, nil, p.sink)
+			return err
+		})
+		var lost *agentclient.Error
+		switch {
+		case err == nil:
+			return p.result(nil, res, nil)
+		case errors.As(err, &lost) && lost.Code == agentclient.CodeNotFound:
+			return exitUnknown, errors.New("the process ended while the daemon did not follow it, so its exit code is unknown")
+		case s.life.Err() != nil:
+			return exitUnknown, agentclient.ErrDetached
+		}
+		if i, gone := p.view.Sandbox(p.sandbox); gone != nil || i.State == sandbox.Exited || i.State == sandbox.Stopping {
+			return exitSignal + int(syscall.SIGKILL), fmt.Errorf("the container's virtual machine has ended: %w", err)
+		}
+		select {
+		case <-time.After(reattach):
+		case <-s.life.Done():
+		}
+	}
+}
+
+// result returns the exit code of a command as Docker reports it. The error says why the command was
+// not started. Docker's client derives its own exit code from the words of this error.
+func (p *process) result(args []string, res agentclient.ExecResult, err error) (int, error) {
+	if err != nil {
+		return exitNotFound, err
+	}
+	switch res.Outcome {
+	case agentclient.Exited:
+		return res.ExitCode, nil
+	case agentclient.NotFound:
+		return exitNotFound, face.BadRequest("exec: %q: executable file not found in $PATH: unknown", first(args))
+	case agentclient.NotExecutable:
+		return exitNotExecutable, face.BadRequest("exec: %q: permission denied: unknown", first(args))
+	}
+	if res.Signal == 0 { // killed by a signal that this host does not know
+		return exitSignal + int(syscall.SIGKILL), nil
+	}
+	return exitSignal + int(res.Signal), nil
+}
+
+func first(args []string) string {
+	if len(args) == 0 {
+		return ""
+	}
+	return args[0]
+}
+
+// use calls f with the process in the guest. If the process does not run, use does nothing.
+func (p *process) use(ctx context.Context, f func(context.Context, *agentclient.Process) error) error {
+	p.mu.Lock()
+	pid := p.pid
+	p.mu.Unlock()
+	if pid == 0 {
+		return nil
+	}
+	return p.view.Use(ctx, p.sandbox, "reach a process of", func(ctx context.Context, dial agentclient.DialFunc) error {
+		return f(ctx, agentclient.New(dial).Process(pid))
+	})
+}
+
+// signal sends a signal to the process and its process group. A process that has ended is no error.
+func (p *process) signal(ctx context.Context, sig syscall.Signal) error {
+	ctx, cancel := context.WithTimeout(ctx, controlFor)
+	defer cancel()
+	err := p.use(ctx, func(ctx context.Context, ap *agentclient.Process) error { return ap.Signal(ctx, sig) })
+	return unlessEnded(err)
+}
+
+// unlessEnded returns nil for an error that says that the process has ended.
+func unlessEnded(err error) error {
+	var ended *agentclient.Error
+	if errors.As(err, &ended) && ended.Code == agentclient.CodeNotFound {
+		return nil
+	}
+	return err
+}
+
+// resize changes the size of the terminal, or of the terminal that the process will get.
+func (p *process) resize(ctx context.Context, size agentclient.Size) error {
+	if !p.tty {
+		return nil
+	}
+	p.mu.Lock()
+	p.size = &size
+	p.mu.Unlock()
+	ctx, cancel := context.WithTimeout(ctx, controlFor)
+	defer cancel()
+	err := p.use(ctx, func(ctx context.Context, ap *agentclient.Process) error { return ap.Resize(ctx, size) })
+	return unlessEnded(err)
+}
+
+// signalOf parses a signal: a number, or a name with or without SIG.
+func signalOf(text string) (syscall.Signal, error) {
+	name := strings.ToUpper(text)
+	if sig := unix.SignalNum("SIG" + strings.TrimPrefix(name, "SIG")); sig != 0 {
+		return sig, nil
+	}
+	if n, err := strconv.Atoi(text); err == nil && n > 0 && n <= maxSignal {
+		return syscall.Signal(n), nil
+	}
+	return 0, face.BadRequest("invalid signal: %.100q: want a name such as SIGTERM, or a number", text)
+}
+
+// maxSignal is the highest signal of Linux.
+const maxSignal = 64
+
+// sizeQuery returns the size of a terminal in the query of a request.
+func sizeQuery(r *http.Request) (size agentclient.Size, err error) {
+	rows, err := intQuery(r, "h", 0, 0, math.MaxUint16)
+	if err != nil {
+		return size, err
+	}
+	cols, err := intQuery(r, "w", 0, 0, math.MaxUint16)
+	return agentclient.Size{Cols: uint16(cols), Rows: uint16(rows)}, err
+}

@@ -1,0 +1,150 @@
+package docker
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"time"
+
+	"github.com/forkd/forkd/internal/daemon/face"
+	"github.com/forkd/forkd/internal/host/event"
+	"github.com/forkd/forkd/internal/host/owner"
+	"github.com/forkd/forkd/internal/host/sandbox"
+)
+
+// waitResult is the end of a container, for the client that waits for it.
+type waitResult struct {
+	StatusCode int
+	Error      *struct{ Message string } `json:",omitempty"`
+}
+
+// wait answers when a container has exited or is removed. Docker's client sends this request before
+// it starts the container, and needs the beginning of the answer first.
+func (s *Server) wait(w http.ResponseWriter, r *http.Request) error {
+	c, err := s.find(r)
+	if err != nil {
+		return err
+	}
+	condition := r.URL.Query().Get("condition")
+	switch condition {
+	case "", "not-running", "next-exit", "removed":
+	default:
+		return face.BadRequest("condition: %.100q: want not-running, next-exit or removed", condition)
+	}
+	before, _, _ := c.now()
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(http.StatusOK)
+	rc := http.NewResponseController(w)
+	if rc.Flush() != nil {
+		return nil
+	}
+	ctx, cancel := face.WhileConnected(r.Context())
+	defer cancel()
+	defer context.AfterFunc(s.life, cancel)()
+	code, err := s.waitFor(ctx, &c, condition, before)
+	if err != nil {
+		panic(http.ErrAbortHandler) // the client has left, or must not take the daemon's stop for the container's end
+	}
+	_ = rc.SetWriteDeadline(time.Now().Add(s.Face.Limits.Stall)) // fails only in tests
+	_ = json.NewEncoder(w).Encode(waitResult{StatusCode: code})  // fails only if the client has left
+	return nil
+}
+
+// waitFor waits for the end of a container, and returns its exit code. The parameter before is the
+// container's state at the time of the request.
+func (s *Server) waitFor(ctx context.Context, c *found, condition string, before state) (int, error) {
+	view := s.Face.View(ctx)
+	for {
+		st, gone, changed := c.now()
+		i, err := view.Sandbox(c.id)
+		var missing *sandbox.NotFoundError
+		if errors.As(err, &missing) {
+			gone = true
+		}
+		ends := statusOf(st, i) == exited
+		switch condition {
+		case "removed":
+			ends = false
+		case "next-exit":
+			ends = ends && !st.Finished.Equal(before.Finished)
+		case "", "not-running":
+			ends = ends || statusOf(st, i) == created
+		}
+		if gone || ends {
+			return st.ExitCode, nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return 0, context.Cause(ctx)
+		}
+	}
+}
+
+// watch follows the events of sandboxes: it forgets the containers of deleted sandboxes, and wakes
+// the clients that wait for a container.
+func (s *Server) watch() {
+	events := s.Face.Host.For(owner.Owner{Name: owner.Anyone}).Events("")
+	for {
+		e, missed, err := events.Next(s.life)
+		switch {
+		case err != nil:
+			return // the daemon stops
+		case missed:
+			s.sweep()
+		case e.Kind == event.SandboxDeleted:
+			s.forget(e.Sandbox)
+		case e.Sandbox != "":
+			for _, c := range s.book.list() {
+				if c.id == e.Sandbox {
+					c.notify()
+				}
+			}
+		}
+	}
+}
+
+func (s *Server) forget(id string) {
+	s.execs.drop(id)
+	if err := s.book.drop(id); err != nil {
+		s.Face.Log.Error("remove the record of a container", "sandbox", id, "error", err)
+	}
+}
+
+// sweep forgets the containers whose sandboxes do not exist.
+func (s *Server) sweep() {
+	have := map[string]bool{}
+	for _, i := range s.Face.Host.For(owner.Owner{Name: owner.Anyone}).Sandboxes() {
+		have[i.ID] = true
+	}
+	for _, c := range s.book.list() {
+		if !have[c.id] {
+			s.forget(c.id)
+		}
+		c.notify()
+	}
+}
+
+// adopt takes over the containers of an earlier daemon: it follows their main processes, and
+// suspends the sandboxes of those that have exited.
+func (s *Server) adopt() {
+	s.sweep()
+	for _, c := range s.book.list() {
+		st, _, _ := c.now()
+		view := s.Face.Host.For(owner.Owner{Name: owner.Anyone})
+		i, err := view.Sandbox(c.id)
+		if err != nil {
+			continue
+		}
+		sp := specOf(i)
+		switch {
+		case st.Status == exited && len(sp.args()) > 0:
+			s.suspendLater(c, view)
+		case st.Status == running && st.PID != 0:
+			p := newProcess(c.id, view, c.out, sp.Config.TTY, nil)
+			c.main = p
+			s.follow(p, st.PID, func() { s.mainEnded(c, p, sp.Host.AutoRemove) })
+		}
+	}
+}
