@@ -156,6 +156,10 @@ func (s *Server) containerRoutes(f *face.Face) []route {
 		{"DELETE /containers/{id}", auth.Run, f.Ends, s.remove},
 		{"POST /containers/{id}/attach", auth.Run, f.Guests, s.attach},
 		{"GET /containers/{id}/logs", auth.Run, f.Logs, s.logs},
+		{"GET /containers/{id}/archive", auth.Run, f.Guests, s.readArchive}, // also HEAD
+		{"PUT /containers/{id}/archive", auth.Run, f.Guests, s.writeArchive},
+		{"GET /containers/{id}/stats", auth.Read, f.Followers, s.stats},
+		{"GET /containers/{id}/top", auth.Run, f.Guests, s.top},
 	}
 }
 

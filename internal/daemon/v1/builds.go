@@ -39,10 +39,10 @@ func (a *api) build(w http.ResponseWriter, r *http.Request) error {
 	if err := a.NoKVM(); err != nil {
 		return err
 	}
-	move := newTransfer(r.Context(), w, a.Face.Limits.Stall)
+	move := face.NewTransfer(r.Context(), w, a.Face.Limits.Stall)
 	req, files, err := a.readBuild(r.Context(),
-		treetar.NewReader(fromClient{move, http.MaxBytesReader(w, r.Body, maxBuildArchive)}))
-	if err := move.end(err); err != nil {
+		treetar.NewReader(move.From(http.MaxBytesReader(w, r.Body, maxBuildArchive))))
+	if err := move.End(err); err != nil {
 		return err
 	}
 	defer func() {

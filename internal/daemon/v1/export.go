@@ -23,18 +23,18 @@ func (a *api) export(w http.ResponseWriter, r *http.Request) error {
 	}
 	ask.Partial = req.Partial
 	out := &started{ResponseWriter: w}
-	var move *transfer
+	var move *face.Transfer
 	err = a.view(r).Export(r.Context(), a.Differ, ask, func(from string) io.Writer {
 		e := audit.From(r.Context())
 		if e.From = from; vmpool.IsID(req.To) {
 			e.Sandbox = req.To
 		}
 		w.Header().Set("Content-Type", apiv1.Tar)
-		move = newTransfer(r.Context(), w, a.Face.Limits.Stall)
-		return toClient{move, out}
+		move = face.NewTransfer(r.Context(), w, a.Face.Limits.Stall)
+		return move.To(out)
 	})
 	if move != nil {
-		err = move.end(err)
+		err = move.End(err)
 	}
 	if err != nil && out.begun {
 		a.Face.Abort(r, err)

@@ -49,17 +49,17 @@ func (a *api) download(w http.ResponseWriter, r *http.Request, contentType, op s
 	}
 	out := &started{ResponseWriter: w}
 	w.Header().Set("Content-Type", contentType)
-	move := newTransfer(r.Context(), w, a.Face.Limits.Stall)
-	err = a.onGuest(move.ctx, r, op, func(ctx context.Context, guest *agentclient.Client) error {
+	move := face.NewTransfer(r.Context(), w, a.Face.Limits.Stall)
+	err = a.onGuest(move.Context(), r, op, func(ctx context.Context, guest *agentclient.Client) error {
 		content, err := open(guest, ctx, path, user)
 		if err != nil {
 			return err
 		}
 		defer content.Close()
-		_, err = io.Copy(toClient{move, out}, content)
+		_, err = io.Copy(move.To(out), content)
 		return err
 	})
-	err = move.end(err)
+	err = move.End(err)
 	if err != nil && out.begun {
 		a.Face.Abort(r, err)
 	}
@@ -83,11 +83,11 @@ func (a *api) upload(w http.ResponseWriter, r *http.Request, limit int64, op str
 		return err
 	}
 	body := http.MaxBytesReader(w, r.Body, limit)
-	move := newTransfer(r.Context(), w, a.Face.Limits.Stall)
-	err = a.onGuest(move.ctx, r, op, func(ctx context.Context, guest *agentclient.Client) error {
-		return write(guest, ctx, path, user, fromClient{move, body})
+	move := face.NewTransfer(r.Context(), w, a.Face.Limits.Stall)
+	err = a.onGuest(move.Context(), r, op, func(ctx context.Context, guest *agentclient.Client) error {
+		return write(guest, ctx, path, user, move.From(body))
 	})
-	if err := move.end(err); err != nil {
+	if err := move.End(err); err != nil {
 		return face.Sending(err)
 	}
 	w.WriteHeader(http.StatusNoContent)

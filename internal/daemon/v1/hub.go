@@ -29,8 +29,8 @@ func (a *api) packSnapshot(w http.ResponseWriter, r *http.Request) error {
 	}
 	defer p.Close()
 	w.Header().Set("Content-Type", apiv1.Tar)
-	move := newTransfer(r.Context(), w, a.Face.Limits.Stall)
-	if err := move.end(p.WriteArchive(toClient{move, w})); err != nil {
+	move := face.NewTransfer(r.Context(), w, a.Face.Limits.Stall)
+	if err := move.End(p.WriteArchive(move.To(w))); err != nil {
 		a.Face.Abort(r, err)
 	}
 	return nil
@@ -51,10 +51,10 @@ func (a *api) unpackSnapshot(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return face.Sending(err)
 	}
-	move := newTransfer(r.Context(), w, a.Face.Limits.Stall)
-	came, err := a.Hub.Receive(move.ctx, fromClient{move, http.MaxBytesReader(w, r.Body, maxArchive)}, policy,
+	move := face.NewTransfer(r.Context(), w, a.Face.Limits.Stall)
+	came, err := a.Hub.Receive(move.Context(), move.From(http.MaxBytesReader(w, r.Body, maxArchive)), policy,
 		[]byte(signature))
-	if err := move.end(err); err != nil {
+	if err := move.End(err); err != nil {
 		return face.Sending(orTooMany(err))
 	}
 	defer came.Close()

@@ -56,11 +56,11 @@ func (a *api) fillImage(w http.ResponseWriter, r *http.Request) error {
 	defer req.Disk.Close()
 	body := http.MaxBytesReader(w, r.Body, maxImage)
 	req.Stream = func(ctx context.Context, out io.Writer) error {
-		move := newTransfer(ctx, w, a.Face.Limits.Stall)
+		move := face.NewTransfer(ctx, w, a.Face.Limits.Stall)
 		late := make(chan struct{})
 		stop := context.AfterFunc(ctx, func() {
 			defer close(late)
-			_ = move.rc.SetReadDeadline(time.Unix(1, 0)) // stops reading, because the rest of the body is not needed
+			move.StopReading()
 		})
 		defer func() {
 			if !stop() { // the deadline was set or soon will be, so no other request may use this connection
@@ -68,8 +68,8 @@ func (a *api) fillImage(w http.ResponseWriter, r *http.Request) error {
 				w.Header().Set("Connection", "close")
 			}
 		}()
-		_, err := io.Copy(out, fromClient{move, body})
-		return move.end(err)
+		_, err := io.Copy(out, move.From(body))
+		return move.End(err)
 	}
 	err = a.Images.Filler.Fill(ctx, req)
 	leave()
@@ -77,8 +77,8 @@ func (a *api) fillImage(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	w.Header().Set("Content-Type", "application/octet-stream")
-	move := newTransfer(r.Context(), w, a.Face.Limits.Stall)
-	if err := move.end(imageproto.WriteDisk(toClient{move, w}, req.Disk, req.Size)); err != nil {
+	move := face.NewTransfer(r.Context(), w, a.Face.Limits.Stall)
+	if err := move.End(imageproto.WriteDisk(move.To(w), req.Disk, req.Size)); err != nil {
 		a.Face.Abort(r, err)
 	}
 	return nil

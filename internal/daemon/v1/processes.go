@@ -111,10 +111,10 @@ func (a *api) processStdin(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	t := newTransfer(r.Context(), w, a.Face.Limits.Stall)
-	err = a.onGuest(t.ctx, r, "reach a process of", func(ctx context.Context, guest *agentclient.Client) error {
+	t := face.NewTransfer(r.Context(), w, a.Face.Limits.Stall)
+	err = a.onGuest(t.Context(), r, "reach a process of", func(ctx context.Context, guest *agentclient.Client) error {
 		p := guest.Process(pid)
-		if err := feed(ctx, p, fromClient{t, r.Body}, t.moved); err != nil || !last {
+		if err := feed(ctx, p, t.From(r.Body), t.Moved); err != nil || !last {
 			return err
 		}
 		err := p.CloseStdin(ctx)
@@ -125,7 +125,7 @@ func (a *api) processStdin(w http.ResponseWriter, r *http.Request) error {
 		}
 		return err
 	})
-	if err = t.end(err); err != nil {
+	if err = t.End(err); err != nil {
 		return err
 	}
 	w.WriteHeader(http.StatusNoContent)

@@ -1,4 +1,4 @@
-package v1
+package face
 
 import (
 	"context"
@@ -6,16 +6,14 @@ import (
 	"io"
 	"net/http"
 	"time"
-
-	"github.com/forkd/forkd/internal/daemon/face"
 )
 
 // errStalled is the error of a transfer that was aborted because it made no progress.
-var errStalled = face.NewError(http.StatusGatewayTimeout, "the transfer was aborted: no byte was moved for too long")
+var errStalled = NewError(http.StatusGatewayTimeout, "the transfer was aborted: no byte was moved for too long")
 
-// transfer is a copy between a client and a guest. The client, or the guest, may stop sending or
+// Transfer is a copy between a client and a guest. The client, or the guest, may stop sending or
 // receiving. The context of the transfer ends when no byte has been copied for the time limit.
-type transfer struct {
+type Transfer struct {
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 	timer  *time.Timer
@@ -24,15 +22,19 @@ type transfer struct {
 	header http.Header // headers of the answer
 }
 
-func newTransfer(ctx context.Context, w http.ResponseWriter, limit time.Duration) *transfer {
-	t := &transfer{limit: limit, header: w.Header(), rc: http.NewResponseController(w)}
+// NewTransfer returns a Transfer for the answer w. The caller must call End.
+func NewTransfer(ctx context.Context, w http.ResponseWriter, limit time.Duration) *Transfer {
+	t := &Transfer{limit: limit, header: w.Header(), rc: http.NewResponseController(w)}
 	t.ctx, t.cancel = context.WithCancelCause(ctx)
 	t.timer = time.AfterFunc(limit, func() { t.cancel(errStalled) })
 	return t
 }
 
-// end stops the timer and returns the reason why the copy ended.
-func (t *transfer) end(err error) error {
+// Context returns the context of the transfer.
+func (t *Transfer) Context() context.Context { return t.ctx }
+
+// End stops the timer and returns the reason why the copy ended.
+func (t *Transfer) End(err error) error {
 	t.timer.Stop()
 	if cause := context.Cause(t.ctx); err != nil && errors.Is(cause, errStalled) {
 		err = cause
@@ -45,36 +47,45 @@ func (t *transfer) end(err error) error {
 	return err
 }
 
-// moved records progress.
-func (t *transfer) moved() { t.timer.Reset(t.limit) }
+// Moved records progress.
+func (t *Transfer) Moved() { t.timer.Reset(t.limit) }
 
-// fromClient is the body of a request. Reading fails if the client sends nothing for the time
+// StopReading makes reads of the request's body fail, because the rest of the body is not needed.
+func (t *Transfer) StopReading() { _ = t.rc.SetReadDeadline(time.Unix(1, 0)) }
+
+// From returns a reader of the body of a request. Reading fails if the client sends nothing for the
+// time limit.
+func (t *Transfer) From(body io.Reader) io.Reader { return fromClient{t, body} }
+
+// To returns a writer of the answer w. Writing fails if the client receives nothing for the time
 // limit.
+func (t *Transfer) To(w io.Writer) io.Writer { return toClient{t, w} }
+
 type fromClient struct {
-	*transfer
+	*Transfer
 	body io.Reader
 }
 
+// Read implements io.Reader.
 func (f fromClient) Read(p []byte) (int, error) {
 	_ = f.rc.SetReadDeadline(time.Now().Add(f.limit)) // connections of some tests have no deadlines
 	n, err := f.body.Read(p)
 	// After the last byte, the server reads in the background to notice when the client
 	// disconnects.
 	_ = f.rc.SetReadDeadline(time.Time{})
-	f.moved()
+	f.Moved()
 	return n, err
 }
 
-// toClient is the answer to a request. Writing fails if the client receives nothing for the time
-// limit.
 type toClient struct {
-	*transfer
+	*Transfer
 	w io.Writer
 }
 
+// Write implements io.Writer.
 func (c toClient) Write(p []byte) (int, error) {
 	_ = c.rc.SetWriteDeadline(time.Now().Add(c.limit))
 	n, err := c.w.Write(p)
-	c.moved()
+	c.Moved()
 	return n, err
 }
