@@ -153,14 +153,15 @@ func (b *book) change(c *container, f func(*state)) error {
 	return nil
 }
 
-// drop forgets a container whose sandbox has been deleted.
-func (b *book) drop(id string) error {
+// drop forgets a container whose sandbox has been deleted. It returns the container, or nil if it
+// was not known.
+func (b *book) drop(id string) (*container, error) {
 	b.mu.Lock()
 	c := b.all[id]
 	delete(b.all, id)
 	if c == nil {
 		b.mu.Unlock()
-		return nil
+		return nil, nil
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -170,7 +171,7 @@ func (b *book) drop(id string) error {
 	c.notifyLocked()
 	c.out.end()
 	if err := os.Remove(filepath.Join(b.dir, id+suffix)); !errors.Is(err, fs.ErrNotExist) {
-		return err
+		return c, err
 	}
-	return nil
+	return c, nil
 }

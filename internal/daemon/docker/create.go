@@ -120,6 +120,7 @@ func (s *Server) create(w http.ResponseWriter, r *http.Request) error {
 		_ = result.Kill(made.ID) // fails only if the sandbox has ended
 		return err
 	}
+	s.event("create", c, made)
 	return face.WriteJSON(w, r, http.StatusCreated, struct {
 		ID       string `json:"Id"`
 		Warnings []string

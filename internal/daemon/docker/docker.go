@@ -16,6 +16,7 @@ package docker
 import (
 	"context"
 	"net/http"
+	"path/filepath"
 	"sync"
 
 	"github.com/forkd/forkd/internal/daemon/audit"
@@ -37,7 +38,9 @@ type Server struct {
 	Config
 	mux   *http.ServeMux
 	book  *book
+	tags  *tags
 	execs *execs
+	feed  *feed
 
 	life  context.Context // ends with the cause agentclient.ErrDetached when the daemon stops
 	end   context.CancelCauseFunc
@@ -47,9 +50,12 @@ type Server struct {
 // New returns a Server. It reads the records of containers that an earlier daemon has left, and
 // follows their main processes again.
 func New(cfg Config) (*Server, error) {
-	s := &Server{Config: cfg, mux: http.NewServeMux(), execs: newExecs()}
+	s := &Server{Config: cfg, mux: http.NewServeMux(), execs: newExecs(), feed: newFeed()}
 	var err error
 	if s.book, err = openBook(cfg.Dir); err != nil {
+		return nil, err
+	}
+	if s.tags, err = openTags(filepath.Join(cfg.Dir, "images")); err != nil {
 		return nil, err
 	}
 	s.life, s.end = context.WithCancelCause(context.Background())
@@ -133,8 +139,13 @@ func (s *Server) systemRoutes(f *face.Face) []route {
 		{"GET /_ping", auth.Read, f.Reads, s.ping}, // a GET pattern also matches HEAD
 		{"GET /version", auth.Read, f.Reads, s.version},
 		{"GET /info", auth.Read, f.Reads, s.info},
+		{"GET /events", auth.Read, f.Followers, s.events},
 		{"GET /images/json", auth.Read, f.Lists, s.listImages},
 		{"GET /images/{name...}", auth.Read, f.Reads, s.image},
+		{"POST /images/{name...}", auth.Run, f.Work, s.tagImage},
+		{"DELETE /images/{name...}", auth.Run, f.Ends, s.removeImage},
+		{"POST /images/prune", auth.Admin, f.Ends, s.pruneImages},
+		{"POST /commit", auth.Run, f.Work, s.commit},
 	}
 }
 
@@ -154,6 +165,7 @@ func (s *Server) containerRoutes(f *face.Face) []route {
 		{"POST /containers/{id}/update", auth.Run, f.Work, s.update},
 		{"POST /containers/{id}/resize", auth.Run, f.Control, s.resize},
 		{"DELETE /containers/{id}", auth.Run, f.Ends, s.remove},
+		{"POST /containers/prune", auth.Run, f.Ends, s.prune},
 		{"POST /containers/{id}/attach", auth.Run, f.Guests, s.attach},
 		{"GET /containers/{id}/logs", auth.Run, f.Logs, s.logs},
 		{"GET /containers/{id}/archive", auth.Run, f.Guests, s.readArchive}, // also HEAD

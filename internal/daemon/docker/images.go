@@ -14,6 +14,7 @@ import (
 type image struct {
 	snapshot string // tag of the snapshot
 	ID       string
+	names    []string
 	store.Detail
 }
 
@@ -52,9 +53,17 @@ func tagOf(name string) string {
 
 // imageOf returns the image with a name or an id. The id may be shortened.
 func (s *Server) imageOf(r *http.Request, name string) (img image, err error) {
+	view := s.view(r)
+	if full, err := fullName(name); err == nil {
+		if a, ok := s.tags.find(full); ok {
+			if d, err := view.Snapshot(a.Snapshot); err == nil && d.ID == a.ID {
+				return s.imageFrom(d), nil
+			}
+		}
+	}
 	if tag := tagOf(name); tag != "" {
-		if d, err := s.view(r).Snapshot(tag); err == nil {
-			return imageFrom(d), nil
+		if d, err := view.Snapshot(tag); err == nil {
+			return s.imageFrom(d), nil
 		}
 	}
 	if hexID.MatchString(name) {
@@ -75,7 +84,9 @@ func (s *Server) imageOf(r *http.Request, name string) (img image, err error) {
 	return img, noImage(name)
 }
 
-func imageFrom(d store.Detail) image { return image{snapshot: d.Tag, ID: imageID(d.ID), Detail: d} }
+func (s *Server) imageFrom(d store.Detail) image {
+	return image{snapshot: d.Tag, ID: imageID(d.ID), names: s.tags.of(d.Tag, d.ID), Detail: d}
+}
 
 // images returns the images that the client of a request may see. Snapshots that exist only for
 // sandboxes or for the cache of builds are none.
@@ -86,14 +97,11 @@ func (s *Server) images(r *http.Request) (list []image) {
 			continue
 		}
 		if d, err := view.Snapshot(i.Tag); err == nil { // otherwise it has been deleted
-			list = append(list, imageFrom(d))
+			list = append(list, s.imageFrom(d))
 		}
 	}
 	return list
 }
-
-// names returns the names of an image.
-func (i *image) names() []string { return []string{i.snapshot + ":" + latest} }
 
 // size returns the space that an image takes on the disk in addition to the image below it.
 func (i *image) size() uint64 { return i.MemoryPhysical + i.DiskPhysical + i.StateBytes }
@@ -124,11 +132,11 @@ func (s *Server) listImages(w http.ResponseWriter, r *http.Request) error {
 	}
 	list := []imageSummary{}
 	for _, i := range s.images(r) {
-		if wanted.has("dangling", "true") || wanted.has("dangling", "1") || !wanted.reference(i.names()) ||
-			!wanted.labels(i.labels()) {
+		dangling := wanted.has("dangling", "true") || wanted.has("dangling", "1")
+		if dangling && len(i.names) > 0 || !wanted.reference(i.names) || !wanted.labels(i.labels()) {
 			continue
 		}
-		list = append(list, imageSummary{ID: i.ID, RepoTags: i.names(), RepoDigests: []string{},
+		list = append(list, imageSummary{ID: i.ID, RepoTags: i.names, RepoDigests: []string{},
 			Created: i.Created.Unix(), Size: i.size(), VirtualSize: i.size(), SharedSize: -1, Labels: i.labels(),
 			Containers: -1})
 	}
@@ -218,7 +226,8 @@ func inspectionOf(i image) imageInspection {
 	for name, value := range i.Guest.Env {
 		env = append(env, name+"="+value)
 	}
-	return imageInspection{ID: i.ID, RepoTags: i.names(), RepoDigests: []string{}, Created: docktime(i.Created),
+	return imageInspection{ID: i.ID, RepoTags: i.names, RepoDigests: []string{}, Created: docktime(i.Created),
+		Comment: i.labels()[commentLabel], Author: i.labels()[authorLabel],
 		Architecture: "amd64", OS: "linux", Size: i.size(), VirtualSize: i.size(),
 		Config:      imageConfig{Env: env, User: i.Guest.User, WorkingDir: i.Guest.Dir, Labels: i.labels()},
 		GraphDriver: graphDriver{Name: runtimeName, Data: map[string]string{}},
@@ -243,11 +252,11 @@ func (s *Server) historyOf(r *http.Request, img image) []historyEntry {
 		if err != nil {
 			continue
 		}
-		list = append(list, entryOf(imageFrom(d)))
+		list = append(list, entryOf(s.imageFrom(d)))
 	}
 	return list
 }
 
 func entryOf(i image) historyEntry {
-	return historyEntry{ID: i.ID, Created: i.Created.Unix(), CreatedBy: runtimeName, Tags: i.names(), Size: i.size()}
+	return historyEntry{ID: i.ID, Created: i.Created.Unix(), CreatedBy: runtimeName, Tags: i.names, Size: i.size()}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"strconv"
 	"syscall"
 	"time"
 
@@ -77,16 +78,18 @@ func (s *Server) startLocked(ctx context.Context, view *tenancy.View, c *contain
 		}
 	}
 	sp := specOf(i)
-	args := sp.args()
-	if len(args) == 0 {
-		if st.Status == "" {
-			return true, nil // the sandbox of another API runs again
-		}
-		return true, s.book.change(c, func(s *state) {
+	switch args := sp.args(); {
+	case len(args) > 0:
+		err = s.startMain(ctx, view, c, &sp, args)
+	case st.Status != "": // otherwise the sandbox of another API runs again
+		err = s.book.change(c, func(s *state) {
 			s.Status, s.ExitCode, s.Error, s.Started, s.Finished = running, 0, "", time.Now(), time.Time{}
 		})
 	}
-	return true, s.startMain(ctx, view, c, &sp, args)
+	if err == nil {
+		s.event("start", c, i)
+	}
+	return true, err
 }
 
 // startMain starts the main process of a container.
@@ -120,6 +123,7 @@ func (s *Server) mainEnded(c *container, p *process, remove bool) {
 		return // the next daemon follows the process
 	}
 	s.execs.killAll(c.id)
+	i, unknown := p.view.Sandbox(c.id)
 	err := s.book.change(c, func(st *state) {
 		c.main = nil
 		st.Status, st.PID, st.ExitCode, st.Finished = exited, 0, code, time.Now()
@@ -132,6 +136,9 @@ func (s *Server) mainEnded(c *container, p *process, remove bool) {
 	})
 	if err != nil {
 		s.Face.Log.Error("write the record of a container", "sandbox", c.id, "error", err)
+	}
+	if unknown == nil {
+		s.event("die", c, i, "exitCode", strconv.Itoa(code))
 	}
 	if !remove {
 		s.suspendLater(c, p.view)
@@ -188,6 +195,9 @@ func (s *Server) stop(w http.ResponseWriter, r *http.Request) error {
 	}
 	defer unlock()
 	did, err := s.stopLocked(r, &c)
+	if did && err == nil {
+		s.event("stop", c.container, c.info)
+	}
 	return answerChange(w, did, err)
 }
 
@@ -260,6 +270,7 @@ func (s *Server) stopMachine(r *http.Request, c *container, code int) error {
 	if err != nil {
 		return err
 	}
+	s.event("die", c, i, "exitCode", strconv.Itoa(code))
 	if sp := specOf(i); sp.Host.AutoRemove {
 		return s.view(r).Kill(c.id)
 	}
@@ -288,6 +299,7 @@ func (s *Server) restart(w http.ResponseWriter, r *http.Request) error {
 	if _, err := s.startLocked(r.Context(), s.view(r), c.container); err != nil {
 		return err
 	}
+	s.event("restart", c.container, c.info)
 	w.WriteHeader(http.StatusNoContent)
 	return nil
 }
@@ -321,20 +333,21 @@ func (s *Server) kill(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	s.event("kill", c.container, c.info, "signal", strconv.Itoa(int(sig)))
 	w.WriteHeader(http.StatusNoContent)
 	return nil
 }
 
 func (s *Server) pause(w http.ResponseWriter, r *http.Request) error {
-	return s.changeVM(w, r, running, "is not running", s.view(r).Pause)
+	return s.changeVM(w, r, running, "pause", "is not running", s.view(r).Pause)
 }
 
 func (s *Server) unpause(w http.ResponseWriter, r *http.Request) error {
-	return s.changeVM(w, r, paused, "is not paused", s.view(r).Resume)
+	return s.changeVM(w, r, paused, "unpause", "is not paused", s.view(r).Resume)
 }
 
 // changeVM changes the state of a container's sandbox, if the container has the given status.
-func (s *Server) changeVM(w http.ResponseWriter, r *http.Request, want, otherwise string,
+func (s *Server) changeVM(w http.ResponseWriter, r *http.Request, want, action, otherwise string,
 	change func(context.Context, string) (sandbox.Info, error)) error {
 	c, err := s.find(r)
 	if err != nil {
@@ -346,6 +359,7 @@ func (s *Server) changeVM(w http.ResponseWriter, r *http.Request, want, otherwis
 	if _, err := change(r.Context(), c.id); err != nil {
 		return err
 	}
+	s.event(action, c.container, c.info)
 	w.WriteHeader(http.StatusNoContent)
 	return nil
 }
@@ -367,9 +381,11 @@ func (s *Server) rename(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	defer release()
+	old := c.name()
 	if err := s.book.setName(c.container, name); err != nil {
 		return err
 	}
+	s.event("rename", c.container, c.info, "oldName", "/"+old)
 	w.WriteHeader(http.StatusNoContent)
 	return nil
 }
@@ -390,9 +406,7 @@ func (s *Server) remove(w http.ResponseWriter, r *http.Request) error {
 	if err := s.view(r).Kill(c.id); err != nil {
 		return err
 	}
-	if err := s.book.drop(c.id); err != nil {
-		s.Face.Log.Error("remove the record of a container", "sandbox", c.id, "error", err)
-	}
+	s.forget(c.id)
 	w.WriteHeader(http.StatusNoContent)
 	return nil
 }

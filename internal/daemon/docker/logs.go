@@ -47,13 +47,18 @@ func readLogQuery(r *http.Request, tty bool) (q logQuery, err error) {
 // maxTime is the latest time that a query may name, in seconds of Unix time: the year 9999.
 const maxTime = 253402300799
 
-// timeQuery returns the time in a query parameter, in seconds of Unix time with an optional
-// fraction. A missing parameter, and 0, are the zero time.
+// timeQuery returns the time in a query parameter. A missing parameter, and 0, are the zero time.
 func timeQuery(r *http.Request, name string) (at time.Time, err error) {
 	text := r.URL.Query().Get(name)
 	if text == "" || text == "0" {
 		return at, nil
 	}
+	return parseTime(name, text)
+}
+
+// parseTime parses seconds of Unix time with an optional fraction. Errors call the text by the given
+// name.
+func parseTime(name, text string) (at time.Time, err error) {
 	whole, fraction, _ := strings.Cut(text, ".")
 	seconds, err := strconv.ParseInt(whole, 10, 64)
 	nanos, err2 := strconv.ParseInt((fraction + "000000000")[:9], 10, 64)

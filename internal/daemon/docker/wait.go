@@ -105,10 +105,15 @@ func (s *Server) watch() {
 	}
 }
 
+// forget drops a container whose sandbox has been deleted.
 func (s *Server) forget(id string) {
 	s.execs.drop(id)
-	if err := s.book.drop(id); err != nil {
+	c, err := s.book.drop(id)
+	if err != nil {
 		s.Face.Log.Error("remove the record of a container", "sandbox", id, "error", err)
+	}
+	if c != nil {
+		s.event("destroy", c, sandbox.Info{ID: id, State: sandbox.Stopping})
 	}
 }
 

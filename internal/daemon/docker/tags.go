@@ -1,0 +1,151 @@
+package docker
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/http"
+	"os"
+	"slices"
+	"sync"
+
+	"github.com/google/go-containerregistry/pkg/name"
+
+	"github.com/forkd/forkd/internal/atomicfile"
+	"github.com/forkd/forkd/internal/daemon/face"
+	"github.com/forkd/forkd/internal/format/snapshot"
+)
+
+// tags has the names of images that are not the tags of their snapshots, in a file: names that
+// clients have given with docker tag, and names that no snapshot can have. A name of this kind takes
+// precedence over the snapshot with this tag. It ends with its snapshot.
+type tags struct {
+	path string
+
+	mu  sync.Mutex
+	all []alias
+}
+
+// alias is a further name of a snapshot.
+type alias struct {
+	Name     string `json:"name"`     // REPOSITORY:TAG
+	Snapshot string `json:"snapshot"` // tag of the snapshot
+	ID       string `json:"id"`       // ID of the snapshot
+	Made     bool   `json:"made"`     // the snapshot was made for this name, and its own tag is not shown
+}
+
+// Bounds on names.
+const (
+	maxTags     = 10_000
+	maxTagsFile = 16 << 20 // bytes
+)
+
+// openTags reads the names in a file. A missing file has no names.
+func openTags(path string) (*tags, error) {
+	t := &tags{path: path}
+	i, err := os.Stat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return t, nil
+	}
+	if err == nil && i.Size() > maxTagsFile {
+		err = fmt.Errorf("%s has %d bytes: want at most %d", path, i.Size(), maxTagsFile)
+	}
+	var p []byte
+	if err == nil {
+		p, err = os.ReadFile(path)
+	}
+	if err == nil {
+		err = json.Unmarshal(p, &t.all)
+	}
+	for _, a := range t.all {
+		_, invalid := fullName(a.Name)
+		err = errors.Join(err, invalid, snapshot.CheckTag(a.Snapshot))
+	}
+	if err != nil {
+		return nil, fmt.Errorf("names of images: %s: %w: remove the file, and these names are lost", path, err)
+	}
+	return t, nil
+}
+
+// fullName returns the name of an image with its tag, in the form in which names are compared. It
+// returns an error for a name that Docker does not permit.
+func fullName(text string) (string, error) {
+	repository, tag := split(text)
+	full := repository + ":" + tag
+	if _, err := name.NewTag(full); err != nil {
+		return "", face.BadRequest("invalid reference format: %v", err)
+	}
+	return full, nil
+}
+
+// change replaces the names with the result of f, and writes the file.
+func (t *tags) change(f func([]alias) []alias) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	next := f(slices.Clone(t.all))
+	if len(next) > maxTags {
+		return face.NewError(http.StatusTooManyRequests, fmt.Sprintf("images have more than %d names: remove some", maxTags))
+	}
+	p, err := json.Marshal(next)
+	if err == nil {
+		err = atomicfile.WriteDurable(t.path, p, 0o600)
+	}
+	if err == nil {
+		t.all = next
+	}
+	return err
+}
+
+// list returns all names.
+func (t *tags) list() []alias {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return slices.Clone(t.all)
+}
+
+// find returns the alias with the given full name.
+func (t *tags) find(full string) (alias, bool) {
+	all := t.list()
+	n := slices.IndexFunc(all, func(a alias) bool { return a.Name == full })
+	if n < 0 {
+		return alias{}, false
+	}
+	return all[n], true
+}
+
+// set gives a name to a snapshot, in place of an older meaning of the name.
+func (t *tags) set(a alias) error {
+	return t.change(func(all []alias) []alias {
+		return append(slices.DeleteFunc(all, func(old alias) bool { return old.Name == a.Name }), a)
+	})
+}
+
+// remove removes the names for which f returns true.
+func (t *tags) remove(f func(alias) bool) error {
+	return t.change(func(all []alias) []alias { return slices.DeleteFunc(all, f) })
+}
+
+// of returns the names of a snapshot: its own tag, unless it was made for another name or another
+// snapshot has this name now, and then the names that clients have given.
+func (t *tags) of(tag, id string) []string {
+	own, shown := tag+":"+latest, true
+	names := []string{}
+	for _, a := range t.list() {
+		switch {
+		case a.Snapshot == tag && a.ID == id:
+			if a.Made {
+				shown = false
+			}
+			if a.Name != own {
+				names = append(names, a.Name)
+			}
+		case a.Name == own:
+			shown = false
+		}
+	}
+	if shown {
+		names = append([]string{own}, names...)
+	}
+	return names
+}
