@@ -16,7 +16,8 @@ import (
 func (r *Rig) openDocker(t T, shared *face.Face, dir string) {
 	t.Helper()
 	var err error
-	r.Docker, err = docker.New(docker.Config{Face: shared, Dir: filepath.Join(dir, "docker"), Version: "test"})
+	r.Docker, err = docker.New(docker.Config{Face: shared, Builds: r.Steps, Dir: filepath.Join(dir, "docker"),
+		Version: "test"})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -43,6 +43,7 @@ type container struct {
 	main     *process      // the main process; nil: it does not run
 	changed  chan struct{} // closed and replaced when state, main or gone changes
 	suspends *time.Timer   // suspends the sandbox of an exited container
+	ports    []listener    // published ports that are open
 	last     sandbox.Info  // description of the sandbox at the latest event
 }
 

@@ -47,7 +47,11 @@ type host struct {
 	Init          *bool    `json:"Init,omitempty"`
 	CapAdd        []string `json:"CapAdd,omitempty"`
 	RestartPolicy policy   `json:"RestartPolicy"`
-	LogConfig     logType  `json:"LogConfig"`
+
+	PortBindings    map[string][]binding `json:"PortBindings,omitempty"`
+	PublishAllPorts bool                 `json:"PublishAllPorts"`
+
+	LogConfig logType `json:"LogConfig"`
 }
 
 type policy struct {
@@ -65,7 +69,8 @@ var (
 		"AttachStdin", "AttachStdout", "AttachStderr", "StopSignal", "StopTimeout", "ExposedPorts", "Labels"}
 	hostFields = []string{"AutoRemove", "NetworkMode", "Memory", "MemorySwap", "NanoCpus", "CpuShares", "CpuPeriod",
 		"CpuQuota", "Init", "CapAdd", "RestartPolicy", "LogConfig", "ConsoleSize", "MemorySwappiness", "ShmSize",
-		"PidsLimit", "Runtime", "Isolation", "CgroupnsMode", "IpcMode", "ContainerIDFile"}
+		"PidsLimit", "Runtime", "Isolation", "CgroupnsMode", "IpcMode", "ContainerIDFile",
+		"PortBindings", "PublishAllPorts"}
 )
 
 // createRequest is the body of a request to create a container.
@@ -242,6 +247,9 @@ func (req *createRequest) check() error {
 		return unsupported("HostConfig.LogConfig.Type "+h.LogConfig.Type, "read the output with docker logs")
 	case req.StopTimeout != nil && (*req.StopTimeout < 0 || *req.StopTimeout > maxStop):
 		return face.BadRequest("StopTimeout: %d: want 0 to %d", *req.StopTimeout, maxStop)
+	}
+	if _, err := publications(h, req.ExposedPorts); err != nil {
+		return err
 	}
 	// An image has no command, so an entrypoint or a command is the whole command.
 	args := append(slices.Clone([]string(req.Entrypoint)), req.Cmd...)

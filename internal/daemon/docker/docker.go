@@ -21,6 +21,7 @@ import (
 
 	"github.com/forkd/forkd/internal/daemon/audit"
 	"github.com/forkd/forkd/internal/daemon/auth"
+	"github.com/forkd/forkd/internal/daemon/build"
 	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/host/agentclient"
 	"github.com/forkd/forkd/internal/host/tenancy"
@@ -29,6 +30,7 @@ import (
 // Config configures a Server.
 type Config struct {
 	Face    *face.Face
+	Builds  *build.Builder
 	Dir     string // directory for the records of containers, which only this Server uses
 	Version string
 }
@@ -69,6 +71,7 @@ func New(cfg Config) (*Server, error) {
 // Close stops following the processes of containers. The processes continue.
 func (s *Server) Close() {
 	s.end(agentclient.ErrDetached)
+	s.closeAllPorts()
 	s.tasks.Wait()
 }
 
@@ -142,6 +145,7 @@ func (s *Server) systemRoutes(f *face.Face) []route {
 		{"GET /events", auth.Read, f.Followers, s.events},
 		{"GET /images/json", auth.Read, f.Lists, s.listImages},
 		{"GET /images/{name...}", auth.Read, f.Reads, s.image},
+		{"POST /images/create", auth.Run, f.Work, s.pull},
 		{"POST /images/{name...}", auth.Run, f.Work, s.tagImage},
 		{"DELETE /images/{name...}", auth.Run, f.Ends, s.removeImage},
 		{"POST /images/prune", auth.Admin, f.Ends, s.pruneImages},

@@ -19,7 +19,7 @@ type summary struct {
 	ImageID    string
 	Command    string
 	Created    int64 // seconds of Unix time
-	Ports      []any
+	Ports      []listedPort
 	Labels     map[string]string
 	State      string
 	Status     string
@@ -78,7 +78,7 @@ func (s *Server) list(w http.ResponseWriter, r *http.Request) error {
 			continue
 		}
 		one := summary{ID: id, Names: []string{"/" + c.name()}, Image: sp.Config.Image, ImageID: sp.Image,
-			Command: commandLine(sp.args()), Created: c.info.Created.Unix(), Ports: []any{}, Labels: labelsOf(c.info),
+			Command: commandLine(sp.args()), Created: c.info.Created.Unix(), Ports: c.listPorts(), Labels: labelsOf(c.info),
 			State: status, Status: statusText(status, st, c.info), Mounts: []any{}}
 		one.HostConfig.NetworkMode, one.Networks.Networks = "default", networksOf(&sp)
 		if list = append(list, one); limit > 0 && len(list) == limit {
@@ -186,7 +186,7 @@ type containerState struct {
 }
 
 type networkSettings struct {
-	Ports    map[string][]any
+	Ports    map[string][]binding
 	Networks map[string]endpoint
 	endpoint
 }
@@ -233,6 +233,6 @@ func (s *Server) inspectionOf(c found) inspection {
 	out.HostConfig.LogConfig.Type = "json-file"
 	out.HostConfig.Memory = int64(c.info.Limits.MemoryMiB << 20)
 	out.HostConfig.NanoCPUs = int64(c.info.Limits.CPUs * 1e9)
-	out.NetworkSettings = networkSettings{Ports: map[string][]any{}, Networks: networksOf(&sp)}
+	out.NetworkSettings = networkSettings{Ports: c.published(sp.Config.ExposedPorts), Networks: networksOf(&sp)}
 	return out
 }

@@ -78,6 +78,9 @@ func (s *Server) startLocked(ctx context.Context, view *tenancy.View, c *contain
 		}
 	}
 	sp := specOf(i)
+	if err := s.openPorts(c, &sp); err != nil {
+		return false, err
+	}
 	switch args := sp.args(); {
 	case len(args) > 0:
 		err = s.startMain(ctx, view, c, &sp, args)
@@ -86,10 +89,12 @@ func (s *Server) startLocked(ctx context.Context, view *tenancy.View, c *contain
 			s.Status, s.ExitCode, s.Error, s.Started, s.Finished = running, 0, "", time.Now(), time.Time{}
 		})
 	}
-	if err == nil {
-		s.event("start", c, i)
+	if err != nil {
+		c.closePorts()
+		return false, err
 	}
-	return true, err
+	s.event("start", c, i)
+	return true, nil
 }
 
 // startMain starts the main process of a container.
@@ -122,6 +127,7 @@ func (s *Server) mainEnded(c *container, p *process, remove bool) {
 	if errors.Is(why, agentclient.ErrDetached) {
 		return // the next daemon follows the process
 	}
+	c.closePorts()
 	s.execs.killAll(c.id)
 	i, unknown := p.view.Sandbox(c.id)
 	err := s.book.change(c, func(st *state) {
@@ -265,6 +271,7 @@ func (p *process) endsWithin(ctx context.Context, limit time.Duration) bool {
 
 // stopMachine stops a container that has no main process: it suspends the sandbox.
 func (s *Server) stopMachine(r *http.Request, c *container, code int) error {
+	c.closePorts()
 	s.execs.killAll(c.id)
 	i, err := s.view(r).SuspendTimeless(r.Context(), c.id)
 	if err != nil {

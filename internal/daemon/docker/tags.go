@@ -85,7 +85,8 @@ func (t *tags) change(f func([]alias) []alias) error {
 	defer t.mu.Unlock()
 	next := f(slices.Clone(t.all))
 	if len(next) > maxTags {
-		return face.NewError(http.StatusTooManyRequests, fmt.Sprintf("images have more than %d names: remove some", maxTags))
+		return face.NewError(http.StatusTooManyRequests,
+			fmt.Sprintf("images have more than %d names: remove some", maxTags))
 	}
 	p, err := json.Marshal(next)
 	if err == nil {

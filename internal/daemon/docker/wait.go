@@ -113,6 +113,7 @@ func (s *Server) forget(id string) {
 		s.Face.Log.Error("remove the record of a container", "sandbox", id, "error", err)
 	}
 	if c != nil {
+		c.closePorts()
 		s.event("destroy", c, sandbox.Info{ID: id, State: sandbox.Stopping})
 	}
 }
@@ -143,6 +144,9 @@ func (s *Server) adopt() {
 			continue
 		}
 		sp := specOf(i)
+		if st.Status == running {
+			s.adoptPorts(c, &sp)
+		}
 		switch {
 		case st.Status == exited && len(sp.args()) > 0:
 			s.suspendLater(c, view)

@@ -157,10 +157,11 @@ func (f *Face) CarryTCP(w http.ResponseWriter, r *http.Request, route inbound.Ro
 }
 
 // CarryStream connects a stream of a client to a port of a sandbox. The caller has checked that the
-// principal in ctx may reach the sandbox. The parameter accept is as in inbound.Proxy.Carry.
-func (f *Face) CarryStream(ctx context.Context, id string, port uint16,
+// principal in ctx, or without a principal every process that reaches the caller, may reach the
+// sandbox. See Streams for kind, and inbound.Proxy.Carry for accept.
+func (f *Face) CarryStream(ctx context.Context, kind, id string, port uint16,
 	accept func() (inbound.Stream, <-chan struct{}, error)) (accepted bool, err error) {
-	return f.useStream(ctx, "ssh", inbound.Route{ID: id, Port: port},
+	return f.useStream(ctx, kind, inbound.Route{ID: id, Port: port},
 		func(ctx context.Context, dial inbound.Dial) (bool, error) { return f.proxy.Carry(ctx, dial, accept) })
 }
 

@@ -42,5 +42,5 @@ func (c *client) reach(ctx context.Context, port uint16,
 	if _, err := c.s.Face.View(ctx).Sandbox(c.login.id); err != nil {
 		return false, err
 	}
-	return c.s.Face.CarryStream(ctx, c.login.id, port, accept)
+	return c.s.Face.CarryStream(ctx, "ssh", c.login.id, port, accept)
 }

@@ -1,0 +1,220 @@
+package docker
+
+import (
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/forkd/forkd/internal/daemon/face"
+	"github.com/forkd/forkd/internal/daemon/inbound"
+)
+
+// binding is an address of the host that leads to a port of a container.
+type binding struct {
+	HostIP   string `json:"HostIp"`
+	HostPort string // empty or 0: the host chooses a port
+}
+
+// publication is a port of a container with its binding.
+type publication struct {
+	port uint16 // in the container
+	binding
+}
+
+// maxPorts bounds the published ports of a container.
+const maxPorts = 64
+
+// loopback is the address on which ports are published.
+const loopback = "127.0.0.1"
+
+// publications returns the ports that a container publishes, in order.
+func publications(h *host, exposed map[string]struct{}) (list []publication, err error) {
+	ports := make(map[string][]binding, len(h.PortBindings))
+	for name, bindings := range h.PortBindings {
+		if ports[name] = bindings; len(bindings) == 0 {
+			ports[name] = []binding{{}}
+		}
+	}
+	for name := range exposed {
+		if _, err := portOf("ExposedPorts", name); err != nil {
+			return nil, err
+		}
+		if _, bound := ports[name]; h.PublishAllPorts && !bound {
+			ports[name] = []binding{{}}
+		}
+	}
+	for name, bindings := range ports {
+		port, err := portOf("HostConfig.PortBindings", name)
+		if err != nil {
+			return nil, err
+		}
+		for _, b := range bindings {
+			if err := b.check(); err != nil {
+				return nil, err
+			}
+			list = append(list, publication{port, b})
+		}
+	}
+	if len(list) > maxPorts {
+		return nil, face.BadRequest("HostConfig.PortBindings: %d ports: want at most %d", len(list), maxPorts)
+	}
+	slices.SortFunc(list, func(a, b publication) int { return int(a.port) - int(b.port) })
+	return list, nil
+}
+
+// portOf parses a port such as 80/tcp.
+func portOf(field, name string) (uint16, error) {
+	number, protocol, _ := strings.Cut(name, "/")
+	if protocol != "" && protocol != "tcp" {
+		return 0, unsupported(field+" "+name, "publish a TCP port")
+	}
+	n, err := strconv.ParseUint(number, 10, 16)
+	if err != nil || n == 0 {
+		return 0, face.BadRequest("%s: %.100q: want a port such as 80/tcp", field, name)
+	}
+	return uint16(n), nil
+}
+
+// check refuses bindings that other hosts could reach: forkd's own ways to a port need a token or a
+// signed URL.
+func (b *binding) check() error {
+	if b.HostIP != "" {
+		if ip, err := netip.ParseAddr(b.HostIP); err != nil || !ip.IsLoopback() {
+			return unsupported("HostConfig.PortBindings: HostIp "+b.HostIP,
+				"omit it, and the port is published on "+loopback+
+					"; other hosts reach ports through forkd's API (docs/network.md)")
+		}
+	}
+	if _, err := strconv.ParseUint(b.HostPort, 10, 16); err != nil && b.HostPort != "" {
+		return face.BadRequest("HostConfig.PortBindings: HostPort %.100q: want one port, or nothing", b.HostPort)
+	}
+	return nil
+}
+
+// listener is a published port that is open.
+type listener struct {
+	net.Listener
+	port uint16 // in the container
+}
+
+// openPorts opens the published ports of a container. The caller holds the container's lock.
+func (s *Server) openPorts(c *container, sp *spec) error {
+	wanted, err := publications(&sp.Host, sp.Config.ExposedPorts)
+	if err != nil {
+		return err
+	}
+	c.closePorts()
+	open := make([]listener, 0, len(wanted))
+	for _, p := range wanted {
+		ip, number := p.HostIP, p.HostPort
+		if ip == "" {
+			ip = loopback
+		}
+		if number == "" {
+			number = "0"
+		}
+		l, err := net.Listen("tcp", net.JoinHostPort(ip, number))
+		if err != nil {
+			for _, l := range open {
+				l.Close()
+			}
+			return conflict("driver failed programming external connectivity: Bind for %s:%s failed: %v", ip, number, err)
+		}
+		open = append(open, listener{l, p.port})
+	}
+	c.mu.Lock()
+	c.ports = open
+	c.mu.Unlock()
+	for _, l := range open {
+		s.tasks.Go(func() { s.accept(c, l) })
+	}
+	return nil
+}
+
+// closePorts closes the published ports. Open connections continue.
+func (c *container) closePorts() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, l := range c.ports {
+		l.Close()
+	}
+	c.ports = nil
+}
+
+// accept carries the connections of a published port until it is closed.
+func (s *Server) accept(c *container, l listener) {
+	for {
+		conn, err := l.Accept()
+		if err != nil {
+			return
+		}
+		go func() {
+			defer conn.Close()
+			stream, ok := conn.(inbound.Stream)
+			if !ok {
+				return
+			}
+			// An error ends the connection. The metrics count it.
+			_, _ = s.Face.CarryStream(s.life, "tcp", c.id, l.port, func() (inbound.Stream, <-chan struct{}, error) {
+				return stream, nil, nil
+			})
+		}()
+	}
+}
+
+// closeAllPorts closes the ports of all containers.
+func (s *Server) closeAllPorts() {
+	for _, c := range s.book.list() {
+		c.closePorts()
+	}
+}
+
+// published returns the addresses of a container's open ports, by port in Docker's form. A port that
+// is only exposed has no address.
+func (c *container) published(exposed map[string]struct{}) map[string][]binding {
+	out := map[string][]binding{}
+	for name := range exposed {
+		out[name] = nil
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, l := range c.ports {
+		ip, port, err := net.SplitHostPort(l.Addr().String())
+		if err != nil {
+			continue // never: it is the address of a TCP socket
+		}
+		name := strconv.Itoa(int(l.port)) + "/tcp"
+		out[name] = append(out[name], binding{HostIP: ip, HostPort: port})
+	}
+	return out
+}
+
+// listedPort is a port of a container in a list.
+type listedPort struct {
+	IP          string `json:"IP,omitempty"`
+	PrivatePort uint16
+	PublicPort  uint16 `json:"PublicPort,omitempty"`
+	Type        string
+}
+
+// listPorts returns the ports of a container for a list.
+func (c *container) listPorts() []listedPort {
+	list := []listedPort{}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, l := range c.ports {
+		if at, err := netip.ParseAddrPort(l.Addr().String()); err == nil {
+			list = append(list, listedPort{at.Addr().String(), l.port, at.Port(), "tcp"})
+		}
+	}
+	return list
+}
+
+// adoptPorts opens the ports of a container that an earlier daemon has started.
+func (s *Server) adoptPorts(c *container, sp *spec) {
+	if err := s.openPorts(c, sp); err != nil {
+		s.Face.Log.Warn("the ports of a container are not published again", "sandbox", c.id, "error", err)
+	}
+}

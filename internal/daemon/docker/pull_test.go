@@ -1,0 +1,138 @@
+package docker_test
+
+import (
+	"encoding/base64"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"strings"
+	"testing"
+
+	"github.com/forkd/forkd/internal/apirig"
+)
+
+func TestPull(t *testing.T) {
+	r := startWith(t, apirig.Options{Images: []string{"docker.io/library/tool:1", "docker.io/team/app:latest"}})
+	_, text := r.send("POST", "/images/create?fromImage=tool&tag=1", "")
+	if !strings.Contains(text, "Downloaded newer image for tool:1") {
+		t.Fatal(text)
+	}
+	if _, err := r.Snapshot(t.Context(), "tool.1"); err != nil {
+		t.Error(err)
+	}
+	if _, text := r.send("POST", "/images/create?fromImage=tool&tag=1", ""); !strings.Contains(text, "up to date") {
+		t.Error(text)
+	}
+	if _, text := r.send("POST", "/images/create?fromImage=docker.io/team/app&tag=latest", ""); !strings.Contains(text,
+		"Downloaded newer image for team/app:latest") {
+		t.Error(text)
+	}
+	var c struct {
+		ID string `json:"Id"`
+	}
+	r.call("POST", "/containers/create", `{"Image":"team/app"}`, 201, &c)
+	if got := r.names(); got != "a.b:latest team/app:latest tool.1:latest" {
+		t.Error(got)
+	}
+	if _, text := r.send("POST", "/images/create?fromImage=none&tag=1", ""); !strings.Contains(text, `"errorDetail"`) {
+		t.Error(text)
+	}
+	for _, query := range []string{"", "fromImage=UPPER", "fromImage=x&tag=sha256:ab", "fromSrc=-",
+		"fromImage=x&platform=linux/arm"} {
+		r.call("POST", "/images/create?"+query, "", 400, nil)
+	}
+}
+
+// The credentials of a request are for the registry of its image.
+func TestPullWithCredentials(t *testing.T) {
+	r := start(t)
+	image, tag, _ := strings.Cut(apirig.PrivateImage, ":")
+	pull := func(credentials string) string {
+		req, err := http.NewRequestWithContext(t.Context(), "POST",
+			"http://docker/v1.44/images/create?fromImage="+url.QueryEscape(image)+"&tag="+tag, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("X-Registry-Auth", credentials)
+		resp, err := r.http.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		p, err := io.ReadAll(resp.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(p)
+	}
+	if text := pull(""); !strings.Contains(text, "another password") {
+		t.Error(text)
+	}
+	if text := pull("!"); !strings.Contains(text, "X-Registry-Auth") {
+		t.Error(text)
+	}
+	right := base64.URLEncoding.EncodeToString([]byte(`{"username":"me","password":"secret"}`))
+	if text := pull(right); !strings.Contains(text, "Downloaded newer image") {
+		t.Error(text)
+	}
+}
+
+func TestPorts(t *testing.T) {
+	r := start(t)
+	guest := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		io.WriteString(w, "inside")
+	}))
+	defer guest.Close()
+	at, err := url.Parse(guest.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	port := at.Port() + "/tcp"
+	id := r.create("?name=web", fmt.Sprintf(`,"Cmd":["sleep","600"],"ExposedPorts":{%q:{},"9/tcp":{}},
+		"HostConfig":{"PortBindings":{%q:[{"HostIp":"","HostPort":""}]}}`, port, port))
+	ports := func() map[string][]struct{ HostIp, HostPort string } {
+		t.Helper()
+		var c struct {
+			NetworkSettings struct {
+				Ports map[string][]struct{ HostIp, HostPort string }
+			}
+		}
+		r.call("GET", "/containers/"+id+"/json", "", 200, &c)
+		return c.NetworkSettings.Ports
+	}
+	r.call("POST", "/containers/web/start", "", 204, nil)
+	open := ports()
+	if len(open[port]) != 1 || open[port][0].HostIp != "127.0.0.1" || len(open["9/tcp"]) != 0 || len(open) != 2 {
+		t.Fatalf("%+v", open)
+	}
+	address := "http://127.0.0.1:" + open[port][0].HostPort
+	resp, err := http.Get(address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := io.ReadAll(resp.Body)
+	resp.Body.Close()
+	if string(p) != "inside" || err != nil {
+		t.Errorf("%q %v", p, err)
+	}
+	http.DefaultClient.CloseIdleConnections()
+	taken := open[port][0].HostPort
+	other := r.create("", fmt.Sprintf(`,"HostConfig":{"PortBindings":{"80/tcp":[{"HostPort":%q}]}}`, taken))
+	text := r.call("POST", "/containers/"+other+"/start", "", 409, nil)
+	if !strings.Contains(text, "Bind for 127.0.0.1") {
+		t.Error(text)
+	}
+	r.call("POST", "/containers/web/kill", "", 204, nil)
+	if _, err := http.Get(address); err == nil {
+		t.Error("the port of a container that has exited is open")
+	}
+	if open := ports(); len(open[port]) != 0 {
+		t.Errorf("%+v", open)
+	}
+	for _, bindings := range []string{`"80/udp":[{}]`, `"x":[{}]`, `"0/tcp":[{}]`, `"80/tcp":[{"HostIp":"0.0.0.0"}]`,
+		`"80/tcp":[{"HostPort":"1-2"}]`, `"80/tcp":[{"HostPort":"70000"}]`} {
+		r.call("POST", "/containers/create", `{"Image":"a.b","HostConfig":{"PortBindings":{`+bindings+`}}}`, 400, nil)
+	}
+}
