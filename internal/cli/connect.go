@@ -229,6 +229,10 @@ func machineDaemon(ctx context.Context, m tcghost.Machine, progress io.Writer) (
 // tokenFile returns the file with the token of the daemon in an emulated host.
 func tokenFile(m tcghost.Machine) string { return filepath.Join(m.DaemonDir(), "token") }
 
+// machineDocker is the socket of the Docker Engine API in an emulated host. Programs in the emulated
+// host reach it.
+const machineDocker = "/run/forkd-docker.sock"
+
 // startMachineDaemon runs this program as the daemon of an emulated host.
 func startMachineDaemon(ctx context.Context, m tcghost.Machine, dir string) error {
 	self, err := os.Executable()
@@ -240,7 +244,7 @@ func startMachineDaemon(ctx context.Context, m tcghost.Machine, dir string) erro
 		return fmt.Errorf("start the daemon in the emulated host: %w", err)
 	}
 	argv := append([]string{program, "daemon", "--token-file", tokenFile(m),
-		"--guest-port", strconv.Itoa(agent05.Port)}, tcghost.DaemonArgs()...)
+		"--guest-port", strconv.Itoa(agent05.Port), "--docker-socket", machineDocker}, tcghost.DaemonArgs()...)
 	// The daemon can read the cache of this host, which has the kernels and images that this host
 	// has built.
 	_, err = m.StartDaemon(ctx, machineapi.DaemonStart{Argv: argv, Env: []string{"FORKD_CACHE=" + m.CacheDir()}})

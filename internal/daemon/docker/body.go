@@ -86,17 +86,14 @@ func insteadOf(field string) string {
 	return "omit it"
 }
 
-// isEmpty reports whether a value is null, false, 0, or an empty text, or if it is an object or a
-// list that has only such values.
+// isEmpty reports whether a value is null, false, 0, or an empty text, list or object. The names in an
+// object may be what a client asks for, such as the directories of --tmpfs, so an object with names is
+// not empty.
 func isEmpty(p json.RawMessage) bool {
 	var v any
 	if json.Unmarshal(p, &v) != nil {
 		return false
 	}
-	return isEmptyValue(v)
-}
-
-func isEmptyValue(v any) bool {
 	switch v := v.(type) {
 	case nil:
 		return true
@@ -107,14 +104,23 @@ func isEmptyValue(v any) bool {
 	case string:
 		return v == ""
 	case []any:
-		return !slices.ContainsFunc(v, func(e any) bool { return !isEmptyValue(e) })
+		return len(v) == 0
 	case map[string]any:
-		for _, e := range v {
-			if !isEmptyValue(e) {
-				return false
-			}
-		}
-		return true
+		return len(v) == 0
 	}
 	return false
+}
+
+// allEmpty reports whether all fields of an object are empty.
+func allEmpty(p json.RawMessage) bool {
+	var fields map[string]json.RawMessage
+	if json.Unmarshal(p, &fields) != nil {
+		return false
+	}
+	for _, value := range fields {
+		if !isEmpty(value) {
+			return false
+		}
+	}
+	return true
 }

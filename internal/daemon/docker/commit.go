@@ -33,7 +33,7 @@ func (s *Server) commit(w http.ResponseWriter, r *http.Request) error {
 	if err := readJSON(w, r, &changes); err != nil {
 		return err
 	}
-	if len(q["changes"]) > 0 || len(changes) > 0 && !isEmpty(changes) {
+	if len(q["changes"]) > 0 || len(changes) > 0 && string(changes) != "null" && !allEmpty(changes) {
 		return unsupported("changes", "an image has no command; use forkd build to set variables or a user")
 	}
 	full := ""

@@ -143,7 +143,8 @@ func TestContainerWithoutACommand(t *testing.T) {
 func TestUpdate(t *testing.T) {
 	r := start(t)
 	id := r.create("?name=uu", "")
-	r.call("POST", "/containers/uu/update", `{"NanoCpus":1500000000,"CpuShares":512}`, 200, nil)
+	r.call("POST", "/containers/uu/update", `{"NanoCpus":1500000000,"CpuShares":512,
+		"RestartPolicy":{"Name":"","MaximumRetryCount":0}}`, 200, nil)
 	var c struct{ HostConfig struct{ NanoCpus int64 } }
 	if r.call("GET", "/containers/"+id+"/json", "", 200, &c); c.HostConfig.NanoCpus != 1500000000 {
 		t.Errorf("%+v", c)

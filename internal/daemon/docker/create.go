@@ -59,6 +59,13 @@ type policy struct {
 	MaximumRetryCount int    `json:"MaximumRetryCount"`
 }
 
+func (p *policy) check() error {
+	if p.Name != "" && p.Name != "no" {
+		return unsupported("HostConfig.RestartPolicy", "start the container again when it has exited")
+	}
+	return nil
+}
+
 type logType struct {
 	Type string `json:"Type"`
 }
@@ -175,7 +182,7 @@ func checkPlatform(r *http.Request) error {
 
 // checkNetworks accepts an entry for the default network without settings of its own.
 func checkNetworks(p json.RawMessage) error {
-	if err := onlyKnown("NetworkingConfig.", p, "EndpointsConfig"); err != nil || len(p) == 0 || isEmpty(p) {
+	if err := onlyKnown("NetworkingConfig.", p, "EndpointsConfig"); err != nil || len(p) == 0 {
 		return err
 	}
 	var networks struct {
@@ -185,7 +192,7 @@ func checkNetworks(p json.RawMessage) error {
 		return err
 	}
 	for name, settings := range networks.EndpointsConfig {
-		if !isDefaultNetwork(name) && name != noNetwork || !isEmpty(settings) {
+		if !isDefaultNetwork(name) && name != noNetwork || !allEmpty(settings) {
 			return unsupported("NetworkingConfig.EndpointsConfig: network "+name, insteadOf("EndpointsConfig"))
 		}
 	}
@@ -204,6 +211,7 @@ func checkHost(p json.RawMessage) error {
 		MemorySwappiness, PidsLimit               *int64
 		ShmSize                                   int64
 		Runtime, Isolation, CgroupnsMode, IpcMode string
+		LogConfig                                 struct{ Config map[string]string }
 	}
 	if len(p) == 0 {
 		return nil
@@ -225,6 +233,8 @@ func checkHost(p json.RawMessage) error {
 		return unsupported("HostConfig.Isolation", omit)
 	case h.CgroupnsMode != "" && h.CgroupnsMode != "private":
 		return unsupported("HostConfig.CgroupnsMode", omit)
+	case len(h.LogConfig.Config) > 0:
+		return unsupported("HostConfig.LogConfig.Config", "the daemon keeps the last MiB of output")
 	case h.IpcMode != "" && h.IpcMode != "private":
 		return unsupported("HostConfig.IpcMode", omit)
 	}
@@ -241,12 +251,13 @@ func (req *createRequest) check() error {
 		return face.BadRequest("Image: missing: want the name of an image (docker images lists them)")
 	case !isDefaultNetwork(h.NetworkMode) && h.NetworkMode != noNetwork:
 		return unsupported("HostConfig.NetworkMode "+h.NetworkMode, insteadOf("NetworkMode"))
-	case h.RestartPolicy.Name != "" && h.RestartPolicy.Name != "no":
-		return unsupported("HostConfig.RestartPolicy", "start the container again when it has exited")
 	case h.LogConfig.Type != "" && h.LogConfig.Type != "json-file":
 		return unsupported("HostConfig.LogConfig.Type "+h.LogConfig.Type, "read the output with docker logs")
 	case req.StopTimeout != nil && (*req.StopTimeout < 0 || *req.StopTimeout > maxStop):
 		return face.BadRequest("StopTimeout: %d: want 0 to %d", *req.StopTimeout, maxStop)
+	}
+	if err := h.RestartPolicy.check(); err != nil {
+		return err
 	}
 	if _, err := publications(h, req.ExposedPorts); err != nil {
 		return err
@@ -363,8 +374,12 @@ func readUpdate(w http.ResponseWriter, r *http.Request) (h host, err error) {
 	if err := readJSON(w, r, &raw); err != nil || len(raw) == 0 {
 		return h, err
 	}
-	if err := onlyKnown("", raw, "Memory", "MemorySwap", "NanoCpus", "CpuShares", "CpuPeriod", "CpuQuota"); err != nil {
+	if err := onlyKnown("", raw, "Memory", "MemorySwap", "NanoCpus", "CpuShares", "CpuPeriod", "CpuQuota",
+		"RestartPolicy"); err != nil {
 		return h, err
 	}
-	return h, decode("request body", raw, &h)
+	if err := decode("request body", raw, &h); err != nil {
+		return h, err
+	}
+	return h, h.RestartPolicy.check()
 }

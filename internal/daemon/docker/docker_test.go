@@ -236,6 +236,10 @@ func TestLifeOfAContainer(t *testing.T) {
 	if out, err := frames(t, []byte(logs)); out != "out\n" || err != "err\n" {
 		t.Errorf("logs: %q %q", out, err)
 	}
+	_, logs = r.send("GET", "/containers/job/logs?stdout=1&timestamps=1&since=1", "")
+	if out, _ := frames(t, []byte(logs)); !strings.HasSuffix(out, "Z out\n") {
+		t.Errorf("timestamps: %q", out)
+	}
 	if _, logs := r.send("GET", "/containers/job/logs?stdout=1&tail=0", ""); logs != "" {
 		t.Errorf("tail=0: %q", logs)
 	}

@@ -194,28 +194,26 @@ type logWriter struct {
 	within map[agentclient.Stream]bool // the last output of the stream did not end a line
 }
 
-// write writes output of a stream. With timestamps, each line begins with its time.
+// write writes output of a stream, each line in a frame of its own, as Docker does. With timestamps,
+// each line begins with its time.
 func (l *logWriter) write(from agentclient.Stream, at time.Time, text []byte) error {
-	if l.stamps {
-		var out []byte
-		for _, line := range bytes.SplitAfter(text, []byte("\n")) {
-			if len(line) == 0 {
-				continue
-			}
-			if !l.within[from] {
-				out = at.UTC().AppendFormat(out, stampFormat)
-				out = append(out, ' ')
-			}
-			out = append(out, line...)
-			l.within[from] = !bytes.HasSuffix(line, []byte("\n"))
+	var out []byte
+	for line := range bytes.SplitAfterSeq(text, []byte("\n")) {
+		if len(line) == 0 {
+			continue
 		}
-		text = out
-	}
-	if !l.raw {
-		text = frame(from, text)
+		if l.stamps && !l.within[from] {
+			stamp := append(at.UTC().AppendFormat(nil, stampFormat), ' ')
+			line = append(stamp, line...)
+		}
+		l.within[from] = !bytes.HasSuffix(line, []byte("\n"))
+		if !l.raw {
+			line = frame(from, line)
+		}
+		out = append(out, line...)
 	}
 	_ = l.rc.SetWriteDeadline(time.Now().Add(l.stall)) // connections of some tests have no deadlines
-	_, err := l.w.Write(text)
+	_, err := l.w.Write(out)
 	return err
 }
 

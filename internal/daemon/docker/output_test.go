@@ -2,8 +2,11 @@ package docker
 
 import (
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/forkd/forkd/internal/host/agentclient"
 )
@@ -96,5 +99,25 @@ func TestSplit(t *testing.T) {
 		if got := [3]string{repository, tag, tagOf(name)}; got != want {
 			t.Errorf("%q: %q, want %q", name, got, want)
 		}
+	}
+}
+
+// Each line of a log has a frame of its own, and one time.
+func TestLogLines(t *testing.T) {
+	w := httptest.NewRecorder()
+	l := &logWriter{w: w, rc: http.NewResponseController(w), stamps: true, within: map[agentclient.Stream]bool{}}
+	at := time.Unix(0, 0)
+	for _, text := range []string{"a\nb", "c\n", ""} {
+		if err := l.write(agentclient.Stdout, at, []byte(text)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const stamp = "1970-01-01T00:00:00.000000000Z "
+	want := ""
+	for _, line := range []string{stamp + "a\n", stamp + "b", "c\n"} {
+		want += string(frame(agentclient.Stdout, []byte(line)))
+	}
+	if got := w.Body.String(); got != want {
+		t.Errorf("%q, want %q", got, want)
 	}
 }

@@ -24,7 +24,8 @@ const clientsLimit = time.Hour
 //   - and, with faked VMs, small agent frameworks and the examples for them.
 var clientGroups = []string{"e2b-python", "e2b-js", "code-interpreter-python", "code-interpreter-js", "e2b-quickstart",
 	"forkd-python", "forkd-python-own", "forkd-mcp", "forkd-typescript", "contract", "mcp", "mcp@1.30", "schemathesis",
-	"sdk-python", "sdk-typescript", "sdk-go", "adapters@rig", "examples@rig"}
+	"sdk-python", "sdk-typescript", "sdk-go", "adapters@rig", "examples@rig",
+	"docker@rig"}
 
 // schemathesisDuration and schemathesisSeed make each run of the suite send the same requests, as
 // many as fit into schemathesisDuration. `scripts/compat schemathesis` sends different requests
