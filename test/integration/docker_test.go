@@ -121,8 +121,9 @@ func TestDocker(t *testing.T) {
 	c.call(t, "DELETE", "/containers/job", "", 204, nil)
 
 	box := c.create(t, "loop", `{"Image":"parent","Env":["OWN=1"],"WorkingDir":"/srv/new",
-		"Cmd":["sh","-c","trap 'exit 7' TERM; while :; do sleep 0.1; done"]}`)
+		"Cmd":["sh","-c","trap 'exit 7' TERM; touch /tmp/ready; while :; do sleep 0.1; done"]}`)
 	c.call(t, "POST", "/containers/loop/start", "", 204, nil)
+	c.exec(t, "loop", "sh", "-c", "until [ -e /tmp/ready ]; do sleep 0.1; done")
 	if out, code := c.exec(t, "loop", "sh", "-c", "pwd; echo $OWN; exit 4"); out != "/srv/new\n1\n" || code != 4 {
 		t.Errorf("exec: %q, exit code %d", out, code)
 	}

@@ -81,11 +81,19 @@ func (s *Server) wake(r *http.Request, c *found) error {
 // onGuest calls f with a client of a container's guest.
 func (s *Server) onGuest(ctx context.Context, r *http.Request, c *found, op string,
 	f func(context.Context, *agentclient.Client) error) error {
+	c.changeUsers(1)
+	defer c.changeUsers(-1)
 	return s.view(r).Use(ctx, c.id, op, func(ctx context.Context, dial agentclient.DialFunc) error {
 		guest := agentclient.New(dial)
 		guest.Keep = face.ShareOf(r).Keep
 		return f(ctx, guest)
 	})
+}
+
+func (c *container) changeUsers(n int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.users += n
 }
 
 // stat describes a path. It follows links.

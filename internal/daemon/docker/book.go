@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -31,8 +32,9 @@ const suffix = ".json"
 // maxRecord bounds the file of a container, in bytes.
 const maxRecord = 64 << 10
 
-// openBook reads the files in a directory, which it makes if it is missing.
-func openBook(dir string) (*book, error) {
+// openBook reads the files in a directory, which it makes if it is missing. A power failure may
+// damage a file. Its container then has exited, and has no name.
+func openBook(dir string, log *slog.Logger) (*book, error) {
 	b := &book{dir: dir, all: make(map[string]*container), names: make(map[string]string)}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
@@ -51,9 +53,10 @@ func openBook(dir string) (*book, error) {
 		}
 		c := newContainer(id)
 		if c.state, err = readState(filepath.Join(dir, e.Name())); err != nil {
-			return nil, fmt.Errorf("record of a container: %w: remove the file, and the container has no name", err)
+			log.Error("the record of a container is damaged", "error", err)
+			c.state = state{Status: exited, ExitCode: exitUnknown, Error: "the record of the container is damaged"}
 		}
-		c.recorded, b.all[id] = true, c
+		b.all[id] = c
 		if c.state.Name != "" {
 			b.names[c.state.Name] = id
 		}
@@ -129,6 +132,9 @@ func (b *book) setName(c *container, name string) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	delete(b.names, old)
+	if b.all[c.id] != c {
+		return noContainer(name) // it has been deleted, and its name must stay free
+	}
 	b.names[name] = c.id
 	return nil
 }
@@ -139,18 +145,34 @@ func (b *book) change(c *container, f func(*state)) error {
 	defer c.mu.Unlock()
 	next := c.state
 	f(&next)
-	p, err := json.Marshal(next)
+	if err := b.writeLocked(c, &next); err != nil {
+		return err
+	}
+	c.state = next
+	c.notifyLocked()
+	return nil
+}
+
+// note is like change, for a change that has happened already: if the file cannot be written, only
+// the next daemon does not know the change.
+func (b *book) note(c *container, f func(*state)) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	f(&c.state)
+	c.notifyLocked()
+	return b.writeLocked(c, &c.state)
+}
+
+// writeLocked writes the file of a container, unless the container is gone. The caller holds c.mu.
+func (b *book) writeLocked(c *container, s *state) error {
+	if c.gone {
+		return nil
+	}
+	p, err := json.Marshal(s)
 	if err != nil {
 		return err
 	}
-	if !c.gone {
-		if err := atomicfile.Write(filepath.Join(b.dir, c.id+suffix), p, 0o600); err != nil {
-			return err
-		}
-	}
-	c.state, c.recorded = next, true
-	c.notifyLocked()
-	return nil
+	return atomicfile.Write(filepath.Join(b.dir, c.id+suffix), p, 0o600)
 }
 
 // drop forgets a container whose sandbox has been deleted. It returns the container, or nil if it

@@ -44,6 +44,9 @@ func (s *Server) commit(w http.ResponseWriter, r *http.Request) error {
 		if full, err = fullName(repository); err != nil {
 			return err
 		}
+		if err := s.mayName(r, full, ""); err != nil {
+			return err
+		}
 	}
 	if err := s.wake(r, &c); err != nil {
 		return err
@@ -69,7 +72,7 @@ func (s *Server) commit(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	if err := s.name(full, d, req.Tag == ""); err != nil {
+	if err := s.name(r, full, d, req.Tag == ""); err != nil {
 		return err
 	}
 	s.feed.emit(imageEvent("commit", imageID(d.ID), full))
@@ -80,14 +83,14 @@ func (s *Server) commit(w http.ResponseWriter, r *http.Request) error {
 
 // name gives a full name to a snapshot that was just made. An empty name gives none. If the snapshot
 // has the name's own tag, it only loses other meanings of the name.
-func (s *Server) name(full string, d store.Detail, made bool) error {
+func (s *Server) name(r *http.Request, full string, d store.Detail, made bool) error {
 	switch {
 	case full == "":
 		return nil
 	case tagOf(full) == d.Tag:
 		return s.tags.remove(func(a alias) bool { return a.Name == full })
 	}
-	return s.tags.set(alias{Name: full, Snapshot: d.Tag, ID: d.ID, Made: made})
+	return s.tags.set(alias{Name: full, Snapshot: d.Tag, ID: d.ID, Made: made, Who: auth.From(r.Context()).Who})
 }
 
 // tagImage answers a POST to an image: it gives the image a further name. The path has the image's
@@ -115,10 +118,10 @@ func (s *Server) tagImage(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	if err := s.view(r).MayName("repo", full); err != nil {
+	if err := s.mayName(r, full, img.snapshot); err != nil {
 		return err
 	}
-	if err := s.name(full, img.Detail, false); err != nil {
+	if err := s.name(r, full, img.Detail, false); err != nil {
 		return err
 	}
 	s.feed.emit(imageEvent("tag", img.ID, full))
@@ -146,6 +149,11 @@ func (s *Server) removeImage(w http.ResponseWriter, r *http.Request) error {
 	force := boolQuery(r, "force")
 	switch {
 	case isAlias && (!a.Made || len(img.names) > 1):
+		if who := auth.From(r.Context()); who.Who != a.Who {
+			if err := who.Need(auth.Admin); err != nil {
+				return err
+			}
+		}
 		if err := s.tags.remove(func(old alias) bool { return old.Name == full }); err != nil {
 			return err
 		}

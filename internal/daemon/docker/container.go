@@ -38,11 +38,11 @@ type container struct {
 
 	mu       sync.Mutex
 	state    state
-	recorded bool          // the state has a file
 	gone     bool          // the sandbox has been deleted
 	main     *process      // the main process; nil: it does not run
 	changed  chan struct{} // closed and replaced when state, main or gone changes
 	suspends *time.Timer   // suspends the sandbox of an exited container
+	users    int           // transfers of files; the sandbox is not suspended meanwhile
 	ports    []listener    // published ports that are open
 	last     sandbox.Info  // description of the sandbox at the latest event
 }

@@ -2,16 +2,20 @@ package docker_test
 
 import (
 	"context"
+	"encoding/json"
 	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/forkd/forkd/client"
+	"github.com/forkd/forkd/internal/apirig"
 	"github.com/forkd/forkd/internal/daemon/docker"
 )
 
@@ -159,8 +163,11 @@ func TestNextDaemon(t *testing.T) {
 	r.create("?name=done", `,"Cmd":["sh","-c","exit 3"]`)
 	r.call("POST", "/containers/done/start", "", 204, nil)
 	r.wait("done")
-	id := r.create("?name=loop", `,"Cmd":["sh","-c","trap 'exit 7' TERM; while :; do sleep 0.05; done"]`)
+	id := r.create("?name=loop", `,"Cmd":["sh","-c","trap 'exit 7' TERM; echo ready; while :; do sleep 0.05; done"]`)
 	r.call("POST", "/containers/loop/start", "", 204, nil)
+	for !strings.Contains(r.call("GET", "/containers/loop/logs?stdout=1", "", 200, nil), "ready") {
+		time.Sleep(10 * time.Millisecond)
+	}
 	r.Docker.Close()
 	next, err := docker.New(r.Docker.Config)
 	if err != nil {
@@ -183,5 +190,31 @@ func TestNextDaemon(t *testing.T) {
 	r.call("POST", "/containers/loop/stop", "", 204, nil)
 	if s := r.state(id); s.Status != "exited" || s.ExitCode != 7 {
 		t.Errorf("stopped: %+v", s)
+	}
+}
+
+// A power failure may damage the record of a container. The next daemon starts nevertheless.
+func TestDamagedRecord(t *testing.T) {
+	r := start(t)
+	id := r.create("?name=box", "")
+	var c struct{ ForkdSandbox string }
+	r.call("GET", "/containers/"+id+"/json", "", 200, &c)
+	r.Docker.Close()
+	if err := os.WriteFile(filepath.Join(r.Docker.Dir, c.ForkdSandbox+".json"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	next, err := docker.New(r.Docker.Config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer next.Close()
+	req := httptest.NewRequest("GET", "/containers/"+id+"/json", nil)
+	req.Header.Set("Authorization", "Bearer "+apirig.Token)
+	w := httptest.NewRecorder()
+	next.ServeHTTP(w, req)
+	var i struct{ State state }
+	if err := json.Unmarshal(w.Body.Bytes(), &i); err != nil || i.State.Status != "exited" || i.State.ExitCode != 255 ||
+		i.State.Error == "" {
+		t.Errorf("%d %s", w.Code, w.Body)
 	}
 }

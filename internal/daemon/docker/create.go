@@ -122,10 +122,13 @@ func (s *Server) create(w http.ResponseWriter, r *http.Request) error {
 	audit.From(r.Context()).Sandboxes = []string{made.ID}
 	c := s.book.of(made)
 	if name == "" {
-		name = made.Hostname
+		if release, taken := s.book.reserve(made.Hostname); taken == nil {
+			name = made.Hostname
+			defer release()
+		}
 	}
 	err = s.book.change(c, func(s *state) { s.Status = created })
-	if err == nil {
+	if err == nil && name != "" { // otherwise the name is the id of the sandbox
 		err = s.book.setName(c, name)
 	}
 	if err != nil {

@@ -54,7 +54,7 @@ type Server struct {
 func New(cfg Config) (*Server, error) {
 	s := &Server{Config: cfg, mux: http.NewServeMux(), execs: newExecs(), feed: newFeed()}
 	var err error
-	if s.book, err = openBook(cfg.Dir); err != nil {
+	if s.book, err = openBook(cfg.Dir, cfg.Face.Log); err != nil {
 		return nil, err
 	}
 	if s.tags, err = openTags(filepath.Join(cfg.Dir, "images")); err != nil {
@@ -64,6 +64,9 @@ func New(cfg Config) (*Server, error) {
 	context.AfterFunc(cfg.Face.Stopping, func() { s.end(agentclient.ErrDetached) })
 	s.routes()
 	s.adopt()
+	if err := s.tidyTags(); err != nil {
+		return nil, err
+	}
 	s.tasks.Go(s.watch)
 	return s, nil
 }

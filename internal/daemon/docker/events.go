@@ -3,6 +3,7 @@ package docker
 import (
 	"context"
 	"encoding/json"
+	"maps"
 	"net/http"
 	"sync"
 	"time"
@@ -49,10 +50,9 @@ func (s *Server) event(action string, c *container, i sandbox.Info, attributes .
 	c.mu.Unlock()
 	sp := specOf(i)
 	m := message{ID: containerID(c.id), From: sp.Config.Image, Type: ofContainer, Action: action,
-		Actor: actor{containerID(c.id), map[string]string{"image": sp.Config.Image, "name": c.name()}}}
-	for name, value := range i.Labels {
-		m.Actor.Attributes[name] = value
-	}
+		Actor: actor{containerID(c.id), map[string]string{}}}
+	maps.Copy(m.Actor.Attributes, i.Labels)
+	m.Actor.Attributes["image"], m.Actor.Attributes["name"] = sp.Config.Image, c.name()
 	for n := 0; n+1 < len(attributes); n += 2 {
 		m.Actor.Attributes[attributes[n]] = attributes[n+1]
 	}

@@ -128,11 +128,14 @@ func (x *execs) drop(id string) {
 
 // killAll kills the running execs of a container.
 func (x *execs) killAll(id string) {
+	var kills sync.WaitGroup
 	for _, e := range x.ofContainer(id) {
 		if p := e.process(); p != nil && !e.hasEnded() {
-			_ = p.signal(context.Background(), syscall.SIGKILL) // fails only if the process or the sandbox has ended
+			// A kill fails only if the process or the sandbox has ended, or if the guest hangs.
+			kills.Go(func() { _ = p.signal(context.Background(), syscall.SIGKILL) })
 		}
 	}
+	kills.Wait()
 }
 
 // process returns the process of an exec, or nil if the exec has not been started.
@@ -270,7 +273,7 @@ func (s *Server) startExec(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	if req.Detach {
-		if err := s.begin(r.Context(), p, e.cmd, leave); err != nil {
+		if err := s.begin(p, e.cmd, leave); err != nil {
 			return err
 		}
 		w.WriteHeader(http.StatusOK)
@@ -335,7 +338,7 @@ func (s *Server) carry(e *exec, p *process, t *stream, reader *reader, ended fun
 	wants := map[agentclient.Stream]bool{agentclient.Stdout: e.req.AttachStdout || e.req.TTY,
 		agentclient.Stderr: e.req.AttachStderr}
 	failed := make(chan error, 1)
-	go func() { failed <- s.begin(s.life, p, e.cmd, ended) }()
+	go func() { failed <- s.begin(p, e.cmd, ended) }()
 	t.follow(ctx, reader, wants)
 	select {
 	case err := <-failed:

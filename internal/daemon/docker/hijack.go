@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -15,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/host/agentclient"
 )
 
@@ -50,7 +50,7 @@ func (s *Server) hijack(w http.ResponseWriter, r *http.Request, tty bool) (*stre
 	header += "Content-Type: " + streamType(r, tty) + "\r\nApi-Version: " + w.Header().Get("Api-Version") + "\r\n\r\n"
 	conn, buf, err := http.NewResponseController(w).Hijack()
 	if err != nil {
-		return nil, fmt.Errorf("take over the connection: %w", err)
+		return nil, face.BadRequest("a stream needs HTTP/1.1: %v", err)
 	}
 	t := &stream{conn: conn, in: buf.Reader, tty: tty, idle: s.Face.Limits.Idle}
 	_ = conn.SetDeadline(time.Time{}) // connections of some tests have no deadlines
@@ -62,11 +62,11 @@ func (s *Server) hijack(w http.ResponseWriter, r *http.Request, tty bool) (*stre
 	return t, nil
 }
 
-// untilRead waits until the client has read what was sent, but not longer than a moment. docker-py
+// untilRead waits until the client has read what was sent, but not for ever. docker-py
 // loses output that arrives together with the header: it reads the header through a buffer, and the
 // output without the buffer. Docker's daemon starts processes so slowly that this does not happen.
 func (t *stream) untilRead() {
-	const limit, interval = time.Second, 200 * time.Microsecond
+	const limit, interval = 10 * time.Second, 200 * time.Microsecond
 	for begun := time.Now(); time.Since(begun) < limit; time.Sleep(interval) {
 		unread := 0
 		err := control(t.conn, func(fd int) (err error) {

@@ -83,9 +83,9 @@ func (s *Server) startLocked(ctx context.Context, view *tenancy.View, c *contain
 	}
 	switch args := sp.args(); {
 	case len(args) > 0:
-		err = s.startMain(ctx, view, c, &sp, args)
+		err = s.startMain(view, c, &sp, args)
 	case st.Status != "": // otherwise the sandbox of another API runs again
-		err = s.book.change(c, func(s *state) {
+		s.note(c, func(s *state) {
 			s.Status, s.ExitCode, s.Error, s.Started, s.Finished = running, 0, "", time.Now(), time.Time{}
 		})
 	}
@@ -98,19 +98,21 @@ func (s *Server) startLocked(ctx context.Context, view *tenancy.View, c *contain
 }
 
 // startMain starts the main process of a container.
-func (s *Server) startMain(ctx context.Context, view *tenancy.View, c *container, sp *spec, args []string) error {
+func (s *Server) startMain(view *tenancy.View, c *container, sp *spec, args []string) error {
+	p := newProcess(c.id, view, c.out, sp.Config.TTY, nil)
 	c.mu.Lock()
-	if c.main == nil {
-		c.main = newProcess(c.id, view, c.out, sp.Config.TTY, nil)
+	if c.main != nil {
+		c.mu.Unlock()
+		return conflict("Container %s is still running", containerID(c.id))
 	}
-	p := c.main
+	c.main = p
+	c.notifyLocked()
 	c.mu.Unlock()
 	cmd := command{args: args, user: sp.Config.User, dir: sp.Config.WorkingDir, stdin: sp.Config.OpenStdin}
-	err := s.begin(ctx, p, cmd, func() { s.mainEnded(c, p, sp.Host.AutoRemove) })
-	if err != nil {
+	if err := s.begin(p, cmd, func() { s.mainEnded(c, p, sp.Host.AutoRemove) }); err != nil {
 		return err
 	}
-	return s.book.change(c, func(s *state) {
+	s.note(c, func(s *state) {
 		if c.main != p {
 			return // it has ended already
 		}
@@ -118,6 +120,14 @@ func (s *Server) startMain(ctx context.Context, view *tenancy.View, c *container
 		defer p.mu.Unlock()
 		s.Status, s.PID, s.ExitCode, s.Error, s.Started, s.Finished = running, p.pid, 0, "", time.Now(), time.Time{}
 	})
+	return nil
+}
+
+// note records what has happened to a container.
+func (s *Server) note(c *container, f func(*state)) {
+	if err := s.book.note(c, f); err != nil {
+		s.Face.Log.Error("write the record of a container", "sandbox", c.id, "error", err)
+	}
 }
 
 // mainEnded records the end of a container's main process, kills the container's other processes,
@@ -130,7 +140,7 @@ func (s *Server) mainEnded(c *container, p *process, remove bool) {
 	c.closePorts()
 	s.execs.killAll(c.id)
 	i, unknown := p.view.Sandbox(c.id)
-	err := s.book.change(c, func(st *state) {
+	s.note(c, func(st *state) {
 		c.main = nil
 		st.Status, st.PID, st.ExitCode, st.Finished = exited, 0, code, time.Now()
 		if st.Started.IsZero() {
@@ -140,9 +150,6 @@ func (s *Server) mainEnded(c *container, p *process, remove bool) {
 			st.Error = why.Error()
 		}
 	})
-	if err != nil {
-		s.Face.Log.Error("write the record of a container", "sandbox", c.id, "error", err)
-	}
 	if unknown == nil {
 		s.event("die", c, i, "exitCode", strconv.Itoa(code))
 	}
@@ -169,6 +176,13 @@ func (s *Server) suspendLater(c *container, view *tenancy.View) {
 			return // the next daemon does it
 		}
 		defer unlock()
+		c.mu.Lock()
+		users := c.users
+		c.mu.Unlock()
+		if users > 0 {
+			s.suspendLater(c, view)
+			return
+		}
 		st, gone, _ := c.now()
 		i, err := view.Sandbox(c.id)
 		if st.Status != exited || gone || err != nil || i.State != sandbox.Running {
@@ -281,13 +295,13 @@ func (s *Server) stopMachine(r *http.Request, c *container, code int) error {
 	if sp := specOf(i); sp.Host.AutoRemove {
 		return s.view(r).Kill(c.id)
 	}
-	if !c.isOwn() {
+	if c.isOwn() {
+		s.note(c, func(s *state) { s.Status, s.ExitCode, s.Finished = exited, code, time.Now() })
+	} else {
 		c.notify()
-		return nil
 	}
-	err = s.book.change(c, func(s *state) { s.Status, s.ExitCode, s.Finished = exited, code, time.Now() })
 	c.out.end()
-	return err
+	return nil
 }
 
 func (s *Server) restart(w http.ResponseWriter, r *http.Request) error {

@@ -71,18 +71,14 @@ type command struct {
 // begin starts a process and follows it in a goroutine. The function ended is called at the end of
 // the process, before p.ended is closed. begin returns when the process runs, or with the reason why
 // it could not be started.
-func (s *Server) begin(ctx context.Context, p *process, cmd command, ended func()) error {
+func (s *Server) begin(p *process, cmd command, ended func()) error {
 	s.tasks.Go(func() {
 		p.finish(s.run(p, cmd))
 		ended()
 		close(p.ended)
 		p.out.end()
 	})
-	select {
-	case <-p.running:
-	case <-ctx.Done():
-		return ctx.Err()
-	}
+	<-p.running // within maxStart
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.notStarted
@@ -141,8 +137,16 @@ func (s *Server) run(p *process, cmd command) (code int, err error) {
 			req.Terminal = &agentclient.Size{}
 		}
 	}
+	start, cancel := context.WithCancelCause(s.life)
+	defer cancel(nil)
+	late := time.AfterFunc(maxStart, func() {
+		if !p.isRunning() {
+			cancel(errLate)
+		}
+	})
+	defer late.Stop()
 	var res agentclient.ExecResult
-	err = p.view.Use(s.life, p.sandbox, "exec in", func(ctx context.Context, dial agentclient.DialFunc) (err error) {
+	err = p.view.Use(start, p.sandbox, "exec in", func(ctx context.Context, dial agentclient.DialFunc) (err error) {
 		if cmd.dir != "" {
 			if err := makeDir(ctx, agentclient.New(dial), cmd); err != nil {
 				return err
@@ -151,11 +155,18 @@ func (s *Server) run(p *process, cmd command) (code int, err error) {
 		res, err = agentclient.New(dial).ExecStream(ctx, req, p.sink)
 		return err
 	})
-	if err != nil && p.isRunning() {
+	switch {
+	case err != nil && p.isRunning():
 		return s.attachTo(p)
+	case err != nil && errors.Is(context.Cause(start), errLate):
+		err = errLate
 	}
 	return p.result(cmd.args, res, err)
 }
+
+// errLate is the error of a process that does not start within maxStart.
+var errLate = face.NewError(http.StatusGatewayTimeout, fmt.Sprintf("the guest did not start the process within %v",
+	maxStart))
 
 // makeDir makes the directory in which a command starts, as Docker does.
 func makeDir(ctx context.Context, guest *agentclient.Client, cmd command) error {

@@ -95,7 +95,7 @@ func (s *Server) build(r *http.Request, out *progress, full string, logins map[s
 	if err != nil {
 		return err
 	}
-	if err := s.name(full, d, true); err != nil {
+	if err := s.name(r, full, d, true); err != nil {
 		return err
 	}
 	s.feed.emit(imageEvent("pull", imageID(d.ID), full))

@@ -172,16 +172,14 @@ func TestAttach(t *testing.T) {
 func TestAutoRemove(t *testing.T) {
 	r := start(t)
 	id := r.create("", `,"Cmd":["sh","-c","exit 5"],"HostConfig":{"AutoRemove":true}`)
-	_, in, resp := r.hijack("/containers/"+id+"/wait?condition=removed", "")
+	_, _, resp := r.hijack("/containers/"+id+"/wait?condition=removed", "")
 	if resp.StatusCode != 200 {
 		t.Fatal(resp.Status)
 	}
 	r.call("POST", "/containers/"+id+"/start", "", 204, nil)
-	resp.Body = io.NopCloser(in)
-	text := make([]byte, 100)
-	n, _ := in.Read(text)
-	if !strings.Contains(string(text[:n]), `{"StatusCode":5}`) {
-		t.Errorf("%q", text[:n])
+	text, err := io.ReadAll(resp.Body)
+	if err != nil || !strings.Contains(string(text), `{"StatusCode":5}`) {
+		t.Errorf("%q %v", text, err)
 	}
 	r.call("GET", "/containers/"+id+"/json", "", 404, nil)
 }

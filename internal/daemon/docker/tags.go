@@ -13,8 +13,10 @@ import (
 	"github.com/google/go-containerregistry/pkg/name"
 
 	"github.com/forkd/forkd/internal/atomicfile"
+	"github.com/forkd/forkd/internal/daemon/auth"
 	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/owner"
 )
 
 // tags has the names of images that are not the tags of their snapshots, in a file: names that
@@ -33,6 +35,7 @@ type alias struct {
 	Snapshot string `json:"snapshot"` // tag of the snapshot
 	ID       string `json:"id"`       // ID of the snapshot
 	Made     bool   `json:"made"`     // the snapshot was made for this name, and its own tag is not shown
+	Who      string `json:"who"`      // name of the principal that has given the name
 }
 
 // Bounds on names.
@@ -149,4 +152,32 @@ func (t *tags) of(tag, id string) []string {
 		names = append([]string{own}, names...)
 	}
 	return names
+}
+
+// mayName returns an error if the client may not give a name to a snapshot. Every client may give a
+// free name. A name that leads to another image may be changed by the client that has given it, and
+// by clients that may delete snapshots.
+func (s *Server) mayName(r *http.Request, full, snapshot string) error {
+	who := auth.From(r.Context())
+	if a, taken := s.tags.find(full); taken && a.Who != who.Who {
+		return who.Need(auth.Admin)
+	}
+	own := tagOf(full)
+	if _, err := s.view(r).Snapshot(own); own != "" && own != snapshot && err == nil {
+		return who.Need(auth.Admin)
+	}
+	return s.view(r).MayName("repo", full)
+}
+
+// tidyTags removes the names of snapshots that do not exist any more.
+func (s *Server) tidyTags() error {
+	view := s.Face.Host.For(owner.Owner{Name: owner.Anyone})
+	isGone := func(a alias) bool {
+		d, err := view.Snapshot(a.Snapshot)
+		return err != nil || d.ID != a.ID
+	}
+	if !slices.ContainsFunc(s.tags.list(), isGone) {
+		return nil
+	}
+	return s.tags.remove(isGone)
 }

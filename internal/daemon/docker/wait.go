@@ -67,7 +67,7 @@ func (s *Server) waitFor(ctx context.Context, c *found, condition string, before
 		case "removed":
 			ends = false
 		case "next-exit":
-			ends = ends && !st.Finished.Equal(before.Finished)
+			ends = ends && (st.Status == "" || !st.Finished.Equal(before.Finished))
 		case "", "not-running":
 			ends = ends || statusOf(st, i) == created
 		}
@@ -82,16 +82,22 @@ func (s *Server) waitFor(ctx context.Context, c *found, condition string, before
 	}
 }
 
+// sweepEvery is how often containers without a sandbox are searched for. A request that lists
+// sandboxes may add a container whose sandbox is deleted at the same time.
+const sweepEvery = time.Minute
+
 // watch follows the events of sandboxes: it forgets the containers of deleted sandboxes, and wakes
 // the clients that wait for a container.
 func (s *Server) watch() {
 	events := s.Face.Host.For(owner.Owner{Name: owner.Anyone}).Events("")
 	for {
-		e, missed, err := events.Next(s.life)
+		ctx, cancel := context.WithTimeout(s.life, sweepEvery)
+		e, missed, err := events.Next(ctx)
+		cancel()
 		switch {
-		case err != nil:
+		case s.life.Err() != nil:
 			return // the daemon stops
-		case missed:
+		case err != nil, missed:
 			s.sweep()
 		case e.Kind == event.SandboxDeleted:
 			s.forget(e.Sandbox)
@@ -120,11 +126,11 @@ func (s *Server) forget(id string) {
 
 // sweep forgets the containers whose sandboxes do not exist.
 func (s *Server) sweep() {
-	have := map[string]bool{}
+	list, have := s.book.list(), map[string]bool{} // in this order, because new containers have a sandbox already
 	for _, i := range s.Face.Host.For(owner.Owner{Name: owner.Anyone}).Sandboxes() {
 		have[i.ID] = true
 	}
-	for _, c := range s.book.list() {
+	for _, c := range list {
 		if !have[c.id] {
 			s.forget(c.id)
 		}

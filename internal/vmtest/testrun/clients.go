@@ -21,7 +21,7 @@ const clientsLimit = time.Hour
 //   - the clients of forkd 0.5 and of the Model Context Protocol,
 //   - schemathesis, for schemathesisDuration,
 //   - the parts that the SDKs' own tests do not cover,
-//   - and, with faked VMs, small agent frameworks and the examples for them.
+//   - and, with faked VMs, small agent frameworks, the examples for them, and Docker's clients.
 var clientGroups = []string{"e2b-python", "e2b-js", "code-interpreter-python", "code-interpreter-js", "e2b-quickstart",
 	"forkd-python", "forkd-python-own", "forkd-mcp", "forkd-typescript", "contract", "mcp", "mcp@1.30", "schemathesis",
 	"sdk-python", "sdk-typescript", "sdk-go", "adapters@rig", "examples@rig",
