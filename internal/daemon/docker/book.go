@@ -191,6 +191,7 @@ func (b *book) drop(id string) (*container, error) {
 	b.mu.Unlock()
 	c.gone = true
 	c.notifyLocked()
+	c.out.rush()
 	c.out.end()
 	if err := os.Remove(filepath.Join(b.dir, id+suffix)); !errors.Is(err, fs.ErrNotExist) {
 		return c, err

@@ -130,9 +130,11 @@ func frame(from agentclient.Stream, p []byte) []byte {
 const hangUpInterval = 2 * time.Second
 
 // whileConnected returns a context that ends when the client has closed the connection. A client
-// that has only ended its input still receives output.
+// that has only ended its input still receives output. The end of the context ends reads and writes
+// that wait for the client.
 func (t *stream) whileConnected(ctx context.Context) (context.Context, func()) {
 	ctx, cancel := context.WithCancel(ctx)
+	context.AfterFunc(ctx, func() { _ = t.conn.SetDeadline(time.Now()) }) // fails only if the connection is closed
 	go func() {
 		tick := time.NewTicker(hangUpInterval)
 		defer tick.Stop()

@@ -108,7 +108,8 @@ func (s *Server) startMain(view *tenancy.View, c *container, sp *spec, args []st
 	c.main = p
 	c.notifyLocked()
 	c.mu.Unlock()
-	cmd := command{args: args, user: sp.Config.User, dir: sp.Config.WorkingDir, stdin: sp.Config.OpenStdin}
+	cmd := command{args: args, user: sp.Config.User, dir: sp.Config.WorkingDir, makesDir: sp.Config.WorkingDir != "",
+		stdin: sp.Config.OpenStdin}
 	if err := s.begin(p, cmd, func() { s.mainEnded(c, p, sp.Host.AutoRemove) }); err != nil {
 		return err
 	}

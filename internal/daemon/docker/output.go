@@ -28,7 +28,8 @@ func (e *entry) isComplete() bool {
 }
 
 // output passes the output of a process to its readers, and keeps the end of it. The process waits
-// for a reader that is slow, until the reader's connection is closed.
+// for a reader that is slow, until the reader's connection is closed. A process that is killed waits
+// only for a moment, so that its end is noticed.
 type output struct {
 	limit int // bytes to keep
 
@@ -37,10 +38,13 @@ type output struct {
 	size    int     // bytes of entries
 	readers map[*reader]bool
 	ended   chan struct{} // closed and replaced when the process has ended
+	hurry   chan struct{} // closed when the process is killed; replaced when it has ended
+	killed  bool          // hurry is closed
 }
 
 func newOutput(limit int) *output {
-	return &output{limit: limit, readers: make(map[*reader]bool), ended: make(chan struct{})}
+	return &output{limit: limit, readers: make(map[*reader]bool), ended: make(chan struct{}),
+		hurry: make(chan struct{})}
 }
 
 // chunk is a piece of output as it arrived.
@@ -91,12 +95,35 @@ func (o *output) write(from agentclient.Stream, p []byte) {
 	for r := range o.readers {
 		list = append(list, r)
 	}
+	hurry := o.hurry
 	o.mu.Unlock()
 	for _, r := range list {
 		select {
 		case r.chunks <- c:
+			continue
 		case <-r.gone:
+			continue
+		case <-hurry:
 		}
+		select {
+		case r.chunks <- c:
+		case <-r.gone:
+		case <-time.After(rushTime):
+			r.close()
+		}
+	}
+}
+
+// rushTime is how long a process that is killed waits for a reader.
+const rushTime = 5 * time.Second
+
+// rush is called when the process is killed.
+func (o *output) rush() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if !o.killed {
+		o.killed = true
+		close(o.hurry)
 	}
 }
 
@@ -139,4 +166,7 @@ func (o *output) end() {
 	defer o.mu.Unlock()
 	close(o.ended)
 	o.ended = make(chan struct{})
+	if o.killed {
+		o.killed, o.hurry = false, make(chan struct{})
+	}
 }

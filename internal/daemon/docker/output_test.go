@@ -6,6 +6,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/forkd/forkd/internal/host/agentclient"
@@ -120,4 +121,33 @@ func TestLogLines(t *testing.T) {
 	if got := w.Body.String(); got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
+}
+
+// A killed process does not wait for a reader that reads nothing.
+func TestRush(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := newOutput(0)
+		_, r := o.read()
+		wrote := make(chan bool)
+		go func() {
+			o.write(agentclient.Stdout, []byte("x"))
+			close(wrote)
+		}()
+		synctest.Wait()
+		select {
+		case <-wrote:
+			t.Error("the output was not received")
+		default:
+		}
+		o.rush()
+		o.rush()
+		<-wrote
+		select {
+		case <-r.gone:
+		default:
+			t.Error("the reader is still waited for")
+		}
+		o.end()
+		<-r.ended
+	})
 }

@@ -65,6 +65,7 @@ type command struct {
 	args      []string
 	env       map[string]string
 	user, dir string
+	makesDir  bool // the directory is made if it is missing
 	stdin     bool
 }
 
@@ -147,7 +148,7 @@ func (s *Server) run(p *process, cmd command) (code int, err error) {
 	defer late.Stop()
 	var res agentclient.ExecResult
 	err = p.view.Use(start, p.sandbox, "exec in", func(ctx context.Context, dial agentclient.DialFunc) (err error) {
-		if cmd.dir != "" {
+		if cmd.makesDir {
 			if err := makeDir(ctx, agentclient.New(dial), cmd); err != nil {
 				return err
 			}
@@ -263,6 +264,9 @@ func (p *process) use(ctx context.Context, f func(context.Context, *agentclient.
 
 // signal sends a signal to the process and its process group. A process that has ended is no error.
 func (p *process) signal(ctx context.Context, sig syscall.Signal) error {
+	if sig == syscall.SIGKILL {
+		p.out.rush()
+	}
 	ctx, cancel := context.WithTimeout(ctx, controlFor)
 	defer cancel()
 	err := p.use(ctx, func(ctx context.Context, ap *agentclient.Process) error { return ap.Signal(ctx, sig) })
