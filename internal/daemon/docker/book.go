@@ -1,7 +1,6 @@
 package docker
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -12,6 +11,7 @@ import (
 	"sync"
 
 	"github.com/forkd/forkd/internal/atomicfile"
+	"github.com/forkd/forkd/internal/format/record"
 	"github.com/forkd/forkd/internal/host/sandbox"
 	"github.com/forkd/forkd/internal/host/vmpool"
 )
@@ -73,13 +73,18 @@ func readState(path string) (s state, err error) {
 		return s, err
 	}
 	p, err := os.ReadFile(path)
-	if err == nil {
-		err = json.Unmarshal(p, &s)
-	}
 	if err != nil {
-		return s, fmt.Errorf("%s: %w", path, err)
+		return s, err
 	}
-	return s, nil
+	c, err := record.ParseContainer(path, p)
+	if err != nil {
+		return s, err
+	}
+	switch c.Status {
+	case "", created, running, exited:
+		return *c, nil
+	}
+	return s, fmt.Errorf("%s: status %.50q: want created, running or exited", path, c.Status)
 }
 
 // of returns the container of a sandbox.
@@ -168,7 +173,7 @@ func (b *book) writeLocked(c *container, s *state) error {
 	if c.gone {
 		return nil
 	}
-	p, err := json.Marshal(s)
+	p, err := record.EncodeContainer(s)
 	if err != nil {
 		return err
 	}

@@ -124,11 +124,13 @@ func TestTags(t *testing.T) {
 
 func TestDamagedTags(t *testing.T) {
 	r := start(t)
-	for _, text := range []string{"{", `[{"name":"a:1","snapshot":"../x"}]`, `[{"name":"A:1","snapshot":"x"}]`} {
+	const rest = `"id":"x","made":false,"who":"x"}]}`
+	for _, text := range []string{"{", `{"version":1,"names":[{"name":"a:1","snapshot":"../x",` + rest,
+		`{"version":1,"names":[{"name":"A:1","snapshot":"x",` + rest, `{"version":1,"names":[]}`} {
 		if err := os.WriteFile(filepath.Join(r.Docker.Dir, "images"), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := docker.New(r.Docker.Config); err == nil || !strings.Contains(err.Error(), "remove the file") {
+		if _, err := docker.New(r.Docker.Config); err == nil || !strings.Contains(err.Error(), "these names are lost") {
 			t.Errorf("%s: %v", text, err)
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/forkd/forkd/internal/format/record"
 	"github.com/forkd/forkd/internal/host/sandbox"
 )
 
@@ -18,17 +19,8 @@ const (
 	exited  = "exited"
 )
 
-// state is the changing part of a container, as its file has it.
-type state struct {
-	Name     string `json:"name,omitempty"`   // empty: the id of the sandbox
-	Status   string `json:"status,omitempty"` // created, running or exited; empty: a sandbox of another API
-	PID      uint32 `json:"pid,omitempty"`    // main process in the guest, while it runs
-	ExitCode int    `json:"exit_code,omitempty"`
-	// why the main process could not be started, or why its exit code is unknown
-	Error    string    `json:"error,omitempty"`
-	Started  time.Time `json:"started,omitzero"`
-	Finished time.Time `json:"finished,omitzero"`
-}
+// state is the changing part of a container. Its status is created, running or exited.
+type state = record.Container
 
 // container is the part of a container that is not in its sandbox.
 type container struct {

@@ -1,7 +1,6 @@
 package docker
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -15,6 +14,7 @@ import (
 	"github.com/forkd/forkd/internal/atomicfile"
 	"github.com/forkd/forkd/internal/daemon/auth"
 	"github.com/forkd/forkd/internal/daemon/face"
+	"github.com/forkd/forkd/internal/format/record"
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/owner"
 )
@@ -30,13 +30,7 @@ type tags struct {
 }
 
 // alias is a further name of a snapshot.
-type alias struct {
-	Name     string `json:"name"`     // REPOSITORY:TAG
-	Snapshot string `json:"snapshot"` // tag of the snapshot
-	ID       string `json:"id"`       // ID of the snapshot
-	Made     bool   `json:"made"`     // the snapshot was made for this name, and its own tag is not shown
-	Who      string `json:"who"`      // name of the principal that has given the name
-}
+type alias = record.ImageName
 
 // Bounds on names.
 const (
@@ -59,14 +53,17 @@ func openTags(path string) (*tags, error) {
 		p, err = os.ReadFile(path)
 	}
 	if err == nil {
-		err = json.Unmarshal(p, &t.all)
+		var names *record.ImageNames
+		if names, err = record.ParseImageNames(path, p); err == nil {
+			t.all = names.Names
+		}
 	}
 	for _, a := range t.all {
 		_, invalid := fullName(a.Name)
 		err = errors.Join(err, invalid, snapshot.CheckTag(a.Snapshot))
 	}
 	if err != nil {
-		return nil, fmt.Errorf("names of images: %s: %w: remove the file, and these names are lost", path, err)
+		return nil, fmt.Errorf("names of images: %w: remove %s, and these names are lost", err, path)
 	}
 	return t, nil
 }
@@ -91,14 +88,26 @@ func (t *tags) change(f func([]alias) []alias) error {
 		return face.NewError(http.StatusTooManyRequests,
 			fmt.Sprintf("images have more than %d names: remove some", maxTags))
 	}
-	p, err := json.Marshal(next)
-	if err == nil {
-		err = atomicfile.WriteDurable(t.path, p, 0o600)
+	if err := t.write(next); err != nil {
+		return fmt.Errorf("names of images: %w", err)
 	}
-	if err == nil {
-		t.all = next
+	t.all = next
+	return nil
+}
+
+// write replaces the file. Without names there is no file.
+func (t *tags) write(list []alias) error {
+	if len(list) == 0 {
+		if err := os.Remove(t.path); !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		return nil
 	}
-	return err
+	p, err := record.EncodeImageNames(&record.ImageNames{Names: list})
+	if err != nil {
+		return err
+	}
+	return atomicfile.WriteDurable(t.path, p, 0o600)
 }
 
 // list returns all names.

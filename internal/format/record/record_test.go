@@ -31,6 +31,9 @@ func kinds() map[string]kind {
 		"secrets":   kindOf(ParseSecrets, EncodeSecrets),
 		"base":      kindOf(ParseBase, EncodeBase),
 		"tags":      kindOf(ParseTags, EncodeTags),
+
+		"container":  kindOf(ParseContainer, EncodeContainer),
+		"imagenames": kindOf(ParseImageNames, EncodeImageNames),
 	}
 }
 
@@ -169,7 +172,7 @@ func TestGoldenFilesAreWhole(t *testing.T) {
 		"workspace.v0.json": &workspaceV0{}, "workspace.v1.json": &workspaceFile{},
 		"once.v0.json": &onceV0{}, "once.v1.json": &onceFile{},
 		"secrets.v1.json": &secretsFile{}, "base.v0.json": &Base{}, "base.v1.json": &baseFile{},
-		"tags.v1.json": &tagsFile{},
+		"tags.v1.json": &tagsFile{}, "container.v1.json": &containerFile{}, "imagenames.v1.json": &imageNamesFile{},
 	} {
 		if f := decode(all[name], v); f != nil {
 			t.Fatal(f)
