@@ -258,7 +258,8 @@ func TestLifeOfAContainer(t *testing.T) {
 
 func TestRunningContainer(t *testing.T) {
 	r := start(t)
-	id := r.create("?name=loop", `,"Entrypoint":["sh"],"Cmd":["-c","trap 'exit 7' TERM; echo ready; while :; do sleep 0.05; done"]`)
+	id := r.create("?name=loop", `,"Entrypoint":["sh"],
+		"Cmd":["-c","trap 'exit 7' TERM; echo ready; while :; do sleep 0.05; done"]`)
 	r.call("POST", "/containers/loop/start", "", 204, nil)
 	r.call("POST", "/containers/loop/start", "", 304, nil)
 	resp, err := r.http.Get("http://docker/v1.44/containers/loop/logs?stdout=1&follow=1")

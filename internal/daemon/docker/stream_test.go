@@ -23,8 +23,8 @@ func (r *rig) hijack(path, body string) (*net.UnixConn, *bufio.Reader, *http.Res
 	}
 	r.t.Cleanup(func() { conn.Close() })
 	conn.SetDeadline(time.Now().Add(limit))
-	fmt.Fprintf(conn, "POST /v1.44%s HTTP/1.1\r\nHost: docker\r\nContent-Type: application/json\r\nConnection: Upgrade\r\n"+
-		"Upgrade: tcp\r\nContent-Length: %d\r\n\r\n%s", path, len(body), body)
+	fmt.Fprintf(conn, "POST /v1.44%s HTTP/1.1\r\nHost: docker\r\nContent-Type: application/json\r\n"+
+		"Connection: Upgrade\r\nUpgrade: tcp\r\nContent-Length: %d\r\n\r\n%s", path, len(body), body)
 	in := bufio.NewReader(conn)
 	resp, err := http.ReadResponse(in, nil)
 	if err != nil {
