@@ -3,6 +3,7 @@ package docker_test
 import (
 	"bufio"
 	"encoding/json"
+	"net/http/httptest"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -10,14 +11,23 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/forkd/forkd/internal/apirig"
 	"github.com/forkd/forkd/internal/daemon/docker"
 )
 
 // names returns the names of all images, sorted.
 func (r *rig) names() string {
 	r.t.Helper()
+	return imageNames(r.t, []byte(r.call("GET", "/images/json", "", 200, nil)))
+}
+
+// imageNames returns the names in a list of images, sorted by image.
+func imageNames(t *testing.T, p []byte) string {
+	t.Helper()
 	var list []struct{ RepoTags []string }
-	r.call("GET", "/images/json", "", 200, &list)
+	if err := json.Unmarshal(p, &list); err != nil {
+		t.Fatalf("%s: %v", p, err)
+	}
 	var names []string
 	for _, i := range list {
 		names = append(names, strings.Join(i.RepoTags, "+"))
@@ -122,17 +132,79 @@ func TestTags(t *testing.T) {
 	}
 }
 
+// tagsFile returns the path of the file with the names of images.
+func (r *rig) tagsFile() string { return filepath.Join(r.Docker.Dir, "images") }
+
+// next starts the next daemon, which reads the records of this one, and returns its names of images.
+func (r *rig) next() string {
+	r.t.Helper()
+	next, err := docker.New(r.Docker.Config)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	defer next.Close()
+	req := httptest.NewRequest("GET", "/images/json", nil)
+	req.Header.Set("Authorization", "Bearer "+apirig.Token)
+	w := httptest.NewRecorder()
+	next.ServeHTTP(w, req)
+	return imageNames(r.t, w.Body.Bytes())
+}
+
+// A daemon with a file that it cannot read starts without these names, and keeps the file.
 func TestDamagedTags(t *testing.T) {
 	r := start(t)
-	const rest = `"id":"x","made":false,"who":"x"}]}`
-	for _, text := range []string{"{", `{"version":1,"names":[{"name":"a:1","snapshot":"../x",` + rest,
-		`{"version":1,"names":[{"name":"A:1","snapshot":"x",` + rest, `{"version":1,"names":[]}`} {
-		if err := os.WriteFile(filepath.Join(r.Docker.Dir, "images"), []byte(text), 0o600); err != nil {
+	for _, text := range []string{"{", `{"version":1,"names":[]}`, `{"version":9}`} {
+		if err := os.WriteFile(r.tagsFile(), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := docker.New(r.Docker.Config); err == nil || !strings.Contains(err.Error(), "these names are lost") {
-			t.Errorf("%s: %v", text, err)
+		if got := r.next(); got != "a.b:latest" {
+			t.Errorf("%s: %s", text, got)
 		}
+		if p, err := os.ReadFile(r.tagsFile() + ".refused"); err != nil || string(p) != text {
+			t.Errorf("%s: the file became %q, %v", text, p, err)
+		}
+	}
+}
+
+// A daemon leaves out only the names that are not valid.
+func TestBadTags(t *testing.T) {
+	r := start(t)
+	r.call("POST", "/images/a.b/tag?repo=good", "", 201, nil)
+	p, err := os.ReadFile(r.tagsFile())
+	if err != nil {
+		t.Fatal(err)
+	}
+	head, entry, _ := strings.Cut(string(p), "[")
+	entry, tail, _ := strings.Cut(entry, "]")
+	for _, bad := range []string{strings.Replace(entry, "good:latest", "A:1", 1),
+		strings.Replace(entry, "good:latest", "library/:1", 1), strings.Replace(entry, "good:latest", "library/x:1", 1),
+		strings.Replace(entry, `"a.b"`, `"../x"`, 1)} {
+		if err := os.WriteFile(r.tagsFile(), []byte(head+"["+bad+","+entry+"]"+tail), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if got := r.next(); got != "a.b:latest+good:latest" {
+			t.Errorf("%s: %s", bad, got)
+		}
+	}
+}
+
+// The next daemon can read each name that this one accepts.
+func TestRepeatedBeginningsOfTags(t *testing.T) {
+	r := start(t)
+	for _, to := range []string{"library/library/", "docker.io/library/", "docker.io/docker.io/", "x//y", "/x", "x/"} {
+		r.call("POST", "/images/a.b/tag?tag=t&repo="+url.QueryEscape(to), "", 400, nil)
+	}
+	r.call("POST", "/images/a.b/tag?tag=t&repo=library/docker.io/library/library/x", "", 201, nil)
+	r.call("POST", "/images/a.b/tag?tag=t&repo=docker.io/docker.io/library/team/y", "", 201, nil)
+	const want = "a.b:latest+x:t+team/y:t"
+	if got := r.names(); got != want {
+		t.Error(got)
+	}
+	if got := r.next(); got != want {
+		t.Errorf("the next daemon: %s", got)
+	}
+	if r.imageID("library/library/x:t") != r.imageID("x:t") {
+		t.Error("one name leads to two images")
 	}
 }
 

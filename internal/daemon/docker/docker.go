@@ -57,9 +57,7 @@ func New(cfg Config) (*Server, error) {
 	if s.book, err = openBook(cfg.Dir, cfg.Face.Log); err != nil {
 		return nil, err
 	}
-	if s.tags, err = openTags(filepath.Join(cfg.Dir, "images")); err != nil {
-		return nil, err
-	}
+	s.tags = openTags(filepath.Join(cfg.Dir, "images"), cfg.Face.Log)
 	s.life, s.end = context.WithCancelCause(context.Background())
 	context.AfterFunc(cfg.Face.Stopping, func() { s.end(agentclient.ErrDetached) })
 	s.routes()

@@ -28,8 +28,11 @@ const (
 var hexID = regexp.MustCompile(`^(sha256:)?[0-9a-f]{4,64}$`)
 
 // split divides the name of an image into its repository and its tag. The default tag is "latest".
+// The repository does not begin with hub or library, even if the name repeats them.
 func split(name string) (repository, tag string) {
-	name = strings.TrimPrefix(strings.TrimPrefix(name, hub), library)
+	for strings.HasPrefix(name, hub) || strings.HasPrefix(name, library) {
+		name = strings.TrimPrefix(strings.TrimPrefix(name, hub), library)
+	}
 	colon := strings.LastIndexByte(name, ':')
 	if colon < 0 || strings.Contains(name[colon:], "/") {
 		return name, latest

@@ -4,9 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"net/http"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 
 	"github.com/google/go-containerregistry/pkg/name"
@@ -38,42 +40,65 @@ const (
 	maxTagsFile = 16 << 20 // bytes
 )
 
-// openTags reads the names in a file. A missing file has no names.
-func openTags(path string) (*tags, error) {
+// openTags reads the names in a file. A missing file has no names. A file that cannot be read is
+// renamed, and a bad name is left out, because the daemon must start in any case.
+func openTags(path string, log *slog.Logger) *tags {
 	t := &tags{path: path}
+	all, err := readTags(path)
+	if err != nil {
+		err = errors.Join(err, os.Rename(path, path+refused))
+		log.Error("the names of images are lost: the record is renamed", "to", path+refused, "error", err)
+		return t
+	}
+	for _, a := range all {
+		full, err := fullName(a.Name)
+		if err == nil && full != a.Name {
+			err = fmt.Errorf("want %s", full)
+		}
+		if err = errors.Join(err, snapshot.CheckTag(a.Snapshot)); err != nil {
+			log.Error("the name of an image is left out", "name", a.Name, "record", path, "error", err)
+			continue
+		}
+		t.all = append(t.all, a)
+	}
+	return t
+}
+
+// refused ends the name of a file that openTags could not read.
+const refused = ".refused"
+
+func readTags(path string) ([]alias, error) {
 	i, err := os.Stat(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return t, nil
+		return nil, nil
 	}
 	if err == nil && i.Size() > maxTagsFile {
 		err = fmt.Errorf("%s has %d bytes: want at most %d", path, i.Size(), maxTagsFile)
 	}
-	var p []byte
-	if err == nil {
-		p, err = os.ReadFile(path)
-	}
-	if err == nil {
-		var names *record.ImageNames
-		if names, err = record.ParseImageNames(path, p); err == nil {
-			t.all = names.Names
-		}
-	}
-	for _, a := range t.all {
-		_, invalid := fullName(a.Name)
-		err = errors.Join(err, invalid, snapshot.CheckTag(a.Snapshot))
-	}
 	if err != nil {
-		return nil, fmt.Errorf("names of images: %w: remove %s, and these names are lost", err, path)
+		return nil, err
 	}
-	return t, nil
+	p, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	names, err := record.ParseImageNames(path, p)
+	if err != nil {
+		return nil, err
+	}
+	return names.Names, nil
 }
 
-// fullName returns the name of an image with its tag, in the form in which names are compared. It
-// returns an error for a name that Docker does not permit.
+// fullName returns the name of an image with its tag, in the form in which names are compared. The
+// full name of a full name is this name itself. An error says that Docker does not permit the name.
 func fullName(text string) (string, error) {
 	repository, tag := split(text)
 	full := repository + ":" + tag
-	if _, err := name.NewTag(full); err != nil {
+	_, err := name.NewTag(full)
+	if err == nil && slices.Contains(strings.Split(repository, "/"), "") {
+		err = fmt.Errorf("%.300s has an empty part between slashes", repository)
+	}
+	if err != nil {
 		return "", face.BadRequest("invalid reference format: %v", err)
 	}
 	return full, nil
