@@ -21,10 +21,13 @@ import (
 type book struct {
 	dir string
 
-	mu    sync.Mutex
-	all   map[string]*container
-	names map[string]string // ids of sandboxes by the names of their containers
+	mu      sync.Mutex
+	all     map[string]*container
+	pending map[givenName]bool // names that clients are giving to containers at this time
 }
+
+// givenName is a name that a client gives to a container, with the client's prefix.
+type givenName struct{ prefix, name string }
 
 // suffix ends the names of the files of containers.
 const suffix = ".json"
@@ -35,7 +38,7 @@ const maxRecord = 64 << 10
 // openBook reads the files in a directory, which it makes if it is missing. A power failure may
 // damage a file. Its container then has exited, and has no name.
 func openBook(dir string, log *slog.Logger) (*book, error) {
-	b := &book{dir: dir, all: make(map[string]*container), names: make(map[string]string)}
+	b := &book{dir: dir, all: make(map[string]*container), pending: make(map[givenName]bool)}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
@@ -57,9 +60,6 @@ func openBook(dir string, log *slog.Logger) (*book, error) {
 			c.state = state{Status: exited, ExitCode: exitUnknown, Error: "the record of the container is damaged"}
 		}
 		b.all[id] = c
-		if c.state.Name != "" {
-			b.names[c.state.Name] = id
-		}
 	}
 	return b, nil
 }
@@ -109,38 +109,30 @@ func (b *book) list() (list []*container) {
 	return list
 }
 
-// reserve takes a free name. The caller gives it to a container with setName, or calls release.
-func (b *book) reserve(name string) (release func(), err error) {
+// reserve prevents that a name is given to two containers at the same time. It returns false if the
+// name is being given already.
+func (b *book) reserve(n givenName) (release func(), ok bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if id, taken := b.names[name]; taken {
-		return nil, conflict("Conflict. The container name %q is already in use by container %q. "+
-			"You have to remove (or rename) that container to be able to reuse that name.", "/"+name, containerID(id))
+	if b.pending[n] {
+		return nil, false
 	}
-	b.names[name] = ""
+	b.pending[n] = true
 	return func() {
 		b.mu.Lock()
 		defer b.mu.Unlock()
-		if b.names[name] == "" {
-			delete(b.names, name)
-		}
-	}, nil
+		delete(b.pending, n)
+	}, true
 }
 
 // setName gives a container a name that was reserved.
-func (b *book) setName(c *container, name string) error {
-	old := ""
-	err := b.change(c, func(s *state) { old, s.Name = s.Name, name })
-	if err != nil {
+func (b *book) setName(c *container, n givenName) error {
+	if err := b.change(c, func(s *state) { s.Name, s.Prefix = n.name, n.prefix }); err != nil {
 		return err
 	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	delete(b.names, old)
-	if b.all[c.id] != c {
-		return noContainer(name) // it has been deleted, and its name must stay free
+	if _, gone, _ := c.now(); gone {
+		return noContainer(n.name)
 	}
-	b.names[name] = c.id
 	return nil
 }
 
@@ -192,7 +184,6 @@ func (b *book) drop(id string) (*container, error) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	delete(b.names, c.state.Name)
 	b.mu.Unlock()
 	c.gone = true
 	c.notifyLocked()

@@ -81,6 +81,12 @@ func (c *container) name() string {
 	return c.id
 }
 
+// prefix returns the prefix of the client that gave the container its name.
+func (c *container) prefix() string {
+	s, _, _ := c.now()
+	return s.Prefix
+}
+
 // process returns the main process, or nil if it does not run.
 func (c *container) process() *process {
 	c.mu.Lock()

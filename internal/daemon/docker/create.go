@@ -107,8 +107,9 @@ func (s *Server) create(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	given := givenName{prefixOf(r), name}
 	if name != "" {
-		release, err := s.book.reserve(name)
+		release, err := s.reserve(r, given)
 		if err != nil {
 			return err
 		}
@@ -121,15 +122,18 @@ func (s *Server) create(w http.ResponseWriter, r *http.Request) error {
 	made := result.Sandboxes[0]
 	audit.From(r.Context()).Sandboxes = []string{made.ID}
 	c := s.book.of(made)
-	if name == "" {
-		if release, taken := s.book.reserve(made.Hostname); taken == nil {
-			name = made.Hostname
+	if given.name == "" {
+		given.name = made.Hostname
+		release, taken := s.reserve(r, given)
+		if taken != nil {
+			given.name = "" // the name is the id of the sandbox
+		} else {
 			defer release()
 		}
 	}
 	err = s.book.change(c, func(s *state) { s.Status = created })
-	if err == nil && name != "" { // otherwise the name is the id of the sandbox
-		err = s.book.setName(c, name)
+	if err == nil && given.name != "" {
+		err = s.book.setName(c, given)
 	}
 	if err != nil {
 		_ = result.Kill(made.ID) // fails only if the sandbox has ended

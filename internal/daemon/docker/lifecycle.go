@@ -398,13 +398,14 @@ func (s *Server) rename(w http.ResponseWriter, r *http.Request) error {
 	if name == "" {
 		return face.BadRequest("name: missing: want the new name")
 	}
-	release, err := s.book.reserve(name)
+	given := givenName{prefixOf(r), name}
+	release, err := s.reserve(r, given)
 	if err != nil {
 		return err
 	}
 	defer release()
 	old := c.name()
-	if err := s.book.setName(c.container, name); err != nil {
+	if err := s.book.setName(c.container, given); err != nil {
 		return err
 	}
 	s.event("rename", c.container, c.info, "oldName", "/"+old)

@@ -8,9 +8,11 @@ import (
 	"strings"
 
 	"github.com/forkd/forkd/internal/daemon/audit"
+	"github.com/forkd/forkd/internal/daemon/auth"
 	"github.com/forkd/forkd/internal/daemon/build"
 	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/host/sandbox"
+	"github.com/forkd/forkd/internal/host/vmpool"
 )
 
 // containerID returns the id of a container. Docker's clients expect 64 hexadecimal digits, and the
@@ -28,6 +30,9 @@ func digest(text string) string {
 // properName is the rule of Docker for names of containers, with a bound.
 var properName = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.-]{1,127}$`)
 
+// idForm matches the forms in which clients show the ids of containers and images.
+var idForm = regexp.MustCompile(`^([0-9a-f]{12}|[0-9a-f]{64})$`)
+
 // nameQuery returns the name in a request's query, without the slash that precedes it in older
 // clients. The result is empty if there is none.
 func nameQuery(r *http.Request) (string, error) {
@@ -35,7 +40,31 @@ func nameQuery(r *http.Request) (string, error) {
 	if name != "" && !properName.MatchString(name) {
 		return "", face.BadRequest("Invalid container name (%.100s), only [a-zA-Z0-9][a-zA-Z0-9_.-] are allowed", name)
 	}
+	if idForm.MatchString(name) || vmpool.IsID(name) {
+		return "", face.BadRequest("name: %q has the form of an id: choose another name", name)
+	}
 	return name, nil
+}
+
+// prefixOf returns the prefix of the client of a request.
+func prefixOf(r *http.Request) string { return string(auth.From(r.Context()).Prefix) }
+
+// reserve takes a name that no container has that the client may see. The caller gives the name to a
+// container, and then calls release. Clients with different prefixes may give the same name to
+// different containers, because the error would tell a client of containers that it may not see.
+func (s *Server) reserve(r *http.Request, n givenName) (release func(), err error) {
+	release, free := s.book.reserve(n)
+	if !free {
+		return nil, conflict("Conflict. The container name %q is being given to another container.", "/"+n.name)
+	}
+	for _, c := range s.all(r) {
+		if c.name() == n.name {
+			release()
+			return nil, conflict("Conflict. The container name %q is already in use by container %q. "+
+				"You have to remove (or rename) that container to be able to reuse that name.", "/"+n.name, containerID(c.id))
+		}
+	}
+	return release, nil
 }
 
 // found is a container with the description of its sandbox.
@@ -54,27 +83,36 @@ func (s *Server) all(r *http.Request) (list []found) {
 	return list
 }
 
-// find returns the container that a request names: by its name, its id, the beginning of its id, or
-// the id of its sandbox.
+// find returns the container that a request names: by its id, the id of its sandbox, its name, or the
+// beginning of its id, in this order. Names that clients with another prefix have given come last.
+// Otherwise such a client could direct the requests of this client to its own containers.
 func (s *Server) find(r *http.Request) (found, error) {
 	asked := strings.TrimPrefix(r.PathValue("id"), "/")
-	var begin []found
-	for _, c := range s.all(r) {
-		id := containerID(c.id)
-		if asked == c.name() || asked == id || asked == c.id {
-			begin = []found{c}
-			break
-		}
-		if asked != "" && strings.HasPrefix(id, asked) {
-			begin = append(begin, c)
-		}
-	}
-	switch len(begin) {
-	case 0:
+	if asked == "" {
 		return found{}, noContainer(asked)
-	case 1:
-		audit.From(r.Context()).Sandbox = begin[0].id
-		return begin[0], nil
 	}
-	return found{}, face.BadRequest("Multiple IDs found with provided prefix: %.200s", asked)
+	all := s.all(r)
+	for _, isAsked := range []func(c *found) bool{
+		func(c *found) bool { return containerID(c.id) == asked },
+		func(c *found) bool { return c.id == asked },
+		func(c *found) bool { return c.name() == asked && c.prefix() == prefixOf(r) },
+		func(c *found) bool { return strings.HasPrefix(containerID(c.id), asked) },
+		func(c *found) bool { return c.name() == asked },
+	} {
+		var matches []found
+		for n := range all {
+			if isAsked(&all[n]) {
+				matches = append(matches, all[n])
+			}
+		}
+		switch len(matches) {
+		case 0:
+		case 1:
+			audit.From(r.Context()).Sandbox = matches[0].id
+			return matches[0], nil
+		default:
+			return found{}, face.BadRequest("Multiple IDs found with provided prefix: %.200s: use the whole id", asked)
+		}
+	}
+	return found{}, noContainer(asked)
 }

@@ -8,6 +8,7 @@ import (
 // Container is the record of the part of a container that changes. Its sandbox has the other part.
 type Container struct {
 	Name     string    `json:"name"`   // empty: the id of the sandbox
+	Prefix   string    `json:"prefix"` // prefix of the client that gave the name; empty: the client had none
 	Status   string    `json:"status"` // in the words of package docker; empty: a sandbox of another API, which has a name
 	PID      uint32    `json:"pid"`    // main process in the guest; 0: it does not run, or there is none
 	ExitCode int       `json:"exit_code"`

@@ -1,0 +1,108 @@
+package docker_test
+
+import (
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/forkd/forkd/internal/apirig"
+	"github.com/forkd/forkd/internal/daemon/auth"
+)
+
+// carrying adds a token to requests.
+type carrying struct {
+	http.RoundTripper
+	token string
+}
+
+func (c carrying) RoundTrip(r *http.Request) (*http.Response, error) {
+	r = r.Clone(r.Context())
+	r.Header.Set("Authorization", "Bearer "+c.token)
+	return c.RoundTripper.RoundTrip(r)
+}
+
+// as returns the rig for a client with the token of the given name.
+func (r *rig) as(token string) *rig {
+	client := *r
+	client.http = &http.Client{Transport: carrying{r.http.Transport, r.Tokens[token]}}
+	return &client
+}
+
+// startTenants starts a rig, and returns it for root and for two clients with prefixes.
+func startTenants(t *testing.T) (root, a, b *rig) {
+	t.Helper()
+	root = startWith(t, apirig.Options{Tokens: []auth.Token{{Name: "a", Scope: auth.Run, Prefix: "team-a/"},
+		{Name: "b", Scope: auth.Run, Prefix: "team-b/"}}})
+	return root, root.as("a"), root.as("b")
+}
+
+// Labels that make a container visible to a client with a prefix.
+const (
+	ofA = `,"Labels":{"team-a/job":"1"}`
+	ofB = `,"Labels":{"team-b/job":"1"}`
+)
+
+// idOf returns the id of the container that a name leads to.
+func (r *rig) idOf(name string) string {
+	r.t.Helper()
+	var c struct {
+		ID string `json:"Id"`
+	}
+	r.call("GET", "/containers/"+name+"/json", "", 200, &c)
+	return c.ID
+}
+
+// A client with a prefix can neither learn the names of others nor take their requests.
+func TestNamesOfOthers(t *testing.T) {
+	root, a, b := startTenants(t)
+	ofRoot := root.create("?name=db", "")
+	mine := a.create("?name=db", ofA) // a conflict would tell that root has this name
+	if root.idOf("db") != ofRoot || a.idOf("db") != mine {
+		t.Error("a name of another client comes before the client's own")
+	}
+	a.call("POST", "/containers/db/rename?name="+ofRoot[:20], "", 204, nil)
+	if root.idOf(ofRoot[:20]) != ofRoot || a.idOf(ofRoot[:20]) != mine {
+		t.Error("a name of another client comes before the beginning of an id")
+	}
+	a.call("POST", "/containers/"+mine+"/rename?name=job", "", 204, nil)
+	if root.idOf("job") != mine {
+		t.Error("root does not find the container of another client by its name")
+	}
+	text := root.call("POST", "/containers/create?name=job", `{"Image":"a.b"}`, 409, nil)
+	if !strings.Contains(text, mine) {
+		t.Error(text)
+	}
+	b.create("?name=job", ofB)
+	root.call("GET", "/containers/job/json", "", 400, nil) // two clients have given this name
+	if a.idOf("job") != mine {
+		t.Error("the name of a leads elsewhere")
+	}
+}
+
+// The name of a container cannot be the id of another one.
+func TestNamesLikeIDs(t *testing.T) {
+	r := start(t)
+	id := r.create("?name=one", "")
+	var c struct{ ForkdSandbox string }
+	r.call("GET", "/containers/one/json", "", 200, &c)
+	r.create("?name=two", "")
+	for _, name := range []string{id, id[:12], c.ForkdSandbox} {
+		r.call("POST", "/containers/two/rename?name="+name, "", 400, nil)
+		r.call("POST", "/containers/create?name="+name, `{"Image":"a.b"}`, 400, nil)
+		if r.idOf(name) != id {
+			t.Errorf("%s leads elsewhere", name)
+		}
+	}
+	r.call("POST", "/containers/two/rename?name=0123456789abcdef0123456789abcdef", "", 204, nil) // a UUID
+}
+
+// Names stay free after a failed creation, and after their containers.
+func TestFreeNames(t *testing.T) {
+	r := start(t)
+	r.call("POST", "/containers/create?name=x1", `{"Image":"a.b","Labels":{"":"1"}}`, 400, nil)
+	id := r.create("?name=x1", "")
+	r.call("POST", "/containers/x1/rename?name=x2", "", 204, nil)
+	r.create("?name=x1", "")
+	r.call("DELETE", "/containers/"+id, "", 204, nil)
+	r.create("?name=x2", "")
+}
