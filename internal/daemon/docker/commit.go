@@ -81,16 +81,25 @@ func (s *Server) commit(w http.ResponseWriter, r *http.Request) error {
 	}{imageID(d.ID)})
 }
 
-// name gives a full name to a snapshot that was just made. An empty name gives none. If the snapshot
+// name gives a full name to a snapshot, if the client may. An empty name gives none. If the snapshot
 // has the name's own tag, it only loses other meanings of the name.
 func (s *Server) name(r *http.Request, full string, d store.Detail, made bool) error {
-	switch {
-	case full == "":
+	if full == "" {
 		return nil
-	case tagOf(full) == d.Tag:
+	}
+	if err := s.mayName(r, full, d.Tag); err != nil {
+		return err
+	}
+	tag := tagOf(full)
+	if tag == d.Tag {
 		return s.tags.remove(func(a alias) bool { return a.Name == full })
 	}
-	return s.tags.set(alias{Name: full, Snapshot: d.Tag, ID: d.ID, Made: made, Who: auth.From(r.Context()).Who})
+	who := auth.From(r.Context())
+	a := alias{Name: full, Snapshot: d.Tag, ID: d.ID, Made: made, Who: who.Who, Admin: who.Scope >= auth.Admin}
+	if own, err := s.view(r).Snapshot(tag); tag != "" && err == nil {
+		a.Over = own.ID
+	}
+	return s.tags.set(a, func(old alias) error { return mayChange(r, old) })
 }
 
 // tagImage answers a POST to an image: it gives the image a further name. The path has the image's
@@ -118,9 +127,6 @@ func (s *Server) tagImage(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	if err := s.mayName(r, full, img.snapshot); err != nil {
-		return err
-	}
 	if err := s.name(r, full, img.Detail, false); err != nil {
 		return err
 	}
@@ -143,16 +149,14 @@ func (s *Server) removeImage(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	full, err := fullName(asked)
-	a, isAlias := s.tags.find(full)
+	a, isAlias := s.alias(s.view(r), full)
 	isAlias = isAlias && err == nil && a.ID == img.Detail.ID
 	byName := isAlias || tagOf(asked) == img.snapshot
 	force := boolQuery(r, "force")
 	switch {
 	case isAlias && (!a.Made || len(img.names) > 1):
-		if who := auth.From(r.Context()); who.Who != a.Who {
-			if err := who.Need(auth.Admin); err != nil {
-				return err
-			}
+		if err := mayChange(r, a); err != nil {
+			return err
 		}
 		if err := s.tags.remove(func(old alias) bool { return old.Name == full }); err != nil {
 			return err

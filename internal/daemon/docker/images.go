@@ -8,6 +8,7 @@ import (
 	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/store"
+	"github.com/forkd/forkd/internal/host/tenancy"
 )
 
 // image is a snapshot in Docker's terms.
@@ -25,7 +26,14 @@ const (
 	latest  = "latest"
 )
 
+// hexID matches the id of an image and its beginnings. Clients show the first shortID digits.
 var hexID = regexp.MustCompile(`^(sha256:)?[0-9a-f]{4,64}$`)
+
+const (
+	digestName = "sha256"
+	shortID    = 12
+	fullID     = 64
+)
 
 // split divides the name of an image into its repository and its tag. The default tag is "latest".
 // The repository does not begin with hub or library, even if the name repeats them.
@@ -54,41 +62,59 @@ func tagOf(name string) string {
 	return repository
 }
 
-// imageOf returns the image with a name or an id. The id may be shortened.
-func (s *Server) imageOf(r *http.Request, name string) (img image, err error) {
+// imageOf returns the image with a name or an id. The id may be shortened. As in Docker, a whole id is
+// never a name, and the beginning of an id comes after names. But the form in which clients show ids
+// comes before names: otherwise a snapshot with such a tag would stand in for another image.
+func (s *Server) imageOf(r *http.Request, name string) (image, error) {
+	digits, isDigest := strings.CutPrefix(name, digestName+":")
+	isID := hexID.MatchString(name)
+	if isID && (isDigest || len(digits) >= shortID) {
+		img, err := s.imageByID(r, digits)
+		if err != nil || img.ID != "" {
+			return img, err
+		}
+		if isDigest || len(digits) == fullID {
+			return img, noImage(name)
+		}
+	}
 	view := s.view(r)
 	if full, err := fullName(name); err == nil {
-		if a, ok := s.tags.find(full); ok {
+		if a, ok := s.alias(view, full); ok {
 			if d, err := view.Snapshot(a.Snapshot); err == nil && d.ID == a.ID {
-				return s.imageFrom(d), nil
+				return s.imageFrom(view, d), nil
 			}
 		}
 	}
 	if tag := tagOf(name); tag != "" {
 		if d, err := view.Snapshot(tag); err == nil {
-			return s.imageFrom(d), nil
+			return s.imageFrom(view, d), nil
 		}
 	}
-	if hexID.MatchString(name) {
-		found := 0
-		for _, i := range s.images(r) {
-			if strings.HasPrefix(i.ID, "sha256:"+strings.TrimPrefix(name, "sha256:")) {
-				img = i
-				found++
-			}
-		}
-		if found == 1 {
-			return img, nil
-		}
-		if found > 1 {
-			return img, face.BadRequest("image %s: several images have ids with this beginning", name)
+	if isID {
+		if img, err := s.imageByID(r, digits); err != nil || img.ID != "" {
+			return img, err
 		}
 	}
-	return img, noImage(name)
+	return image{}, noImage(name)
 }
 
-func (s *Server) imageFrom(d store.Detail) image {
-	return image{snapshot: d.Tag, ID: imageID(d.ID), names: s.tags.of(d.Tag, d.ID), Detail: d}
+// imageByID returns the image whose id begins with the given digits, or an image without an id if there
+// is none.
+func (s *Server) imageByID(r *http.Request, digits string) (img image, err error) {
+	for _, i := range s.images(r) {
+		if !strings.HasPrefix(i.ID, digestName+":"+digits) {
+			continue
+		}
+		if img.ID != "" {
+			return img, face.BadRequest("image %s: several images have ids with this beginning", digits)
+		}
+		img = i
+	}
+	return img, nil
+}
+
+func (s *Server) imageFrom(view *tenancy.View, d store.Detail) image {
+	return image{snapshot: d.Tag, ID: imageID(d.ID), names: s.namesOf(view, d), Detail: d}
 }
 
 // images returns the images that the client of a request may see. Snapshots that exist only for
@@ -100,7 +126,7 @@ func (s *Server) images(r *http.Request) (list []image) {
 			continue
 		}
 		if d, err := view.Snapshot(i.Tag); err == nil { // otherwise it has been deleted
-			list = append(list, s.imageFrom(d))
+			list = append(list, s.imageFrom(view, d))
 		}
 	}
 	return list
@@ -249,13 +275,13 @@ type historyEntry struct {
 
 // historyOf returns an image and the snapshots on which it builds, latest first.
 func (s *Server) historyOf(r *http.Request, img image) []historyEntry {
-	list := []historyEntry{entryOf(img)}
+	list, view := []historyEntry{entryOf(img)}, s.view(r)
 	for n := len(img.Ancestors) - 1; n >= 0; n-- {
-		d, err := s.view(r).Snapshot(img.Ancestors[n])
+		d, err := view.Snapshot(img.Ancestors[n])
 		if err != nil {
 			continue
 		}
-		list = append(list, entryOf(s.imageFrom(d)))
+		list = append(list, entryOf(s.imageFrom(view, d)))
 	}
 	return list
 }

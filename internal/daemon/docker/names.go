@@ -20,7 +20,7 @@ import (
 func containerID(sandboxID string) string { return digest("container " + sandboxID) }
 
 // imageID returns the id of the image for the snapshot with the given ID.
-func imageID(snapshotID string) string { return "sha256:" + digest("image "+snapshotID) }
+func imageID(snapshotID string) string { return digestName + ":" + digest("image "+snapshotID) }
 
 func digest(text string) string {
 	sum := sha256.Sum256([]byte(text))

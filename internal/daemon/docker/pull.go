@@ -45,11 +45,19 @@ func (s *Server) pull(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	out := &progress{w: w, rc: http.NewResponseController(w), stall: s.Face.Limits.Stall}
-	if _, err := s.imageOf(r, full); err == nil {
+	if img, err := s.imageOf(r, full); err == nil {
+		if a, ok := s.alias(s.view(r), full); ok && a.ID == img.Detail.ID && !a.Admin &&
+			a.Who != auth.From(r.Context()).Who {
+			return conflict("another client has given the name %.300s to an image, which may not be that of the "+
+				"registry: remove the name with docker rmi, and pull again", full)
+		}
 		out.say("", "Status: Image is up to date for "+full)
 		return nil
 	}
 	if err := auth.From(r.Context()).Need(auth.Admin); err != nil { // as for the builds of /v1
+		return err
+	}
+	if err := s.mayName(r, full, pulledTag(full)); err != nil {
 		return err
 	}
 	login, err := loginOf(r, full)

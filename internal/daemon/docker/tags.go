@@ -19,16 +19,19 @@ import (
 	"github.com/forkd/forkd/internal/format/record"
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/owner"
+	"github.com/forkd/forkd/internal/host/store"
+	"github.com/forkd/forkd/internal/host/tenancy"
 )
 
 // tags has the names of images that are not the tags of their snapshots, in a file: names that
 // clients have given with docker tag, and names that no snapshot can have. A name of this kind takes
-// precedence over the snapshot with this tag. It ends with its snapshot.
+// precedence over an earlier snapshot with this tag. It ends with its snapshot, and with a later
+// snapshot that has this tag.
 type tags struct {
 	path string
 
 	mu  sync.Mutex
-	all []alias
+	all []alias // the elements do not change
 }
 
 // alias is a further name of a snapshot.
@@ -95,8 +98,12 @@ func fullName(text string) (string, error) {
 	repository, tag := split(text)
 	full := repository + ":" + tag
 	_, err := name.NewTag(full)
-	if err == nil && slices.Contains(strings.Split(repository, "/"), "") {
+	switch {
+	case err != nil:
+	case slices.Contains(strings.Split(repository, "/"), ""):
 		err = fmt.Errorf("%.300s has an empty part between slashes", repository)
+	case repository == digestName || idForm.MatchString(repository):
+		err = fmt.Errorf("%s has the form of an id: choose another name", repository)
 	}
 	if err != nil {
 		return "", face.BadRequest("invalid reference format: %v", err)
@@ -105,10 +112,13 @@ func fullName(text string) (string, error) {
 }
 
 // change replaces the names with the result of f, and writes the file.
-func (t *tags) change(f func([]alias) []alias) error {
+func (t *tags) change(f func([]alias) ([]alias, error)) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	next := f(slices.Clone(t.all))
+	next, err := f(slices.Clone(t.all))
+	if err != nil {
+		return err
+	}
 	if len(next) > maxTags {
 		return face.NewError(http.StatusTooManyRequests,
 			fmt.Sprintf("images have more than %d names: remove some", maxTags))
@@ -135,11 +145,11 @@ func (t *tags) write(list []alias) error {
 	return atomicfile.WriteDurable(t.path, p, 0o600)
 }
 
-// list returns all names.
+// list returns all names. The caller does not change them.
 func (t *tags) list() []alias {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return slices.Clone(t.all)
+	return t.all
 }
 
 // find returns the alias with the given full name.
@@ -152,34 +162,63 @@ func (t *tags) find(full string) (alias, bool) {
 	return all[n], true
 }
 
-// set gives a name to a snapshot, in place of an older meaning of the name.
-func (t *tags) set(a alias) error {
-	return t.change(func(all []alias) []alias {
-		return append(slices.DeleteFunc(all, func(old alias) bool { return old.Name == a.Name }), a)
+// set gives a name to a snapshot, in place of an older meaning of the name, unless the client may not
+// change this meaning.
+func (t *tags) set(a alias, mayChange func(old alias) error) error {
+	return t.change(func(all []alias) ([]alias, error) {
+		n := slices.IndexFunc(all, func(old alias) bool { return old.Name == a.Name })
+		if n < 0 {
+			return append(all, a), nil
+		}
+		if err := mayChange(all[n]); err != nil {
+			return nil, err
+		}
+		all[n] = a
+		return all, nil
 	})
 }
 
 // remove removes the names for which f returns true.
 func (t *tags) remove(f func(alias) bool) error {
-	return t.change(func(all []alias) []alias { return slices.DeleteFunc(all, f) })
+	return t.change(func(all []alias) ([]alias, error) { return slices.DeleteFunc(all, f), nil })
 }
 
-// of returns the names of a snapshot: its own tag, unless it was made for another name or another
+// alias returns the alias with the given full name, unless a snapshot takes the name.
+func (s *Server) alias(view *tenancy.View, full string) (alias, bool) {
+	a, ok := s.tags.find(full)
+	return a, ok && !isTaken(view, a)
+}
+
+// isTaken reports whether a snapshot has taken the name of an alias: a snapshot that did not exist when
+// the client gave the name, and whose tag is this name. Otherwise a client could take a name while it is
+// free, and get the containers of all clients that want the later snapshot.
+func isTaken(view *tenancy.View, a alias) bool {
+	tag := tagOf(a.Name)
+	if tag == "" {
+		return false
+	}
+	d, err := view.Snapshot(tag)
+	var missing *store.NotFoundError
+	if err != nil {
+		return !errors.As(err, &missing)
+	}
+	return d.ID != a.Over
+}
+
+// namesOf returns the names of a snapshot: its own tag, unless it was made for another name or another
 // snapshot has this name now, and then the names that clients have given.
-func (t *tags) of(tag, id string) []string {
-	own, shown := tag+":"+latest, true
+func (s *Server) namesOf(view *tenancy.View, d store.Detail) []string {
+	own, shown := d.Tag+":"+latest, true
 	names := []string{}
-	for _, a := range t.list() {
+	for _, a := range s.tags.list() {
+		isOf := a.Snapshot == d.Tag && a.ID == d.ID
 		switch {
-		case a.Snapshot == tag && a.ID == id:
-			if a.Made {
-				shown = false
-			}
-			if a.Name != own {
-				names = append(names, a.Name)
-			}
-		case a.Name == own:
+		case !isOf && a.Name != own, isTaken(view, a):
+		case !isOf:
 			shown = false
+		default:
+			shown = shown && !a.Made
+			names = append(names, a.Name)
 		}
 	}
 	if shown {
@@ -192,23 +231,37 @@ func (t *tags) of(tag, id string) []string {
 // free name. A name that leads to another image may be changed by the client that has given it, and
 // by clients that may delete snapshots.
 func (s *Server) mayName(r *http.Request, full, snapshot string) error {
-	who := auth.From(r.Context())
-	if a, taken := s.tags.find(full); taken && a.Who != who.Who {
-		return who.Need(auth.Admin)
+	if err := s.view(r).MayName("repo", full); err != nil {
+		return err
+	}
+	if a, given := s.tags.find(full); given {
+		if err := mayChange(r, a); err != nil {
+			return err
+		}
 	}
 	own := tagOf(full)
 	if _, err := s.view(r).Snapshot(own); own != "" && own != snapshot && err == nil {
-		return who.Need(auth.Admin)
+		return auth.From(r.Context()).Need(auth.Admin)
 	}
-	return s.view(r).MayName("repo", full)
+	return nil
 }
 
-// tidyTags removes the names of snapshots that do not exist any more.
+// mayChange returns an error if the client may not change or remove an alias.
+func mayChange(r *http.Request, a alias) error {
+	who := auth.From(r.Context())
+	if a.Who == who.Who {
+		return nil
+	}
+	return who.Need(auth.Admin)
+}
+
+// tidyTags removes the names of snapshots that do not exist any more, and names that snapshots have
+// taken.
 func (s *Server) tidyTags() error {
 	view := s.Face.Host.For(owner.Owner{Name: owner.Anyone})
 	isGone := func(a alias) bool {
 		d, err := view.Snapshot(a.Snapshot)
-		return err != nil || d.ID != a.ID
+		return err != nil || d.ID != a.ID || isTaken(view, a)
 	}
 	if !slices.ContainsFunc(s.tags.list(), isGone) {
 		return nil

@@ -66,6 +66,11 @@ type ImageName struct {
 	ID   string `json:"id"`
 	Made bool   `json:"made"` // the snapshot was made for this name, and its own tag is not shown
 	Who  string `json:"who"`  // Principal.Who of the client that gave the name
+	// Admin says that the client could delete snapshots.
+	Admin bool `json:"admin"`
+	// Over is the id of the snapshot whose tag was this name, when the client gave the name. Empty: there
+	// was none. A later snapshot with this tag takes the name.
+	Over string `json:"over"`
 }
 
 // imageNamesFile is the content of the record.

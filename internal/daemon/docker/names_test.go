@@ -1,0 +1,99 @@
+package docker_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/forkd/forkd/client"
+	"github.com/forkd/forkd/internal/apirig"
+	"github.com/forkd/forkd/internal/daemon/auth"
+)
+
+// startUser starts a rig, and returns it for root and for a client with the scope run, who has the
+// image evil.
+func startUser(t *testing.T, o apirig.Options) (root, user *rig) {
+	t.Helper()
+	o.Tokens = []auth.Token{{Name: "user", Scope: auth.Run}}
+	root = startWith(t, o)
+	user = root.as("user")
+	user.create("?name=box", "")
+	user.commit("container=box&repo=evil")
+	return root, user
+}
+
+// No name of an image takes the place of an id.
+func TestImageNamesLikeIDs(t *testing.T) {
+	root, user := startUser(t, apirig.Options{})
+	id := root.imageID("a.b")
+	digits := strings.TrimPrefix(id, "sha256:")
+	for _, query := range []string{"repo=sha256&tag=" + digits, "repo=" + digits, "repo=" + digits[:12],
+		"repo=sha256"} {
+		user.call("POST", "/images/evil/tag?"+query, "", 400, nil)
+		user.call("POST", "/commit?container=box&"+strings.Replace(query, "repo=", "repo=library/", 1), "{}", 400, nil)
+	}
+	// Tags of snapshots have other rules.
+	cl, err := client.New(root.URL, root.Tokens["user"])
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tag := range []string{"sha256." + digits, digits, digits[:12]} {
+		var c struct{ ForkdSandbox string }
+		user.call("GET", "/containers/box/json", "", 200, &c)
+		if _, err := cl.Branch(t.Context(), c.ForkdSandbox, client.BranchRequest{Tag: tag, Mode: "diff"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, name := range []string{id, digits, digits[:12], digits[:20]} {
+		if got := root.imageID(name); got != id {
+			t.Errorf("%s leads to %s", name, got)
+		}
+	}
+	root.call("GET", "/images/sha256:"+strings.Repeat("0", 64)+"/json", "", 404, nil)
+}
+
+// A name that a client has taken while it was free does not hide a later snapshot with this tag.
+func TestLaterSnapshotTakesName(t *testing.T) {
+	root, user := startUser(t, apirig.Options{})
+	evil := user.imageID("evil")
+	user.call("POST", "/images/evil/tag?repo=py", "", 201, nil)
+	if root.imageID("py") != evil {
+		t.Fatal("the name leads elsewhere")
+	}
+	bake := root.Parent
+	bake.Tag = "py"
+	if _, err := root.Bake(t.Context(), bake); err != nil {
+		t.Fatal(err)
+	}
+	if root.imageID("py") == evil || user.imageID("py:latest") == evil {
+		t.Error("the name leads to the image of the client that took it before")
+	}
+	if got := root.names(); got != "a.b:latest evil:latest py:latest" {
+		t.Error(got)
+	}
+	user.call("POST", "/images/evil/tag?repo=py", "", 403, nil)
+	user.call("POST", "/commit?container=box&repo=py", "{}", 403, nil)
+	user.call("DELETE", "/images/py", "", 403, nil)
+	root.call("POST", "/images/evil/tag?repo=py", "", 201, nil) // root may, and then the name is older
+	if root.imageID("py") != evil {
+		t.Error("root cannot move the name")
+	}
+	if got := root.next(); got != " a.b:latest evil:latest+py:latest" { // the snapshot py has no name now
+		t.Errorf("the next daemon: %s", got)
+	}
+}
+
+// A name that a client with fewer rights has given is not the image of a registry.
+func TestPullOfATakenName(t *testing.T) {
+	root, user := startUser(t, apirig.Options{Images: []string{"docker.io/team/app:latest"}})
+	user.call("POST", "/images/evil/tag?repo=team/app", "", 201, nil)
+	text := root.call("POST", "/images/create?fromImage=team/app", "", 409, nil)
+	if !strings.Contains(text, "docker rmi") {
+		t.Error(text)
+	}
+	root.call("DELETE", "/images/team/app", "", 200, nil)
+	for _, want := range []string{"Downloaded newer image", "up to date"} {
+		if _, text := root.send("POST", "/images/create?fromImage=team/app", ""); !strings.Contains(text, want) {
+			t.Errorf("%s, want %s", text, want)
+		}
+	}
+}
