@@ -7,13 +7,17 @@ import (
 	"encoding/json"
 	"errors"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
+	"time"
 
 	"github.com/forkd/forkd/internal/daemon/audit"
 	"github.com/forkd/forkd/internal/daemon/face"
+	"github.com/forkd/forkd/internal/gate"
 	"github.com/forkd/forkd/internal/host/agentclient"
+	"github.com/forkd/forkd/internal/host/owner"
 	"github.com/forkd/forkd/internal/host/tenancy"
 )
 
@@ -22,14 +26,26 @@ const (
 	maxExecs      = 4096 // of all containers
 	maxExecsOfOne = 512  // of one container
 	maxRunning    = 128  // of one container, at a time
+
+	maxExecSize  = 256 << 10 // bytes of the command of one exec
+	maxExecBytes = 32 << 20  // bytes of the commands of all execs
+	itemSize     = 128       // bytes that an argument or a variable takes in addition to its text
+
+	// An exec that was not started for this time may be forgotten for the exec of another client.
+	startWithin = 5 * time.Minute
 )
 
 // exec is a command in a container, beside the main process.
 type exec struct {
 	id  string
 	of  *container
-	req execRequest
+	req execRequest // only the fields that cmd does not have
 	cmd command
+
+	client string // client that created the exec
+	made   time.Time
+	count  *gate.Hold // place among the execs
+	bytes  *gate.Hold // bytes of the command
 
 	proc *process // valid once started is true
 
@@ -47,37 +63,48 @@ type execRequest struct {
 }
 
 // execs has the execs of all containers. They are only in memory: the next daemon does not know
-// them, but their processes continue.
+// them, but their processes continue. One client cannot take the places of all clients.
 type execs struct {
 	mu    sync.Mutex
 	all   map[string]*exec
 	order []*exec // oldest first
+
+	count *gate.Gate // one place per exec
+	bytes *gate.Gate // one place per byte
 }
 
-func newExecs() *execs { return &execs{all: make(map[string]*exec)} }
+func newExecs() *execs {
+	return &execs{all: make(map[string]*exec), count: gate.New(maxExecs), bytes: gate.New(maxExecBytes)}
+}
 
-// add keeps an exec. If there are too many, the oldest ones that have ended are forgotten.
+// add keeps an exec. If there are too many, it forgets the oldest ones: first those that have ended,
+// then those of the same client that were not started, then those that were not started for long.
 func (x *execs) add(e *exec) error {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	own := 0
-	for _, old := range x.order {
-		if old.of == e.of {
-			own++
+	in, by := "container "+e.of.id, owner.FairShare(e.client, maxExecsOfOne)
+	by.Key = in + " " + e.client
+	e.count = x.count.Hold(owner.FairShare(e.client, maxExecs), gate.Share{Key: in, Most: maxExecsOfOne}, by)
+	e.bytes = x.bytes.Hold(owner.FairShare(e.client, maxExecBytes))
+	full := e.take()
+	for _, mayGo := range []func(old *exec) bool{
+		(*exec).hasEnded,
+		func(old *exec) bool { return old.client == e.client && !old.hasStarted() },
+		func(old *exec) bool { return e.made.Sub(old.made) > startWithin && !old.hasStarted() },
+	} {
+		for n := 0; n < len(x.order) && full != nil; {
+			old := x.order[n]
+			ofClient, inOne := old.client == e.client, old.of == e.of
+			helps := full.Key == "" || full.Key == e.client && ofClient || full.Key == in && inOne || ofClient && inOne
+			if !helps || !mayGo(old) {
+				n++
+				continue
+			}
+			x.removeLocked(n)
+			full = e.take()
 		}
 	}
-	for n := 0; n < len(x.order) && (own >= maxExecsOfOne || len(x.order) >= maxExecs); {
-		old := x.order[n]
-		if (own >= maxExecsOfOne && old.of != e.of) || !old.hasEnded() {
-			n++
-			continue
-		}
-		if old.of == e.of {
-			own--
-		}
-		x.removeLocked(n)
-	}
-	if own >= maxExecsOfOne || len(x.order) >= maxExecs {
+	if full != nil {
 		return face.NewError(http.StatusTooManyRequests, "too many execs that have not ended: end some of them")
 	}
 	x.all[e.id] = e
@@ -85,9 +112,37 @@ func (x *execs) add(e *exec) error {
 	return nil
 }
 
+// take takes the places of an exec, or returns the limit that has been reached.
+func (e *exec) take() *gate.FullError {
+	err := e.count.Add(1)
+	if err == nil {
+		if err = e.bytes.Add(e.cmd.size()); err != nil {
+			e.count.Leave()
+		}
+	}
+	var full *gate.FullError
+	errors.As(err, &full)
+	return full
+}
+
+// size returns the approximate size of a command in memory.
+func (c *command) size() int {
+	n := len(c.user) + len(c.dir) + itemSize*(1+len(c.args)+len(c.env))
+	for _, arg := range c.args {
+		n += len(arg)
+	}
+	for name, value := range c.env {
+		n += len(name) + len(value)
+	}
+	return n
+}
+
 func (x *execs) removeLocked(n int) {
-	delete(x.all, x.order[n].id)
-	x.order = append(x.order[:n:n], x.order[n+1:]...)
+	e := x.order[n]
+	delete(x.all, e.id)
+	x.order = slices.Delete(x.order, n, n+1)
+	e.count.Leave()
+	e.bytes.Leave()
 }
 
 // ofContainer returns the execs of a container, oldest first.
@@ -148,6 +203,8 @@ func (e *exec) process() *process {
 	return e.proc
 }
 
+func (e *exec) hasStarted() bool { return e.process() != nil }
+
 // hasEnded reports whether an exec was started and has ended.
 func (e *exec) hasEnded() bool {
 	p := e.process()
@@ -202,7 +259,13 @@ func (s *Server) createExec(w http.ResponseWriter, r *http.Request) error {
 	if cmd.dir == "" {
 		cmd.dir = sp.Config.WorkingDir
 	}
-	e := &exec{id: newExecID(), of: c.container, req: req, cmd: cmd}
+	if n := cmd.size(); n > maxExecSize {
+		return face.BadRequest("Cmd, Env: the command takes %d bytes: want at most %d, with %d for each argument and "+
+			"variable; copy large data with docker cp", n, maxExecSize, itemSize)
+	}
+	req = execRequest{TTY: req.TTY, AttachStdin: req.AttachStdin, AttachStdout: req.AttachStdout,
+		AttachStderr: req.AttachStderr} // cmd has the other fields
+	e := &exec{id: newExecID(), of: c.container, req: req, cmd: cmd, client: face.ClientOf(r), made: time.Now()}
 	if err := s.execs.add(e); err != nil {
 		return err
 	}
@@ -234,11 +297,13 @@ func (s *Server) findExec(r *http.Request) (*exec, error) {
 	e := s.execs.all[id]
 	s.execs.mu.Unlock()
 	if e == nil || s.view(r).Reach(e.of.id) != nil {
-		return nil, notFound("No such exec instance: %.100s", id)
+		return nil, noExec(id)
 	}
 	audit.From(r.Context()).Sandbox = e.of.id
 	return e, nil
 }
+
+func noExec(id string) error { return notFound("No such exec instance: %.100s", id) }
 
 // startExec starts an exec. Unless the client detaches, the connection carries the output and the
 // input until the process ends.
@@ -308,6 +373,11 @@ func (e *exec) start(s *Server, out *output, view *tenancy.View, size *agentclie
 	}
 	if now >= maxRunning {
 		return nil, face.NewError(http.StatusTooManyRequests, "too many execs run in this container: end some of them")
+	}
+	s.execs.mu.Lock() // so that an exec is not started while it is forgotten
+	defer s.execs.mu.Unlock()
+	if s.execs.all[e.id] != e {
+		return nil, noExec(e.id)
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()

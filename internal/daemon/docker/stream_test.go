@@ -242,3 +242,21 @@ func TestEmptyFields(t *testing.T) {
 		"Dns":[],"ConsoleSize":[24,80],"MemorySwappiness":-1,"OomKillDisable":false,"PidsLimit":0,"Init":true},
 		"NetworkingConfig":{"EndpointsConfig":{"default":{"IPAMConfig":null,"MacAddress":""}}}`)
 }
+
+func TestExecSize(t *testing.T) {
+	r := start(t)
+	id := r.running("")
+	var variables []string
+	for n := range 4000 {
+		variables = append(variables, fmt.Sprintf(`"A%d="`, n))
+	}
+	for _, fields := range []string{`"Cmd":["true"],"Env":[` + strings.Join(variables, ",") + `]`,
+		`"Cmd":["true","` + strings.Repeat("x", 300<<10) + `"]`, `"Cmd":["true"],"User":"` + strings.Repeat("x", 300<<10) + `"`} {
+		r.call("POST", "/containers/"+id+"/exec", "{"+fields+"}", 400, nil)
+	}
+	e := r.exec(id, `{"Cmd":["true","`+strings.Repeat("x", 100<<10)+`"]}`)
+	r.call("POST", "/exec/"+e+"/start", `{"Detach":true}`, 200, nil)
+	if code := r.exitCode(e); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+}
