@@ -194,7 +194,7 @@ func (s *Server) image(w http.ResponseWriter, r *http.Request) error {
 		if err != nil {
 			return err
 		}
-		return face.WriteJSON(w, r, http.StatusOK, inspectionOf(img))
+		return face.WriteJSON(w, r, http.StatusOK, inspectionOf(r, img))
 	case "history":
 		img, err := s.imageOf(r, name)
 		if err != nil {
@@ -250,10 +250,12 @@ type rootFS struct {
 // runtimeName is the name of this daemon where Docker names its runtime or its storage.
 const runtimeName = "forkd"
 
-func inspectionOf(i image) imageInspection {
+func inspectionOf(r *http.Request, i image) imageInspection {
 	env := []string{}
-	for name, value := range i.Guest.Env {
-		env = append(env, name+"="+value)
+	if mayReadSecrets(r) {
+		for name, value := range i.Guest.Env {
+			env = append(env, name+"="+value)
+		}
 	}
 	return imageInspection{ID: i.ID, RepoTags: i.names, RepoDigests: []string{}, Created: docktime(i.Created),
 		Comment: i.labels()[commentLabel], Author: i.labels()[authorLabel],

@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/forkd/forkd/internal/daemon/auth"
 	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/host/sandbox"
 )
@@ -66,7 +67,7 @@ func (s *Server) list(w http.ResponseWriter, r *http.Request) error {
 	list := []summary{}
 	for _, c := range all {
 		st, _, _ := c.now()
-		sp := specOf(c.info)
+		sp := specFor(r, c.info)
 		status := statusOf(st, c.info)
 		if status != running && status != paused && !everything {
 			continue
@@ -86,6 +87,19 @@ func (s *Server) list(w http.ResponseWriter, r *http.Request) error {
 		}
 	}
 	return face.WriteJSON(w, r, http.StatusOK, list)
+}
+
+// mayReadSecrets reports whether the client of a request may read commands and variables. They may
+// contain secrets, and the scope read gives nothing that is inside a sandbox.
+func mayReadSecrets(r *http.Request) bool { return auth.From(r.Context()).Need(auth.Run) == nil }
+
+// specFor returns the part of a container's specification that the client of a request may read.
+func specFor(r *http.Request, i sandbox.Info) spec {
+	sp := specOf(i)
+	if !mayReadSecrets(r) {
+		sp.Config.Cmd, sp.Config.Entrypoint, sp.Config.Env = nil, nil, nil
+	}
+	return sp
 }
 
 func labelsOf(i sandbox.Info) map[string]string {
@@ -196,12 +210,15 @@ func (s *Server) inspect(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	return face.WriteJSON(w, r, http.StatusOK, s.inspectionOf(c))
+	return face.WriteJSON(w, r, http.StatusOK, s.inspectionOf(r, c))
 }
 
-func (s *Server) inspectionOf(c found) inspection {
+func (s *Server) inspectionOf(r *http.Request, c found) inspection {
 	st, _, _ := c.now()
-	sp := specOf(c.info)
+	if !mayReadSecrets(r) {
+		st.Error = "" // it may quote the command
+	}
+	sp := specFor(r, c.info)
 	status := statusOf(st, c.info)
 	out := inspection{ID: containerID(c.id), Created: docktime(c.info.Created), Args: []string{}, Image: sp.Image,
 		Name: "/" + c.name(), Driver: runtimeName, Platform: "linux", ExecIDs: s.execs.of(c.id), HostConfig: sp.Host,

@@ -97,3 +97,28 @@ func TestPullOfATakenName(t *testing.T) {
 		}
 	}
 }
+
+// The scope read shows no commands and variables, which may contain secrets.
+func TestSecretsAreHidden(t *testing.T) {
+	r := startWith(t, apirig.Options{Tokens: []auth.Token{{Name: "reader", Scope: auth.Read},
+		{Name: "user", Scope: auth.Run}}, Images: []string{"docker.io/library/tool:1"}})
+	if _, text := r.send("POST", "/images/create?fromImage=tool&tag=1", ""); !strings.Contains(text, "Downloaded") {
+		t.Fatal(text)
+	}
+	id := r.create("?name=box", `,"Entrypoint":["s3cret-program"],"Cmd":["s3cret"],"Env":["PASSWORD=s3cret"]`)
+	r.send("POST", "/containers/box/start", "") // fails, with the name of the program
+	var i struct{ Config struct{ Env []string } }
+	if r.call("GET", "/images/tool:1/json", "", 200, &i); len(i.Config.Env) == 0 {
+		t.Fatal("the image has no variables")
+	}
+	variable, _, _ := strings.Cut(i.Config.Env[0], "=")
+	for path, secret := range map[string]string{"/containers/json?all=1": "s3cret", "/containers/" + id + "/json": "s3cret",
+		"/images/tool:1/json": variable} {
+		if text := r.as("user").call("GET", path, "", 200, nil); !strings.Contains(text, secret) {
+			t.Errorf("%s, for the scope run: %s", path, text)
+		}
+		if text := r.as("reader").call("GET", path, "", 200, nil); strings.Contains(text, secret) {
+			t.Errorf("%s, for the scope read: %s", path, text)
+		}
+	}
+}
