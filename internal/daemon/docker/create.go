@@ -168,7 +168,7 @@ func readCreate(w http.ResponseWriter, r *http.Request) (req createRequest, err 
 	if err := onlyKnown("HostConfig.", parts.HostConfig, hostFields...); err != nil {
 		return req, err
 	}
-	if err := checkNetworks(parts.NetworkingConfig); err != nil {
+	if err := checkNetworks(parts.NetworkingConfig, req.HostConfig.NetworkMode); err != nil {
 		return req, err
 	}
 	if err := checkHost(parts.HostConfig); err != nil {
@@ -187,8 +187,9 @@ func checkPlatform(r *http.Request) error {
 	}
 }
 
-// checkNetworks accepts an entry for the default network without settings of its own.
-func checkNetworks(p json.RawMessage) error {
+// checkNetworks accepts an entry for the network of the given mode without settings of its own. Clients
+// send such an entry together with the mode. An entry for another network is refused.
+func checkNetworks(p json.RawMessage, mode string) error {
 	if err := onlyKnown("NetworkingConfig.", p, "EndpointsConfig"); err != nil || len(p) == 0 {
 		return err
 	}
@@ -199,8 +200,9 @@ func checkNetworks(p json.RawMessage) error {
 		return err
 	}
 	for name, settings := range networks.EndpointsConfig {
-		if !isDefaultNetwork(name) && name != noNetwork || !allEmpty(settings) {
-			return unsupported("NetworkingConfig.EndpointsConfig: network "+name, insteadOf("EndpointsConfig"))
+		if name != mode && !(isDefaultNetwork(name) && isDefaultNetwork(mode)) || !allEmpty(settings) {
+			return unsupported("NetworkingConfig.EndpointsConfig: network "+name, "name only that of HostConfig.NetworkMode, "+
+				"without settings; "+insteadOf("EndpointsConfig"))
 		}
 	}
 	return nil

@@ -122,3 +122,21 @@ func TestSecretsAreHidden(t *testing.T) {
 		}
 	}
 }
+
+// An entry for a network must be that of the container's network mode.
+func TestNetworkEntries(t *testing.T) {
+	r := start(t)
+	body := func(mode, network string) string {
+		return `{"Image":"a.b","HostConfig":{"NetworkMode":"` + mode + `"},"NetworkingConfig":{"EndpointsConfig":{"` +
+			network + `":{"Links":null}}}}`
+	}
+	for mode, network := range map[string]string{"": "none", "default": "none", "bridge": "net1", "none": "bridge"} {
+		text := r.call("POST", "/containers/create", body(mode, network), 400, nil)
+		if !strings.Contains(text, "EndpointsConfig: network "+network) {
+			t.Errorf("%q: %s", mode, text)
+		}
+	}
+	for mode, network := range map[string]string{"": "bridge", "default": "default", "none": "none"} {
+		r.call("POST", "/containers/create", body(mode, network), 201, nil)
+	}
+}
