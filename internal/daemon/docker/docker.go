@@ -62,9 +62,7 @@ func New(cfg Config) (*Server, error) {
 	context.AfterFunc(cfg.Face.Stopping, func() { s.end(agentclient.ErrDetached) })
 	s.routes()
 	s.adopt()
-	if err := s.tidyTags(); err != nil {
-		return nil, err
-	}
+	s.tidyTags("")
 	s.tasks.Go(s.watch)
 	return s, nil
 }

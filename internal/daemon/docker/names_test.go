@@ -1,12 +1,21 @@
 package docker_test
 
 import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/forkd/forkd/client"
 	"github.com/forkd/forkd/internal/apirig"
 	"github.com/forkd/forkd/internal/daemon/auth"
+	"github.com/forkd/forkd/internal/daemon/docker"
 )
 
 // startUser starts a rig, and returns it for root and for a client with the scope run, who has the
@@ -139,4 +148,77 @@ func TestNetworkEntries(t *testing.T) {
 	for mode, network := range map[string]string{"": "bridge", "default": "default", "none": "none"} {
 		r.call("POST", "/containers/create", body(mode, network), 201, nil)
 	}
+}
+
+// A daemon that cannot write the names of images starts nevertheless.
+func TestUnwritableTags(t *testing.T) {
+	r := start(t)
+	r.call("POST", "/images/a.b/tag?repo=good", "", 201, nil)
+	p, err := os.ReadFile(r.tagsFile())
+	if err != nil {
+		t.Fatal(err)
+	}
+	head, entry, _ := strings.Cut(string(p), "[")
+	entry, tail, _ := strings.Cut(entry, "]")
+	stale := strings.NewReplacer("good", "stale", `"snapshot":"a.b"`, `"snapshot":"gone"`).Replace(entry)
+	dir, err := os.MkdirTemp("/tmp", "fkd") // a directory that all users can reach
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	file := filepath.Join(dir, "images")
+	text := head + "[" + stale + "," + entry + "]" + tail
+	if err := errors.Join(os.WriteFile(file, []byte(text), 0o600), os.Chmod(file, 0o644), os.Chmod(dir, 0o555)); err != nil {
+		t.Fatal(err)
+	}
+	cfg := r.Docker.Config
+	cfg.Dir = dir
+	next, err := unprivileged(t, func() (*docker.Server, error) { return docker.New(cfg) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	next.Close()
+	if p, err := os.ReadFile(file); err != nil || string(p) != text {
+		t.Errorf("the file was written: %s, %v", p, err)
+	}
+}
+
+// unprivileged calls f without the rights of root on files.
+func unprivileged[T any](t *testing.T, f func() (T, error)) (T, error) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		return f()
+	}
+	const nobody = 65534
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	if _, err := unix.SetfsuidRetUid(nobody); err != nil {
+		t.Fatal(err)
+	}
+	defer unix.SetfsuidRetUid(0)
+	return f()
+}
+
+// The names of a snapshot end with it, also if another API deletes it.
+func TestTagsOfDeletedSnapshot(t *testing.T) {
+	r := start(t)
+	bake := r.Parent
+	bake.Tag = "py"
+	if _, err := r.Bake(t.Context(), bake); err != nil {
+		t.Fatal(err)
+	}
+	r.call("POST", "/images/py/tag?repo=other", "", 201, nil)
+	if err := r.DeleteSnapshot(t.Context(), "py", client.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	for begun := time.Now(); ; time.Sleep(10 * time.Millisecond) {
+		_, err := os.Stat(r.tagsFile())
+		if errors.Is(err, fs.ErrNotExist) {
+			break
+		}
+		if time.Since(begun) > limit {
+			t.Fatalf("the name of a deleted snapshot is kept: %v", err)
+		}
+	}
+	r.call("GET", "/images/other/json", "", 404, nil)
 }

@@ -39,7 +39,7 @@ type alias = record.ImageName
 
 // Bounds on names.
 const (
-	maxTags     = 10_000
+	maxTags     = 10_000   // one client has given at most three quarters of them
 	maxTagsFile = 16 << 20 // bytes
 )
 
@@ -111,17 +111,13 @@ func fullName(text string) (string, error) {
 	return full, nil
 }
 
-// change replaces the names with the result of f, and writes the file.
+// change replaces the names with the result of f, and writes the file if they differ.
 func (t *tags) change(f func([]alias) ([]alias, error)) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	next, err := f(slices.Clone(t.all))
-	if err != nil {
+	if err != nil || slices.Equal(next, t.all) {
 		return err
-	}
-	if len(next) > maxTags {
-		return face.NewError(http.StatusTooManyRequests,
-			fmt.Sprintf("images have more than %d names: remove some", maxTags))
 	}
 	if err := t.write(next); err != nil {
 		return fmt.Errorf("names of images: %w", err)
@@ -167,13 +163,27 @@ func (t *tags) find(full string) (alias, bool) {
 func (t *tags) set(a alias, mayChange func(old alias) error) error {
 	return t.change(func(all []alias) ([]alias, error) {
 		n := slices.IndexFunc(all, func(old alias) bool { return old.Name == a.Name })
-		if n < 0 {
-			return append(all, a), nil
+		if n >= 0 {
+			if err := mayChange(all[n]); err != nil {
+				return nil, err
+			}
+			all = slices.Delete(all, n, n+1)
 		}
-		if err := mayChange(all[n]); err != nil {
-			return nil, err
+		all = append(all, a)
+		given := 0
+		for _, other := range all {
+			if other.Who == a.Who {
+				given++
+			}
 		}
-		all[n] = a
+		if share := owner.FairShare(a.Who, maxTags); share.Most > 0 && given > share.Most {
+			return nil, face.NewError(http.StatusTooManyRequests,
+				fmt.Sprintf("this client has given %d names to images: remove some", share.Most))
+		}
+		if len(all) > maxTags {
+			return nil, face.NewError(http.StatusTooManyRequests,
+				fmt.Sprintf("images have more than %d names: remove some", maxTags))
+		}
 		return all, nil
 	})
 }
@@ -256,15 +266,17 @@ func mayChange(r *http.Request, a alias) error {
 }
 
 // tidyTags removes the names of snapshots that do not exist any more, and names that snapshots have
-// taken.
-func (s *Server) tidyTags() error {
+// taken. Unless the tag is empty, it does so only for the snapshot with this tag.
+func (s *Server) tidyTags(tag string) {
 	view := s.Face.Host.For(owner.Owner{Name: owner.Anyone})
-	isGone := func(a alias) bool {
+	err := s.tags.remove(func(a alias) bool {
+		if tag != "" && a.Snapshot != tag && tagOf(a.Name) != tag {
+			return false
+		}
 		d, err := view.Snapshot(a.Snapshot)
 		return err != nil || d.ID != a.ID || isTaken(view, a)
+	})
+	if err != nil {
+		s.Face.Log.Warn("names of deleted snapshots are kept", "error", err)
 	}
-	if !slices.ContainsFunc(s.tags.list(), isGone) {
-		return nil
-	}
-	return s.tags.remove(isGone)
 }

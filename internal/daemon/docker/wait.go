@@ -87,7 +87,7 @@ func (s *Server) waitFor(ctx context.Context, c *found, condition string, before
 const sweepEvery = time.Minute
 
 // watch follows the events of sandboxes: it forgets the containers of deleted sandboxes, and wakes
-// the clients that wait for a container.
+// the clients that wait for a container. It also removes the names of deleted snapshots.
 func (s *Server) watch() {
 	events := s.Face.Host.For(owner.Owner{Name: owner.Anyone}).Events("")
 	for {
@@ -97,8 +97,13 @@ func (s *Server) watch() {
 		switch {
 		case s.life.Err() != nil:
 			return // the daemon stops
-		case err != nil, missed:
+		case missed:
 			s.sweep()
+			s.tidyTags("")
+		case err != nil:
+			s.sweep()
+		case e.Kind == event.SnapshotDeleted, e.Kind == event.SnapshotCreated:
+			s.tidyTags(e.Snapshot)
 		case e.Kind == event.SandboxDeleted:
 			s.forget(e.Sandbox)
 		case e.Sandbox != "":
