@@ -193,10 +193,16 @@ func (t *tags) remove(f func(alias) bool) error {
 	return t.change(func(all []alias) ([]alias, error) { return slices.DeleteFunc(all, f), nil })
 }
 
-// alias returns the alias with the given full name, unless a snapshot takes the name.
+// alias returns the alias with the given full name, if the client sees it.
 func (s *Server) alias(view *tenancy.View, full string) (alias, bool) {
 	a, ok := s.tags.find(full)
-	return a, ok && !isTaken(view, a)
+	return a, ok && sees(view, a)
+}
+
+// sees reports whether a client sees an alias that no snapshot has taken. A client with a prefix sees
+// the names that it may give, and those for which their snapshots were made.
+func sees(view *tenancy.View, a alias) bool {
+	return (a.Made || view.MayName("repo", a.Name) == nil) && !isTaken(view, a)
 }
 
 // isTaken reports whether a snapshot has taken the name of an alias: a snapshot that did not exist when
@@ -223,7 +229,7 @@ func (s *Server) namesOf(view *tenancy.View, d store.Detail) []string {
 	for _, a := range s.tags.list() {
 		isOf := a.Snapshot == d.Tag && a.ID == d.ID
 		switch {
-		case !isOf && a.Name != own, isTaken(view, a):
+		case !isOf && a.Name != own, !sees(view, a):
 		case !isOf:
 			shown = false
 		default:

@@ -106,3 +106,31 @@ func TestFreeNames(t *testing.T) {
 	r.call("DELETE", "/containers/"+id, "", 204, nil)
 	r.create("?name=x2", "")
 }
+
+// A client with a prefix sees no names that others have given to an image that it may use.
+func TestImageNamesOfOthers(t *testing.T) {
+	root, a, b := startTenants(t)
+	root.call("POST", "/images/a.b/tag?repo=customer/secret", "", 201, nil)
+	b.call("POST", "/images/a.b/tag?repo=team-b.x", "", 201, nil)
+	a.call("POST", "/images/a.b/tag?repo=team-a.x", "", 201, nil)
+	if got := root.names(); got != "a.b:latest+customer/secret:latest+team-b.x:latest+team-a.x:latest" {
+		t.Error(got)
+	}
+	if got := a.names(); got != "a.b:latest+team-a.x:latest" {
+		t.Error(got)
+	}
+	for _, path := range []string{"/images/a.b/json", "/images/a.b/history"} {
+		if text := a.call("GET", path, "", 200, nil); strings.Contains(text, "secret") || strings.Contains(text, "team-b") {
+			t.Errorf("%s: %s", path, text)
+		}
+	}
+	for method, path := range map[string]string{"POST": "/images/a.b/tag?repo=", "DELETE": "/images/"} {
+		// The answers do not tell whether the name exists.
+		_, taken := a.send(method, path+"customer/secret", "")
+		_, free := a.send(method, path+"customer/nothing", "")
+		if strings.ReplaceAll(taken, "secret", "") != strings.ReplaceAll(free, "nothing", "") {
+			t.Errorf("%s: %s and %s", method, taken, free)
+		}
+	}
+	a.call("GET", "/images/customer/secret/json", "", 404, nil)
+}
