@@ -142,6 +142,7 @@ func (b *book) change(c *container, f func(*state)) error {
 	defer c.mu.Unlock()
 	next := c.state
 	f(&next)
+	next.Error = shortened(next.Error)
 	if err := b.writeLocked(c, &next); err != nil {
 		return err
 	}
@@ -156,8 +157,19 @@ func (b *book) note(c *container, f func(*state)) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	f(&c.state)
+	c.state.Error = shortened(c.state.Error)
 	c.notifyLocked()
 	return b.writeLocked(c, &c.state)
+}
+
+// maxError bounds the error in a record, in bytes. Errors quote commands.
+const maxError = 1 << 10
+
+func shortened(text string) string {
+	if len(text) <= maxError {
+		return text
+	}
+	return strings.ToValidUTF8(text[:maxError], "")
 }
 
 // writeLocked writes the file of a container, unless the container is gone. The caller holds c.mu.

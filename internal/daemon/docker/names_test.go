@@ -222,3 +222,22 @@ func TestTagsOfDeletedSnapshot(t *testing.T) {
 	}
 	r.call("GET", "/images/other/json", "", 404, nil)
 }
+
+// The record of a container stays small, whatever its command is. Otherwise its name would be lost.
+func TestLongError(t *testing.T) {
+	r := start(t)
+	for _, program := range []string{strings.Repeat("b", 8000), strings.Repeat("/a", 3000)} {
+		id := r.create("", `,"Cmd":["`+program+`"]`)
+		r.send("POST", "/containers/"+id+"/start", "") // there is no such program
+		s := r.state(id)
+		if s.Status != "exited" || s.Error == "" || len(s.Error) > 1<<10 {
+			t.Errorf("status %s, and an error of %d bytes: %.200s", s.Status, len(s.Error), s.Error)
+		}
+		var c struct{ ForkdSandbox string }
+		r.call("GET", "/containers/"+id+"/json", "", 200, &c)
+		p, err := os.ReadFile(filepath.Join(r.Docker.Dir, c.ForkdSandbox+".json"))
+		if err != nil || len(p) > 4<<10 {
+			t.Errorf("the record has %d bytes, %v", len(p), err)
+		}
+	}
+}

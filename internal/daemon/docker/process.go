@@ -232,9 +232,9 @@ func (p *process) result(args []string, res agentclient.ExecResult, err error) (
 	case agentclient.Exited:
 		return res.ExitCode, nil
 	case agentclient.NotFound:
-		return exitNotFound, face.BadRequest("exec: %q: executable file not found in $PATH: unknown", first(args))
+		return exitNotFound, face.BadRequest("exec: %.200q: executable file not found in $PATH: unknown", first(args))
 	case agentclient.NotExecutable:
-		return exitNotExecutable, face.BadRequest("exec: %q: permission denied: unknown", first(args))
+		return exitNotExecutable, face.BadRequest("exec: %.200q: permission denied: unknown", first(args))
 	}
 	if res.Signal == 0 { // killed by a signal that this host does not know
 		return exitSignal + int(syscall.SIGKILL), nil
