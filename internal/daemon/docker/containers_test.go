@@ -66,6 +66,27 @@ func TestList(t *testing.T) {
 	r.call("GET", "/containers/json?limit=x", "", 400, nil)
 }
 
+// The daemon does not hold a whole list in memory, so it does not know the length of the answer.
+func TestListsAreWrittenInParts(t *testing.T) {
+	r := start(t)
+	for range 4 {
+		r.create("", "")
+	}
+	for path, want := range map[string]int{"/containers/json?all=1": 4, "/images/json": 1} {
+		req := httptest.NewRequest("GET", path, nil)
+		req.Header.Set("Authorization", "Bearer "+apirig.Token)
+		w := httptest.NewRecorder()
+		r.Docker.ServeHTTP(w, req)
+		var list []any
+		if err := json.Unmarshal(w.Body.Bytes(), &list); err != nil || len(list) != want {
+			t.Errorf("%s: %d of %d, %v", path, len(list), want, err)
+		}
+		if length := w.Header().Get("Content-Length"); length != "" {
+			t.Errorf("%s: the answer was held whole: its length is %s", path, length)
+		}
+	}
+}
+
 // Sandboxes of /v1 are containers without a main process, and containers are sandboxes of /v1.
 func TestSandboxesAreContainers(t *testing.T) {
 	r := start(t)

@@ -3,6 +3,7 @@ package docker
 import (
 	"net/http"
 	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/forkd/forkd/internal/daemon/face"
@@ -117,8 +118,8 @@ func (s *Server) imageFrom(view *tenancy.View, d store.Detail) image {
 	return image{snapshot: d.Tag, ID: imageID(d.ID), names: s.namesOf(view, d), Detail: d}
 }
 
-// images returns the images that the client of a request may see. Snapshots that exist only for
-// sandboxes or for the cache of builds are none.
+// images returns the images that the client of a request may see, without the fields Ancestors,
+// Dependents and Line. Snapshots that exist only for sandboxes or for the cache of builds are none.
 func (s *Server) images(r *http.Request) (list []image) {
 	view := s.view(r)
 	for _, i := range view.Snapshots() {
@@ -126,6 +127,7 @@ func (s *Server) images(r *http.Request) (list []image) {
 			continue
 		}
 		if d, err := view.Snapshot(i.Tag); err == nil { // otherwise it has been deleted
+			d.Ancestors, d.Dependents, d.Line = nil, nil, nil // each could be as long as the list
 			list = append(list, s.imageFrom(view, d))
 		}
 	}
@@ -159,17 +161,14 @@ func (s *Server) listImages(w http.ResponseWriter, r *http.Request) error {
 			return unsupported("filter "+name, "compare the times in the list")
 		}
 	}
-	list := []imageSummary{}
-	for _, i := range s.images(r) {
-		dangling := wanted.has("dangling", "true") || wanted.has("dangling", "1")
-		if dangling && len(i.names) > 0 || !wanted.reference(i.names) || !wanted.labels(i.labels()) {
-			continue
-		}
-		list = append(list, imageSummary{ID: i.ID, RepoTags: i.names, RepoDigests: []string{},
-			Created: i.Created.Unix(), Size: i.size(), VirtualSize: i.size(), SharedSize: -1, Labels: i.labels(),
-			Containers: -1})
-	}
-	return face.WriteJSON(w, r, http.StatusOK, list)
+	dangling := wanted.has("dangling", "true") || wanted.has("dangling", "1")
+	list := slices.DeleteFunc(s.images(r), func(i image) bool {
+		return dangling && len(i.names) > 0 || !wanted.reference(i.names) || !wanted.labels(i.labels())
+	})
+	return face.WriteArray(w, list, func(i image) imageSummary {
+		return imageSummary{ID: i.ID, RepoTags: i.names, RepoDigests: []string{}, Created: i.Created.Unix(), Size: i.size(),
+			VirtualSize: i.size(), SharedSize: -1, Labels: i.labels(), Containers: -1}
+	})
 }
 
 // labels returns the labels of an image, which is never nil.
@@ -278,8 +277,12 @@ type historyEntry struct {
 // historyOf returns an image and the snapshots on which it builds, latest first.
 func (s *Server) historyOf(r *http.Request, img image) []historyEntry {
 	list, view := []historyEntry{entryOf(img)}, s.view(r)
-	for n := len(img.Ancestors) - 1; n >= 0; n-- {
-		d, err := view.Snapshot(img.Ancestors[n])
+	d, err := view.Snapshot(img.snapshot)
+	if err != nil {
+		return list // it has just been deleted
+	}
+	for _, tag := range slices.Backward(d.Ancestors) {
+		d, err := view.Snapshot(tag)
 		if err != nil {
 			continue
 		}

@@ -64,29 +64,37 @@ func (s *Server) list(w http.ResponseWriter, r *http.Request) error {
 	everything := boolQuery(r, "all") || limit > 0 || len(wanted["status"])+len(wanted["exited"]) > 0
 	all := s.all(r)
 	slices.SortFunc(all, func(a, b found) int { return b.info.Created.Compare(a.info.Created) })
-	list := []summary{}
+	var list []found
 	for _, c := range all {
 		st, _, _ := c.now()
-		sp := specFor(r, c.info)
 		status := statusOf(st, c.info)
-		if status != running && status != paused && !everything {
+		if status != running && status != paused && !everything || !wanted.begins("id", containerID(c.id)) ||
+			!named(names, c.name()) || !wanted.labels(c.info.Labels) || !wanted.match("status", status) ||
+			!wanted.match("exited", strconv.Itoa(st.ExitCode)) {
 			continue
 		}
-		id := containerID(c.id)
-		if !wanted.begins("id", id) || !named(names, c.name()) || !wanted.labels(c.info.Labels) ||
-			!wanted.match("status", status) || !wanted.match("exited", strconv.Itoa(st.ExitCode)) ||
-			!wanted.match("ancestor", sp.Config.Image, sp.Image, tagOf(sp.Config.Image)+":"+latest) {
-			continue
+		if len(wanted["ancestor"]) > 0 {
+			sp := specOf(c.info)
+			if !wanted.match("ancestor", sp.Config.Image, sp.Image, tagOf(sp.Config.Image)+":"+latest) {
+				continue
+			}
 		}
-		one := summary{ID: id, Names: []string{"/" + c.name()}, Image: sp.Config.Image, ImageID: sp.Image,
-			Command: commandLine(sp.args()), Created: c.info.Created.Unix(), Ports: c.listPorts(), Labels: labelsOf(c.info),
-			State: status, Status: statusText(status, st, c.info), Mounts: []any{}}
-		one.HostConfig.NetworkMode, one.Networks.Networks = "default", networksOf(&sp)
-		if list = append(list, one); limit > 0 && len(list) == limit {
+		if list = append(list, c); limit > 0 && len(list) == limit {
 			break
 		}
 	}
-	return face.WriteJSON(w, r, http.StatusOK, list)
+	return face.WriteArray(w, list, func(c found) summary { return summaryOf(r, c) })
+}
+
+func summaryOf(r *http.Request, c found) summary {
+	st, _, _ := c.now()
+	sp := specFor(r, c.info)
+	status := statusOf(st, c.info)
+	one := summary{ID: containerID(c.id), Names: []string{"/" + c.name()}, Image: sp.Config.Image, ImageID: sp.Image,
+		Command: commandLine(sp.args()), Created: c.info.Created.Unix(), Ports: c.listPorts(), Labels: labelsOf(c.info),
+		State: status, Status: statusText(status, st, c.info), Mounts: []any{}}
+	one.HostConfig.NetworkMode, one.Networks.Networks = "default", networksOf(&sp)
+	return one
 }
 
 // mayReadSecrets reports whether the client of a request may read commands and variables. They may

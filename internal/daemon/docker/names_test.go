@@ -241,3 +241,19 @@ func TestLongError(t *testing.T) {
 		}
 	}
 }
+
+// The history of an image has the images on which it builds, whether it is named or has its id.
+func TestHistory(t *testing.T) {
+	r := start(t)
+	r.create("?name=box", "")
+	id := r.commit("container=box&repo=made")
+	for _, name := range []string{"made", id} {
+		var list []struct {
+			ID string `json:"Id"`
+		}
+		r.call("GET", "/images/"+name+"/history", "", 200, &list)
+		if len(list) != 2 || list[0].ID != id || list[1].ID != r.imageID("a.b") {
+			t.Errorf("%s: %+v", name, list)
+		}
+	}
+}
