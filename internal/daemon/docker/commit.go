@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/forkd/forkd/internal/daemon/audit"
 	"github.com/forkd/forkd/internal/daemon/auth"
 	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/host/sandbox"
@@ -231,7 +232,7 @@ func (s *Server) prune(w http.ResponseWriter, r *http.Request) error {
 			return err
 		}
 	}
-	ids := []string{}
+	ids, log := []string{}, audit.From(r.Context())
 	for _, c := range s.all(r) {
 		st := c.status()
 		if !c.isOwn() || st != created && st != exited || !wanted.labels(c.info.Labels) ||
@@ -240,6 +241,7 @@ func (s *Server) prune(w http.ResponseWriter, r *http.Request) error {
 		}
 		if s.pruneOne(r.Context(), r, c) {
 			ids = append(ids, containerID(c.id))
+			log.Sandboxes = append(log.Sandboxes, c.id)
 		}
 	}
 	return face.WriteJSON(w, r, http.StatusOK, struct {

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/forkd/forkd/internal/apirig"
 	"github.com/forkd/forkd/internal/daemon/docker"
@@ -208,10 +209,34 @@ func TestRepeatedBeginningsOfTags(t *testing.T) {
 	}
 }
 
+// sandboxOf returns the id of a container's sandbox.
+func (r *rig) sandboxOf(name string) string {
+	r.t.Helper()
+	var c struct{ ForkdSandbox string }
+	r.call("GET", "/containers/"+name+"/json", "", 200, &c)
+	return c.ForkdSandbox
+}
+
+// isPruned reports whether a line of the audit log says that a sandbox was pruned.
+func (r *rig) isPruned(id string) bool {
+	r.t.Helper()
+	log, err := os.ReadFile(r.AuditLog)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	for line := range strings.Lines(string(log)) {
+		if strings.Contains(line, "/containers/prune") && strings.Contains(line, `"sandboxes":["`+id+`"]`) {
+			return true
+		}
+	}
+	return false
+}
+
 func TestPrune(t *testing.T) {
 	r := start(t)
 	r.running("?name=up")
 	r.create("?name=keep", `,"Labels":{"keep":"1"}`)
+	kept := r.sandboxOf("keep")
 	r.create("?name=idle", `,"Labels":{"tmp":"1"}`)
 	var p struct{ ContainersDeleted []string }
 	r.call("POST", `/containers/prune?filters={"label":["tmp"]}`, "", 200, &p)
@@ -226,6 +251,11 @@ func TestPrune(t *testing.T) {
 	r.call("POST", "/containers/prune", "", 200, &p)
 	if len(p.ContainersDeleted) != 1 || r.list("all=1")[0].Names[0] != "/up" {
 		t.Errorf("all: %+v", p)
+	}
+	for begun := time.Now(); !r.isPruned(kept); time.Sleep(5 * time.Millisecond) {
+		if time.Since(begun) > limit {
+			t.Fatal("the audit log does not name the container")
+		}
 	}
 	r.call("POST", "/images/prune", "", 200, nil)
 	r.call("POST", `/images/prune?filters={"dangling":["false"]}`, "", 400, nil)

@@ -121,8 +121,8 @@ func TestSecretsAreHidden(t *testing.T) {
 		t.Fatal("the image has no variables")
 	}
 	variable, _, _ := strings.Cut(i.Config.Env[0], "=")
-	for path, secret := range map[string]string{"/containers/json?all=1": "s3cret", "/containers/" + id + "/json": "s3cret",
-		"/images/tool:1/json": variable} {
+	for path, secret := range map[string]string{"/containers/json?all=1": "s3cret",
+		"/containers/" + id + "/json": "s3cret", "/images/tool:1/json": variable} {
 		if text := r.as("user").call("GET", path, "", 200, nil); !strings.Contains(text, secret) {
 			t.Errorf("%s, for the scope run: %s", path, text)
 		}
@@ -168,7 +168,8 @@ func TestUnwritableTags(t *testing.T) {
 	defer os.RemoveAll(dir)
 	file := filepath.Join(dir, "images")
 	text := head + "[" + stale + "," + entry + "]" + tail
-	if err := errors.Join(os.WriteFile(file, []byte(text), 0o600), os.Chmod(file, 0o644), os.Chmod(dir, 0o555)); err != nil {
+	err = errors.Join(os.WriteFile(file, []byte(text), 0o600), os.Chmod(file, 0o644), os.Chmod(dir, 0o555))
+	if err != nil {
 		t.Fatal(err)
 	}
 	cfg := r.Docker.Config

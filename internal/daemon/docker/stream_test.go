@@ -250,8 +250,9 @@ func TestExecSize(t *testing.T) {
 	for n := range 4000 {
 		variables = append(variables, fmt.Sprintf(`"A%d="`, n))
 	}
+	long := strings.Repeat("x", 300<<10)
 	for _, fields := range []string{`"Cmd":["true"],"Env":[` + strings.Join(variables, ",") + `]`,
-		`"Cmd":["true","` + strings.Repeat("x", 300<<10) + `"]`, `"Cmd":["true"],"User":"` + strings.Repeat("x", 300<<10) + `"`} {
+		`"Cmd":["true","` + long + `"]`, `"Cmd":["true"],"User":"` + long + `"`} {
 		r.call("POST", "/containers/"+id+"/exec", "{"+fields+"}", 400, nil)
 	}
 	e := r.exec(id, `{"Cmd":["true","`+strings.Repeat("x", 100<<10)+`"]}`)

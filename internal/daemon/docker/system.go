@@ -58,8 +58,9 @@ func (s *Server) info(w http.ResponseWriter, r *http.Request) error {
 		counts[c.status()]++
 	}
 	name, err := os.Hostname()
-	if err != nil {
-		name = runtimeName
+	dir := s.Dir
+	if err != nil || prefixOf(r) != "" { // a client with a prefix learns nothing about the host's names
+		name, dir = runtimeName, ""
 	}
 	return face.WriteJSON(w, r, http.StatusOK, map[string]any{
 		"ID": digest("host " + name), "Name": name, "ServerVersion": s.Version, "OperatingSystem": "forkd",
@@ -77,7 +78,7 @@ func (s *Server) info(w http.ResponseWriter, r *http.Request) error {
 		"SecurityOptions": []string{}, "Warnings": []string{}, "Labels": []string{}, "ExperimentalBuild": false,
 		"RegistryConfig": map[string]any{"IndexConfigs": map[string]any{}, "InsecureRegistryCIDRs": []string{},
 			"Mirrors": []string{}},
-		"IndexServerAddress": "https://index.docker.io/v1/", "DockerRootDir": s.Dir, "HttpProxy": "", "HttpsProxy": "",
+		"IndexServerAddress": "https://index.docker.io/v1/", "DockerRootDir": dir, "HttpProxy": "", "HttpsProxy": "",
 		"NoProxy": "", "LiveRestoreEnabled": true, "Isolation": "", "InitBinary": "forkd-agent", "NGoroutines": 0,
 	})
 }

@@ -2,6 +2,7 @@ package docker_test
 
 import (
 	"net/http"
+	"os"
 	"strings"
 	"testing"
 
@@ -133,4 +134,21 @@ func TestImageNamesOfOthers(t *testing.T) {
 		}
 	}
 	a.call("GET", "/images/customer/secret/json", "", 404, nil)
+}
+
+// A client with a prefix does not learn the names of the host and of its directories.
+func TestInfoOfTenants(t *testing.T) {
+	root, a, _ := startTenants(t)
+	name, err := os.Hostname()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var i struct{ Name, DockerRootDir, ID string }
+	if root.call("GET", "/info", "", 200, &i); i.Name != name || i.DockerRootDir != root.Docker.Dir {
+		t.Errorf("for root: %+v", i)
+	}
+	ofRoot := i
+	if a.call("GET", "/info", "", 200, &i); i.Name != "forkd" || i.DockerRootDir != "" || i.ID == ofRoot.ID {
+		t.Errorf("for a: %+v", i)
+	}
 }
