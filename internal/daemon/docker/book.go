@@ -109,8 +109,8 @@ func (b *book) list() (list []*container) {
 	return list
 }
 
-// reserve prevents that a name is given to two containers at the same time. It returns false if the
-// name is being given already.
+// reserve keeps a name from being given to two containers at the same time. It returns false if a
+// client is giving the name to a container.
 func (b *book) reserve(n givenName) (release func(), ok bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -49,20 +49,22 @@ func nameQuery(r *http.Request) (string, error) {
 // prefixOf returns the prefix of the client of a request.
 func prefixOf(r *http.Request) string { return string(auth.From(r.Context()).Prefix) }
 
-// reserve takes a name that no container has that the client may see. The caller gives the name to a
-// container, and then calls release. Clients with different prefixes may give the same name to
-// different containers, because the error would tell a client of containers that it may not see.
+// reserve takes a name for a container. None of the containers that the client may see has the name.
+// The caller gives the name to the container, and then calls release. Clients with different prefixes
+// may give the same name to different containers. Otherwise the error would tell a client about
+// containers that it may not see.
 func (s *Server) reserve(r *http.Request, n givenName) (release func(), err error) {
 	release, free := s.book.reserve(n)
 	if !free {
 		return nil, conflict("Conflict. The container name %q is being given to another container.", "/"+n.name)
 	}
-	for _, c := range s.all(r) {
-		if c.name() == n.name {
-			release()
-			return nil, conflict("Conflict. The container name %q is already in use by container %q. "+
-				"You have to remove (or rename) that container to be able to reuse that name.", "/"+n.name, containerID(c.id))
+	for _, i := range s.view(r).Sandboxes() {
+		if i.State == sandbox.Stopping || s.book.of(i).name() != n.name {
+			continue
 		}
+		release()
+		return nil, conflict("Conflict. The container name %q is already in use by container %q. "+
+			"You have to remove (or rename) that container to be able to reuse that name.", "/"+n.name, containerID(i.ID))
 	}
 	return release, nil
 }
