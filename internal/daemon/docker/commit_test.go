@@ -136,8 +136,8 @@ func TestTags(t *testing.T) {
 // tagsFile returns the path of the file with the names of images.
 func (r *rig) tagsFile() string { return filepath.Join(r.Docker.Dir, "images") }
 
-// next starts the next daemon, which reads the records of this one, and returns its names of images.
-func (r *rig) next() string {
+// nextNames starts the next daemon, which reads the records of this one, and returns its names of images.
+func (r *rig) nextNames() string {
 	r.t.Helper()
 	next, err := docker.New(r.Docker.Config)
 	if err != nil {
@@ -158,7 +158,7 @@ func TestDamagedTags(t *testing.T) {
 		if err := os.WriteFile(r.tagsFile(), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if got := r.next(); got != "a.b:latest" {
+		if got := r.nextNames(); got != "a.b:latest" {
 			t.Errorf("%s: %s", text, got)
 		}
 		if p, err := os.ReadFile(r.tagsFile() + ".refused"); err != nil || string(p) != text {
@@ -183,7 +183,7 @@ func TestBadTags(t *testing.T) {
 		if err := os.WriteFile(r.tagsFile(), []byte(head+"["+bad+","+entry+"]"+tail), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if got := r.next(); got != "a.b:latest+good:latest" {
+		if got := r.nextNames(); got != "a.b:latest+good:latest" {
 			t.Errorf("%s: %s", bad, got)
 		}
 	}
@@ -201,20 +201,12 @@ func TestRepeatedBeginningsOfTags(t *testing.T) {
 	if got := r.names(); got != want {
 		t.Error(got)
 	}
-	if got := r.next(); got != want {
+	if got := r.nextNames(); got != want {
 		t.Errorf("the next daemon: %s", got)
 	}
 	if r.imageID("library/library/x:t") != r.imageID("x:t") {
 		t.Error("one name leads to two images")
 	}
-}
-
-// sandboxOf returns the id of a container's sandbox.
-func (r *rig) sandboxOf(name string) string {
-	r.t.Helper()
-	var c struct{ ForkdSandbox string }
-	r.call("GET", "/containers/"+name+"/json", "", 200, &c)
-	return c.ForkdSandbox
 }
 
 // isPruned reports whether a line of the audit log says that a sandbox was pruned.
@@ -236,7 +228,8 @@ func TestPrune(t *testing.T) {
 	r := start(t)
 	r.running("?name=up")
 	r.create("?name=keep", `,"Labels":{"keep":"1"}`)
-	kept := r.sandboxOf("keep")
+	var kept struct{ ForkdSandbox string }
+	r.call("GET", "/containers/keep/json", "", 200, &kept)
 	r.create("?name=idle", `,"Labels":{"tmp":"1"}`)
 	var p struct{ ContainersDeleted []string }
 	r.call("POST", `/containers/prune?filters={"label":["tmp"]}`, "", 200, &p)
@@ -252,7 +245,7 @@ func TestPrune(t *testing.T) {
 	if len(p.ContainersDeleted) != 1 || r.list("all=1")[0].Names[0] != "/up" {
 		t.Errorf("all: %+v", p)
 	}
-	for begun := time.Now(); !r.isPruned(kept); time.Sleep(5 * time.Millisecond) {
+	for begun := time.Now(); !r.isPruned(kept.ForkdSandbox); time.Sleep(5 * time.Millisecond) {
 		if time.Since(begun) > limit {
 			t.Fatal("the audit log does not name the container")
 		}

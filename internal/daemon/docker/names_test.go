@@ -86,7 +86,7 @@ func TestLaterSnapshotTakesName(t *testing.T) {
 	if root.imageID("py") != evil {
 		t.Error("root cannot move the name")
 	}
-	if got := root.next(); got != " a.b:latest evil:latest+py:latest" { // the snapshot py has no name now
+	if got := root.nextNames(); got != " a.b:latest evil:latest+py:latest" { // the snapshot py has no name now
 		t.Errorf("the next daemon: %s", got)
 	}
 }
