@@ -35,6 +35,7 @@ type container struct {
 	changed  chan struct{} // closed and replaced when state, main or gone changes
 	suspends *time.Timer   // suspends the sandbox of an exited container
 	users    int           // transfers of files; the sandbox is not suspended meanwhile
+	restarts bool          // the end of the main process does not remove the container
 	ports    []listener    // published ports that are open
 	last     sandbox.Info  // description of the sandbox at the latest event
 }
@@ -92,6 +93,20 @@ func (c *container) process() *process {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.main
+}
+
+// setRestarts sets the field restarts.
+func (c *container) setRestarts(yes bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.restarts = yes
+}
+
+// removesItself reports whether a container whose main process has ended is to be removed.
+func (c *container) removesItself(sp *spec) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return sp.Host.AutoRemove && !c.restarts
 }
 
 // isOwn reports whether this API has made the container.

@@ -110,7 +110,7 @@ func (s *Server) startMain(view *tenancy.View, c *container, sp *spec, args []st
 	c.mu.Unlock()
 	cmd := command{args: args, user: sp.Config.User, dir: sp.Config.WorkingDir, makesDir: sp.Config.WorkingDir != "",
 		stdin: sp.Config.OpenStdin}
-	if err := s.begin(p, cmd, func() { s.mainEnded(c, p, sp.Host.AutoRemove) }); err != nil {
+	if err := s.begin(p, cmd, func() { s.mainEnded(c, p, sp) }); err != nil {
 		return err
 	}
 	s.note(c, func(s *state) {
@@ -133,7 +133,7 @@ func (s *Server) note(c *container, f func(*state)) {
 
 // mainEnded records the end of a container's main process, kills the container's other processes,
 // and removes the container if its creator wanted this.
-func (s *Server) mainEnded(c *container, p *process, remove bool) {
+func (s *Server) mainEnded(c *container, p *process, sp *spec) {
 	code, why := p.end()
 	if errors.Is(why, agentclient.ErrDetached) {
 		return // the next daemon follows the process
@@ -154,7 +154,7 @@ func (s *Server) mainEnded(c *container, p *process, remove bool) {
 	if unknown == nil {
 		s.event("die", c, i, "exitCode", strconv.Itoa(code))
 	}
-	if !remove {
+	if !c.removesItself(sp) {
 		s.suspendLater(c, p.view)
 		return
 	}
@@ -293,7 +293,7 @@ func (s *Server) stopMachine(r *http.Request, c *container, code int) error {
 		return err
 	}
 	s.event("die", c, i, "exitCode", strconv.Itoa(code))
-	if sp := specOf(i); sp.Host.AutoRemove {
+	if sp := specOf(i); c.removesItself(&sp) {
 		return s.view(r).Kill(c.id)
 	}
 	if c.isOwn() {
@@ -315,7 +315,10 @@ func (s *Server) restart(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	defer unlock()
-	if _, err := s.stopLocked(r, &c); err != nil {
+	c.setRestarts(true)
+	_, err = s.stopLocked(r, &c)
+	c.setRestarts(false)
+	if err != nil {
 		return err
 	}
 	if _, err := s.startLocked(r.Context(), s.view(r), c.container); err != nil {

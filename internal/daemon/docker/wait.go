@@ -164,7 +164,7 @@ func (s *Server) adopt() {
 		case st.Status == running && st.PID != 0:
 			p := newProcess(c.id, view, c.out, sp.Config.TTY, nil)
 			c.main = p
-			s.follow(p, st.PID, func() { s.mainEnded(c, p, sp.Host.AutoRemove) })
+			s.follow(p, st.PID, func() { s.mainEnded(c, p, &sp) })
 		}
 	}
 }
