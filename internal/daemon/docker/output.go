@@ -29,7 +29,7 @@ func (e *entry) isComplete() bool {
 
 // output passes the output of a process to its readers, and keeps the end of it. The process waits
 // for a reader that is slow, until the reader's connection is closed. A process that is killed waits
-// only for a moment, so that its end is noticed.
+// only for rushTime for all of its readers, so that its end is noticed.
 type output struct {
 	limit int // bytes to keep
 
@@ -39,12 +39,13 @@ type output struct {
 	readers map[*reader]bool
 	ended   chan struct{} // closed and replaced when the process has ended
 	hurry   chan struct{} // closed when the process is killed; replaced when it has ended
+	late    chan struct{} // closed rushTime after hurry; replaced together with hurry
 	killed  bool          // hurry is closed
 }
 
 func newOutput(limit int) *output {
 	return &output{limit: limit, readers: make(map[*reader]bool), ended: make(chan struct{}),
-		hurry: make(chan struct{})}
+		hurry: make(chan struct{}), late: make(chan struct{})}
 }
 
 // chunk is a piece of output as it arrived.
@@ -95,7 +96,7 @@ func (o *output) write(from agentclient.Stream, p []byte) {
 	for r := range o.readers {
 		list = append(list, r)
 	}
-	hurry := o.hurry
+	hurry, late := o.hurry, o.late
 	o.mu.Unlock()
 	for _, r := range list {
 		select {
@@ -108,13 +109,22 @@ func (o *output) write(from agentclient.Stream, p []byte) {
 		select {
 		case r.chunks <- c:
 		case <-r.gone:
-		case <-time.After(rushTime):
-			r.close()
+		case <-late:
+			r.offer(c)
 		}
 	}
 }
 
-// rushTime is how long a process that is killed waits for a reader.
+// offer passes output to a reader that waits for it, and closes any other reader.
+func (r *reader) offer(c chunk) {
+	select {
+	case r.chunks <- c:
+	default:
+		r.close()
+	}
+}
+
+// rushTime is how long a process that is killed waits for its readers.
 const rushTime = 5 * time.Second
 
 // rush is called when the process is killed.
@@ -124,6 +134,8 @@ func (o *output) rush() {
 	if !o.killed {
 		o.killed = true
 		close(o.hurry)
+		late := o.late
+		time.AfterFunc(rushTime, func() { close(late) })
 	}
 }
 
@@ -167,6 +179,6 @@ func (o *output) end() {
 	close(o.ended)
 	o.ended = make(chan struct{})
 	if o.killed {
-		o.killed, o.hurry = false, make(chan struct{})
+		o.killed, o.hurry, o.late = false, make(chan struct{}), make(chan struct{})
 	}
 }

@@ -151,3 +151,40 @@ func TestRush(t *testing.T) {
 		<-r.ended
 	})
 }
+
+// A killed process waits once for all of its readers, even if none of them reads.
+func TestRushOfManyReaders(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := newOutput(0)
+		for range 12 {
+			o.read()
+		}
+		_, follower := o.read()
+		received := make(chan int)
+		go func() {
+			n := 0
+			for {
+				select {
+				case <-follower.chunks:
+					n++
+				case <-follower.ended:
+					received <- n
+					return
+				}
+			}
+		}()
+		begun := time.Now()
+		o.rush()
+		for range 3 {
+			o.write(agentclient.Stdout, []byte("x"))
+			synctest.Wait() // the follower waits for the next output
+		}
+		if took := time.Since(begun); took != rushTime {
+			t.Errorf("the process waited for %v, want %v", took, rushTime)
+		}
+		o.end()
+		if n := <-received; n != 3 {
+			t.Errorf("the reader that reads has received %d of 3", n)
+		}
+	})
+}
