@@ -1,11 +1,15 @@
 package docker
 
 import (
+	"cmp"
+	"context"
+	"errors"
 	"net"
 	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/daemon/inbound"
@@ -108,47 +112,65 @@ func (s *Server) openPorts(c *container, sp *spec) error {
 	c.closePorts()
 	open := make([]listener, 0, len(wanted))
 	for _, p := range wanted {
-		ip, number := p.HostIP, p.HostPort
-		if ip == "" {
-			ip = loopback
-		}
-		if number == "" {
-			number = "0"
-		}
-		l, err := net.Listen("tcp", net.JoinHostPort(ip, number))
+		l, err := p.listen()
 		if err != nil {
-			for _, l := range open {
-				l.Close()
-			}
-			return conflict("driver failed programming external connectivity: Bind for %s:%s failed: %v", ip, number, err)
+			closeAll(open)
+			return err
 		}
-		open = append(open, listener{l, p.port})
+		open = append(open, l)
 	}
 	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.gone || s.life.Err() != nil { // nothing would close the ports later
+		closeAll(open)
+		return noContainer(containerID(c.id))
+	}
 	c.ports = open
-	c.mu.Unlock()
 	for _, l := range open {
 		s.tasks.Go(func() { s.accept(c, l) })
 	}
 	return nil
 }
 
+// listen opens a published port.
+func (p *publication) listen() (l listener, err error) {
+	ip, number := cmp.Or(p.HostIP, loopback), cmp.Or(p.HostPort, "0")
+	l.port = p.port
+	if l.Listener, err = net.Listen("tcp", net.JoinHostPort(ip, number)); err != nil {
+		err = conflict("driver failed programming external connectivity: Bind for %s:%s failed: %v", ip, number, err)
+	}
+	return l, err
+}
+
+func closeAll(list []listener) {
+	for _, l := range list {
+		l.Close()
+	}
+}
+
 // closePorts closes the published ports. Open connections continue.
 func (c *container) closePorts() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, l := range c.ports {
-		l.Close()
-	}
+	closeAll(c.ports)
 	c.ports = nil
 }
 
-// accept carries the connections of a published port until it is closed.
+// acceptAgain is the time between attempts to accept a connection, for example while the daemon has
+// no descriptors left.
+const acceptAgain = 100 * time.Millisecond
+
+// accept carries the connections of a published port until the port is closed or the daemon stops.
 func (s *Server) accept(c *container, l listener) {
+	defer context.AfterFunc(s.life, func() { l.Close() })()
 	for {
 		conn, err := l.Accept()
-		if err != nil {
+		if errors.Is(err, net.ErrClosed) {
 			return
+		}
+		if err != nil {
+			time.Sleep(acceptAgain)
+			continue
 		}
 		go func() {
 			defer conn.Close()
