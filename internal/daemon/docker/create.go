@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/forkd/forkd/internal/daemon/audit"
+	"github.com/forkd/forkd/internal/daemon/auth"
 	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/host/ledger"
 	"github.com/forkd/forkd/internal/host/netclient"
@@ -174,7 +175,14 @@ func readCreate(w http.ResponseWriter, r *http.Request) (req createRequest, err 
 	if err := checkHost(parts.HostConfig); err != nil {
 		return req, err
 	}
-	return req, req.check()
+	if err := req.check(); err != nil {
+		return req, err
+	}
+	ports, err := publications(&req.HostConfig, req.ExposedPorts)
+	if err != nil {
+		return req, err
+	}
+	return req, mayPublish(auth.From(r.Context()), ports, firstPort())
 }
 
 // checkPlatform refuses images of other platforms.
@@ -266,9 +274,6 @@ func (req *createRequest) check() error {
 		return face.BadRequest("StopTimeout: %d: want 0 to %d", *req.StopTimeout, maxStop)
 	}
 	if err := h.RestartPolicy.check(); err != nil {
-		return err
-	}
-	if _, err := publications(h, req.ExposedPorts); err != nil {
 		return err
 	}
 	// An image has no command, so an entrypoint or a command is the whole command.

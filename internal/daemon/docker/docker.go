@@ -23,6 +23,7 @@ import (
 	"github.com/forkd/forkd/internal/daemon/auth"
 	"github.com/forkd/forkd/internal/daemon/build"
 	"github.com/forkd/forkd/internal/daemon/face"
+	"github.com/forkd/forkd/internal/gate"
 	"github.com/forkd/forkd/internal/host/agentclient"
 	"github.com/forkd/forkd/internal/host/tenancy"
 )
@@ -44,6 +45,8 @@ type Server struct {
 	execs *execs
 	feed  *feed
 
+	listeners *gate.Gate // published ports that are open
+
 	life  context.Context // ends with the cause agentclient.ErrDetached when the daemon stops
 	end   context.CancelCauseFunc
 	tasks sync.WaitGroup // goroutines that follow processes and events
@@ -52,7 +55,8 @@ type Server struct {
 // New returns a Server. It reads the records of containers that an earlier daemon has left, and
 // follows their main processes again.
 func New(cfg Config) (*Server, error) {
-	s := &Server{Config: cfg, mux: http.NewServeMux(), execs: newExecs(), feed: newFeed()}
+	s := &Server{Config: cfg, mux: http.NewServeMux(), execs: newExecs(), feed: newFeed(),
+		listeners: gate.New(maxListeners)}
 	var err error
 	if s.book, err = openBook(cfg.Dir, cfg.Face.Log); err != nil {
 		return nil, err

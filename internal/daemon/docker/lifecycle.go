@@ -78,7 +78,7 @@ func (s *Server) startLocked(ctx context.Context, view *tenancy.View, c *contain
 		}
 	}
 	sp := specOf(i)
-	if err := s.openPorts(c, &sp); err != nil {
+	if err := s.openPorts(c, i.Owner, &sp); err != nil {
 		return false, err
 	}
 	switch args := sp.args(); {

@@ -4,15 +4,20 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"net"
+	"net/http"
 	"net/netip"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/forkd/forkd/internal/daemon/auth"
 	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/daemon/inbound"
+	"github.com/forkd/forkd/internal/host/owner"
 )
 
 // binding is an address of the host that leads to a port of a container.
@@ -27,11 +32,17 @@ type publication struct {
 	binding
 }
 
-// maxPorts bounds the published ports of a container.
-const maxPorts = 64
+// Bounds on published ports.
+const (
+	maxPorts     = 64   // of a container
+	maxListeners = 2048 // of all containers that run; one owner may have three quarters of them
+)
 
-// loopback is the address on which ports are published.
-const loopback = "127.0.0.1"
+// Addresses on which ports may be published. An address without a choice is loopback.
+const (
+	loopback  = "127.0.0.1"
+	loopback6 = "::1"
+)
 
 // publications returns the ports that a container publishes, in order.
 func publications(h *host, exposed map[string]struct{}) (list []publication, err error) {
@@ -84,12 +95,10 @@ func portOf(field, name string) (uint16, error) {
 // check refuses bindings that other hosts could reach: forkd's own ways to a port need a token or a
 // signed URL.
 func (b *binding) check() error {
-	if b.HostIP != "" {
-		if ip, err := netip.ParseAddr(b.HostIP); err != nil || !ip.IsLoopback() {
-			return unsupported("HostConfig.PortBindings: HostIp "+b.HostIP,
-				"omit it, and the port is published on "+loopback+
-					"; other hosts reach ports through forkd's API (docs/network.md)")
-		}
+	if b.HostIP != "" && b.HostIP != loopback && b.HostIP != loopback6 {
+		return unsupported("HostConfig.PortBindings: HostIp "+b.HostIP,
+			"use "+loopback+" or "+loopback6+", or omit it, and the port is published on "+loopback+
+				"; other hosts reach ports through forkd's API (docs/network.md)")
 	}
 	if _, err := strconv.ParseUint(b.HostPort, 10, 16); err != nil && b.HostPort != "" {
 		return face.BadRequest("HostConfig.PortBindings: HostPort %.100q: want one port, or nothing", b.HostPort)
@@ -97,14 +106,46 @@ func (b *binding) check() error {
 	return nil
 }
 
+// firstPort returns the lowest port of the host that every user of the host may open. Servers of the
+// host's own use the ports below.
+func firstPort() int {
+	const usual = 1024
+	p, err := os.ReadFile("/proc/sys/net/ipv4/ip_unprivileged_port_start")
+	if err != nil {
+		return usual
+	}
+	n, err := strconv.Atoi(strings.TrimSpace(string(p)))
+	if err != nil {
+		return usual
+	}
+	return n
+}
+
+// mayPublish refuses ports of the host below first to clients without the scope admin. Otherwise a
+// client could take the place of a server of the host that does not run at the moment.
+func mayPublish(who auth.Principal, list []publication, first int) error {
+	for _, p := range list {
+		n, err := strconv.Atoi(p.HostPort)
+		if err != nil || n == 0 || n >= first {
+			continue // the host chooses a port, or every user may open this one
+		}
+		if err := who.Need(auth.Admin); err != nil {
+			return fmt.Errorf("HostConfig.PortBindings: HostPort %d: want a port from %d: %w", n, first, err)
+		}
+	}
+	return nil
+}
+
 // listener is a published port that is open.
 type listener struct {
 	net.Listener
-	port uint16 // in the container
+	port  uint16 // in the container
+	leave func() // frees the place among maxListeners
 }
 
-// openPorts opens the published ports of a container. The caller holds the container's lock.
-func (s *Server) openPorts(c *container, sp *spec) error {
+// openPorts opens the published ports of a container. The parameter of is the owner of its sandbox.
+// The caller holds the container's lock.
+func (s *Server) openPorts(c *container, of string, sp *spec) error {
 	wanted, err := publications(&sp.Host, sp.Config.ExposedPorts)
 	if err != nil {
 		return err
@@ -112,7 +153,7 @@ func (s *Server) openPorts(c *container, sp *spec) error {
 	c.closePorts()
 	open := make([]listener, 0, len(wanted))
 	for _, p := range wanted {
-		l, err := p.listen()
+		l, err := s.listen(of, &p)
 		if err != nil {
 			closeAll(open)
 			return err
@@ -132,11 +173,16 @@ func (s *Server) openPorts(c *container, sp *spec) error {
 	return nil
 }
 
-// listen opens a published port.
-func (p *publication) listen() (l listener, err error) {
-	ip, number := cmp.Or(p.HostIP, loopback), cmp.Or(p.HostPort, "0")
+// listen opens a published port of an owner's container.
+func (s *Server) listen(of string, p *publication) (l listener, err error) {
 	l.port = p.port
+	if l.leave, err = s.listeners.Enter(owner.FairShare(of, maxListeners)); err != nil {
+		return l, face.NewError(http.StatusTooManyRequests, "HostConfig.PortBindings: too many published ports are open: "+
+			"stop containers that publish ports")
+	}
+	ip, number := cmp.Or(p.HostIP, loopback), cmp.Or(p.HostPort, "0")
 	if l.Listener, err = net.Listen("tcp", net.JoinHostPort(ip, number)); err != nil {
+		l.leave()
 		err = conflict("driver failed programming external connectivity: Bind for %s:%s failed: %v", ip, number, err)
 	}
 	return l, err
@@ -145,6 +191,7 @@ func (p *publication) listen() (l listener, err error) {
 func closeAll(list []listener) {
 	for _, l := range list {
 		l.Close()
+		l.leave()
 	}
 }
 
@@ -235,8 +282,8 @@ func (c *container) listPorts() []listedPort {
 }
 
 // adoptPorts opens the ports of a container that an earlier daemon has started.
-func (s *Server) adoptPorts(c *container, sp *spec) {
-	if err := s.openPorts(c, sp); err != nil {
+func (s *Server) adoptPorts(c *container, of string, sp *spec) {
+	if err := s.openPorts(c, of, sp); err != nil {
 		s.Face.Log.Warn("the ports of a container are not published again", "sandbox", c.id, "error", err)
 	}
 }

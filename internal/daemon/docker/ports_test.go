@@ -2,14 +2,18 @@ package docker
 
 import (
 	"context"
+	"errors"
 	"net"
 	"strconv"
 	"testing"
+
+	"github.com/forkd/forkd/internal/daemon/auth"
+	"github.com/forkd/forkd/internal/gate"
 )
 
 // bare returns a Server that has no sandboxes, and a function that ends its life.
 func bare() (*Server, context.CancelCauseFunc) {
-	s := &Server{}
+	s := &Server{listeners: gate.New(maxListeners)}
 	s.life, s.end = context.WithCancelCause(context.Background())
 	return s, s.end
 }
@@ -44,11 +48,11 @@ func TestPortsOpenedTooLate(t *testing.T) {
 	s, end := bare()
 	gone := newContainer("sb-gone")
 	gone.gone = true
-	if err := s.openPorts(gone, publishing(port)); err == nil || isOpen(port) {
+	if err := s.openPorts(gone, "token:ann", publishing(port)); err == nil || isOpen(port) {
 		t.Errorf("a removed container: %v", err)
 	}
 	c := newContainer("sb-late")
-	if err := s.openPorts(c, publishing(port)); err != nil || !isOpen(port) {
+	if err := s.openPorts(c, "token:ann", publishing(port)); err != nil || !isOpen(port) {
 		t.Fatalf("a container: %v", err)
 	}
 	end(nil)
@@ -56,7 +60,49 @@ func TestPortsOpenedTooLate(t *testing.T) {
 	if isOpen(port) {
 		t.Error("the port is open after the daemon's stop")
 	}
-	if err := s.openPorts(c, publishing(port)); err == nil || isOpen(port) {
+	if err := s.openPorts(c, "token:ann", publishing(port)); err == nil || isOpen(port) {
 		t.Errorf("after the daemon's stop: %v", err)
+	}
+}
+
+// Only an administrator publishes ports that other users of the host may not open.
+func TestLowPorts(t *testing.T) {
+	run, admin := auth.Principal{Who: "token:ann", Scope: auth.Run}, auth.Principal{Who: "token:root", Scope: auth.Admin}
+	for port, refused := range map[string]bool{"": false, "0": false, "1": true, "0080": true, "1023": true, "1024": false,
+		"8080": false} {
+		list := []publication{{80, binding{}}, {81, binding{HostPort: port}}}
+		err := mayPublish(run, list, 1024)
+		var scope *auth.ScopeError
+		if errors.As(err, &scope) != refused || (err == nil) == refused {
+			t.Errorf("%q with the scope run: %v", port, err)
+		}
+		if err := mayPublish(admin, list, 1024); err != nil {
+			t.Errorf("%q with the scope admin: %v", port, err)
+		}
+	}
+}
+
+// One owner cannot take all published ports, and closed ports can be used again.
+func TestListenersAreShared(t *testing.T) {
+	s, end := bare()
+	defer s.tasks.Wait()
+	defer end(nil)
+	s.listeners = gate.New(maxListeners)
+	most := gate.Fair(maxListeners)
+	hold := s.listeners.Hold(gate.Share{Key: "token:ann"})
+	if err := hold.Add(most - 1); err != nil {
+		t.Fatal(err)
+	}
+	two := &spec{Host: host{PortBindings: map[string][]binding{"80/tcp": nil, "81/tcp": nil}}}
+	c := newContainer("sb-a")
+	if err := s.openPorts(c, "token:ann", two); err == nil {
+		t.Error("an owner has more ports than its share")
+	}
+	if err := s.openPorts(c, "token:ben", two); err != nil {
+		t.Errorf("another owner: %v", err)
+	}
+	c.closePorts()
+	if taken, _ := s.listeners.Count(); taken != most-1 {
+		t.Errorf("%d places are taken after the end, want %d", taken, most-1)
 	}
 }

@@ -132,6 +132,7 @@ func TestPorts(t *testing.T) {
 		t.Errorf("%+v", open)
 	}
 	for _, bindings := range []string{`"80/udp":[{}]`, `"x":[{}]`, `"0/tcp":[{}]`, `"80/tcp":[{"HostIp":"0.0.0.0"}]`,
+		`"80/tcp":[{"HostIp":"127.77.0.1"}]`, `"80/tcp":[{"HostIp":"::ffff:127.0.0.1"}]`,
 		`"80/tcp":[{"HostPort":"1-2"}]`, `"80/tcp":[{"HostPort":"70000"}]`} {
 		r.call("POST", "/containers/create", `{"Image":"a.b","HostConfig":{"PortBindings":{`+bindings+`}}}`, 400, nil)
 	}

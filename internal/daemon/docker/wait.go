@@ -156,7 +156,7 @@ func (s *Server) adopt() {
 		}
 		sp := specOf(i)
 		if st.Status == running {
-			s.adoptPorts(c, &sp)
+			s.adoptPorts(c, i.Owner, &sp)
 		}
 		switch {
 		case st.Status == exited && len(sp.args()) > 0:
