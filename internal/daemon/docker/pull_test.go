@@ -1,16 +1,20 @@
 package docker_test
 
 import (
+	"bufio"
 	"encoding/base64"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/forkd/forkd/internal/apirig"
+	"github.com/forkd/forkd/internal/daemon/face"
 )
 
 func TestPull(t *testing.T) {
@@ -135,5 +139,67 @@ func TestPorts(t *testing.T) {
 		`"80/tcp":[{"HostIp":"127.77.0.1"}]`, `"80/tcp":[{"HostIp":"::ffff:127.0.0.1"}]`,
 		`"80/tcp":[{"HostPort":"1-2"}]`, `"80/tcp":[{"HostPort":"70000"}]`} {
 		r.call("POST", "/containers/create", `{"Image":"a.b","HostConfig":{"PortBindings":{`+bindings+`}}}`, 400, nil)
+	}
+}
+
+// Connections to a published port take places of strangers, and none of the container's owner.
+func TestStrangersAtPublishedPorts(t *testing.T) {
+	r := startWith(t, apirig.Options{Limits: face.Limits{SignedPerSandbox: 1, StreamsPerSandbox: 1}})
+	guest := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		io.WriteString(w, "inside")
+	}))
+	defer guest.Close()
+	defer guest.CloseClientConnections() // some are unused
+	at, err := url.Parse(guest.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.create("?name=web", fmt.Sprintf(`,"Cmd":["sleep","600"],"HostConfig":{"PortBindings":{"%s/tcp":[{}]}}`, at.Port()))
+	r.call("POST", "/containers/web/start", "", 204, nil)
+	var c struct {
+		ForkdSandbox    string
+		NetworkSettings struct {
+			Ports map[string][]struct{ HostPort string }
+		}
+	}
+	r.call("GET", "/containers/web/json", "", 200, &c)
+	address := "127.0.0.1:" + c.NetworkSettings.Ports[at.Port()+"/tcp"][0].HostPort
+	// ask makes a request over a connection, which stays open.
+	ask := func() (status int, err error) {
+		conn, err := net.Dial("tcp", address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { conn.Close() })
+		conn.SetDeadline(time.Now().Add(limit))
+		io.WriteString(conn, "GET / HTTP/1.1\r\nHost: web\r\n\r\n")
+		resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+		if err != nil {
+			return 0, err
+		}
+		resp.Body.Close()
+		return resp.StatusCode, nil
+	}
+	if status, err := ask(); status != 200 {
+		t.Fatalf("the first stranger: %d, %v", status, err)
+	}
+	if status, err := ask(); err == nil {
+		t.Errorf("a second stranger: %d", status)
+	}
+	req, err := http.NewRequestWithContext(t.Context(), "GET", r.URL+"/v1/sandboxes/"+c.ForkdSandbox+"/tcp/"+
+		at.Port(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Authorization", "Bearer "+apirig.Token)
+	req.Header.Set("Connection", "Upgrade")
+	req.Header.Set("Upgrade", "tcp")
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	if resp.StatusCode != 101 {
+		t.Errorf("the owner: %s", resp.Status)
 	}
 }
