@@ -15,6 +15,7 @@ import (
 	"net/http"
 	"path"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/forkd/forkd/internal/daemon/face"
@@ -181,7 +182,7 @@ func (s *Server) readArchive(w http.ResponseWriter, r *http.Request) error {
 			return err
 		}
 		w.Header().Set("Content-Type", "application/x-tar")
-		return f.rebase(out, content, &stat)
+		return f.rebase(out, content, &stat, face.ShareOf(r).Take)
 	})
 	if err = move.End(err); err != nil && out.yes {
 		s.Face.Abort(r, err)
@@ -191,8 +192,9 @@ func (s *Server) readArchive(w http.ResponseWriter, r *http.Request) error {
 
 // rebase copies an archive from the guest so that its names begin with the name of the path. The
 // guest is not trusted, so only names and kinds of entries that unpack below that name are copied.
-func (f *filePath) rebase(w io.Writer, from io.Reader, stat *pathStat) error {
-	in, out := treetar.NewReader(from), tar.NewWriter(w)
+// The function take counts bytes that rebase holds in memory.
+func (f *filePath) rebase(w io.Writer, from io.Reader, stat *pathStat, take func(bytes int) error) error {
+	in, out, links, entries := treetar.NewReader(from), tar.NewWriter(w), links{}, 0
 	if stat.Mode.IsDir() {
 		h := tar.Header{Typeflag: tar.TypeDir, Name: f.base + "/", Mode: int64(stat.Mode.Perm()), ModTime: stat.Mtime}
 		if err := out.WriteHeader(&h); err != nil {
@@ -208,8 +210,11 @@ func (f *filePath) rebase(w io.Writer, from io.Reader, stat *pathStat) error {
 			return err
 		}
 		name := path.Clean(h.Name)
-		if err := errors.Join(treetar.CheckName(h.Name), checkLocal(name)); err != nil {
+		if err := errors.Join(treetar.CheckName(h.Name), checkLocal(name), links.check(name)); err != nil {
 			return err
+		}
+		if entries++; !stat.Mode.IsDir() && entries > 1 || name == "." && h.Typeflag != tar.TypeDir {
+			return fmt.Errorf("the guest's archive has two entries for %.200q", f.path)
 		}
 		next := tar.Header{Typeflag: h.Typeflag, Mode: h.Mode & int64(fs.ModePerm), ModTime: h.ModTime}
 		if next.Name = f.base; stat.Mode.IsDir() {
@@ -222,6 +227,9 @@ func (f *filePath) rebase(w io.Writer, from io.Reader, stat *pathStat) error {
 			next.Name += "/"
 		case tar.TypeSymlink:
 			next.Linkname = h.Linkname
+			if err := take(links.add(name)); err != nil {
+				return err
+			}
 		default:
 			continue // a pipe or a device
 		}
@@ -232,6 +240,42 @@ func (f *filePath) rebase(w io.Writer, from io.Reader, stat *pathStat) error {
 			return err
 		}
 	}
+}
+
+// links has the names of the symbolic links in an archive, as a tree: the keys of each node are the
+// next elements of names, and a link is a nil node. A client that unpacked an entry below a link, or
+// a second entry with the name of a link, would write to the target of the link.
+type links map[string]links
+
+// check returns an error for the name of an entry that is a link already, or is below one.
+func (l links) check(name string) error {
+	for element := range strings.SplitSeq(name, "/") {
+		next, ok := l[element]
+		if !ok {
+			return nil
+		}
+		if next == nil {
+			return fmt.Errorf("the guest's archive has an entry %.200q behind a link", name)
+		}
+		l = next
+	}
+	return nil
+}
+
+// add adds a link that check has accepted, and returns the approximate number of bytes that it takes.
+func (l links) add(name string) (bytes int) {
+	const perNode = 512 // a map, with its first members
+	elements := strings.Split(name, "/")
+	last := len(elements) - 1
+	for _, element := range elements[:last] {
+		if l[element] == nil {
+			l[element] = links{}
+			bytes += perNode
+		}
+		l = l[element]
+	}
+	l[elements[last]] = nil
+	return bytes + len(name)
 }
 
 func checkLocal(name string) error {

@@ -148,8 +148,7 @@ func TestStrangersAtPublishedPorts(t *testing.T) {
 	guest := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		io.WriteString(w, "inside")
 	}))
-	defer guest.Close()
-	defer guest.CloseClientConnections() // some are unused
+	t.Cleanup(guest.Close) // after its connections
 	at, err := url.Parse(guest.URL)
 	if err != nil {
 		t.Fatal(err)

@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"bytes"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"strings"
@@ -26,7 +27,7 @@ func TestRebaseOfHostileArchives(t *testing.T) {
 			t.Fatal(err)
 		}
 		w.Close()
-		if err := f.rebase(&out, &in, &dir); err == nil {
+		if err := f.rebase(&out, &in, &dir, free); err == nil {
 			t.Errorf("%s: accepted", name)
 		}
 	}
@@ -40,7 +41,7 @@ func TestRebaseOfHostileArchives(t *testing.T) {
 		}
 	}
 	w.Close()
-	if err := f.rebase(&out, &in, &dir); err != nil {
+	if err := f.rebase(&out, &in, &dir, free); err != nil {
 		t.Fatal(err)
 	}
 	names := ""
@@ -58,6 +59,74 @@ func TestRebaseOfHostileArchives(t *testing.T) {
 	}
 	if names != "src/ src/suid " {
 		t.Errorf("%q", names)
+	}
+}
+
+// free counts nothing.
+func free(int) error { return nil }
+
+// A hostile guest does not make a client write to the target of a link.
+func TestRebaseOfEntriesBehindLinks(t *testing.T) {
+	link := func(name string) tar.Header {
+		return tar.Header{Name: name, Typeflag: tar.TypeSymlink, Linkname: "/root"}
+	}
+	file := func(name string) tar.Header { return tar.Header{Name: name, Typeflag: tar.TypeReg} }
+	folder := func(name string) tar.Header { return tar.Header{Name: name, Typeflag: tar.TypeDir} }
+	dir, single := pathStat{Mode: fs.ModeDir | 0o755}, pathStat{Mode: 0o644}
+	for name, c := range map[string]struct {
+		stat    *pathStat
+		entries []tar.Header
+		ok      bool
+	}{
+		"below a link":           {&dir, []tar.Header{link("a"), file("a/.bashrc")}, false},
+		"far below a link":       {&dir, []tar.Header{link("b/a"), file("b/a/c/d")}, false},
+		"below a spelled link":   {&dir, []tar.Header{link("./b//a"), file("b/a/c")}, false},
+		"a file for a link":      {&dir, []tar.Header{link("a"), file("a")}, false},
+		"a folder for a link":    {&dir, []tar.Header{link("a"), folder("a/")}, false},
+		"below a replaced file":  {&dir, []tar.Header{file("a"), link("a"), file("a/b")}, false},
+		"below a replaced dir":   {&dir, []tar.Header{folder("a"), link("a/x"), link("a"), file("a/b")}, false},
+		"the folder itself":      {&dir, []tar.Header{link(".")}, false},
+		"two entries for a file": {&single, []tar.Header{link("src"), file("src")}, false},
+		"beside links": {&dir, []tar.Header{folder("b"), link("b/a"), file("b/aa"), link("b/c"), file("b/d/e"), file("a")},
+			true},
+		"one file": {&single, []tar.Header{file("src")}, true},
+	} {
+		var in, out bytes.Buffer
+		w := tar.NewWriter(&in)
+		for _, h := range c.entries {
+			if err := w.WriteHeader(&h); err != nil {
+				t.Fatal(err)
+			}
+		}
+		w.Close()
+		f := filePath{base: "src", path: "/src"}
+		if err := f.rebase(&out, &in, c.stat, free); (err == nil) != c.ok {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// Links take memory of the client's share.
+func TestRebaseCountsLinks(t *testing.T) {
+	var in bytes.Buffer
+	w := tar.NewWriter(&in)
+	for i := range 1000 {
+		h := tar.Header{Name: fmt.Sprintf("d%d/a/b/c", i), Typeflag: tar.TypeSymlink, Linkname: "x"}
+		if err := w.WriteHeader(&h); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.Close()
+	total, full := 0, errors.New("full")
+	f, dir := filePath{base: "src"}, pathStat{Mode: fs.ModeDir | 0o755}
+	err := f.rebase(io.Discard, &in, &dir, func(n int) error {
+		if total += n; total > 100<<10 {
+			return full
+		}
+		return nil
+	})
+	if !errors.Is(err, full) {
+		t.Errorf("%d bytes: %v", total, err)
 	}
 }
 
