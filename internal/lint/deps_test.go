@@ -39,7 +39,7 @@ var rooms = []room{
 	},
 	{
 		folder:   "internal/format",
-		packages: []string{"console", "disklayer", "ext4", "memlayer", "snapshot", "artifact", "record"},
+		packages: []string{"console", "disklayer", "ext4", "memlayer", "outlog", "snapshot", "artifact", "record"},
 		imports:  []string{"internal/proto/codec", "internal/proto/vm"},
 		reason:   "a format outlives the program that wrote it",
 	},

@@ -22,7 +22,10 @@ func (s *Server) attach(w http.ResponseWriter, r *http.Request) error {
 	}
 	sp := specOf(c.info)
 	tty := sp.Config.TTY
-	kept, reader := c.out.read()
+	kept, reader, err := c.out.readAll()
+	if err != nil {
+		return err
+	}
 	defer reader.close()
 	out, err := s.hijack(w, r, tty)
 	if err != nil {

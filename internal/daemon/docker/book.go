@@ -29,8 +29,11 @@ type book struct {
 // givenName is a name that a client gives to a container, with the client's prefix.
 type givenName struct{ prefix, name string }
 
-// suffix ends the names of the files of containers.
-const suffix = ".json"
+// Ends of the names of the files of containers: of records, and of output.
+const (
+	suffix    = ".json"
+	logSuffix = ".log"
+)
 
 // maxRecord bounds the file of a container, in bytes.
 const maxRecord = 64 << 10
@@ -54,14 +57,31 @@ func openBook(dir string, log *slog.Logger) (*book, error) {
 		if !ok || !vmpool.IsID(id) {
 			continue
 		}
-		c := newContainer(id)
+		c := b.newContainer(id)
 		if c.state, err = readState(filepath.Join(dir, e.Name())); err != nil {
 			log.Error("the record of a container is damaged", "error", err)
 			c.state = state{Status: exited, ExitCode: exitUnknown, Error: "the record of the container is damaged"}
 		}
 		b.all[id] = c
 	}
+	for _, e := range entries {
+		if id, ok := strings.CutSuffix(e.Name(), logSuffix); !ok || !vmpool.IsID(id) || b.all[id] != nil {
+			continue
+		}
+		if err := os.Remove(filepath.Join(dir, e.Name())); err != nil {
+			log.Error("remove the output of a container that is gone", "error", err)
+		}
+	}
 	return b, nil
+}
+
+// newContainer returns a container whose output may be in a file.
+func (b *book) newContainer(id string) *container {
+	c := newContainer(id)
+	c.out.file = filepath.Join(b.dir, id+logSuffix)
+	_, err := os.Stat(c.out.file)
+	c.out.stored = err == nil
+	return c
 }
 
 func readState(path string) (s state, err error) {
@@ -93,7 +113,7 @@ func (b *book) of(i sandbox.Info) *container {
 	defer b.mu.Unlock()
 	c := b.all[i.ID]
 	if c == nil {
-		c = newContainer(i.ID)
+		c = b.newContainer(i.ID)
 		b.all[i.ID] = c
 	}
 	return c
@@ -201,8 +221,9 @@ func (b *book) drop(id string) (*container, error) {
 	c.notifyLocked()
 	c.out.rush()
 	c.out.end()
-	if err := os.Remove(filepath.Join(b.dir, id+suffix)); !errors.Is(err, fs.ErrNotExist) {
-		return c, err
+	err := c.out.discard() // first, because the next daemon finds the file by the record
+	if failed := os.Remove(filepath.Join(b.dir, id+suffix)); !errors.Is(failed, fs.ErrNotExist) {
+		err = errors.Join(err, failed)
 	}
-	return c, nil
+	return c, err
 }

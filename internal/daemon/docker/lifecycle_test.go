@@ -1,13 +1,19 @@
 package docker_test
 
 import (
+	"context"
+	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/forkd/forkd/internal/apirig"
 	"github.com/forkd/forkd/internal/daemon/auth"
+	"github.com/forkd/forkd/internal/daemon/docker"
 )
 
 // A restart stops a container that removes itself, but does not remove it.
@@ -50,4 +56,69 @@ func TestLowPortOfAToken(t *testing.T) {
 	if text := r.call("POST", "/containers/create", body, 403, nil); !strings.Contains(text, "HostPort 1") {
 		t.Error(text)
 	}
+}
+
+// The output of a container is in a file while its sandbox is suspended. Clients read it as before,
+// also from the next daemon, and rm removes it.
+func TestOutputOfASuspendedContainer(t *testing.T) {
+	r := start(t)
+	id := r.create("?name=job", `,"Cmd":["sh","-c","echo out; echo err >&2"]`)
+	var c struct{ ForkdSandbox string }
+	r.call("GET", "/containers/job/json", "", 200, &c)
+	file := filepath.Join(r.Docker.Dir, c.ForkdSandbox+".log")
+	run := func() {
+		t.Helper()
+		r.call("POST", "/containers/job/start", "", 204, nil)
+		r.wait("job")
+		if _, err := r.Suspend(t.Context(), c.ForkdSandbox); err != nil {
+			t.Fatal(err)
+		}
+	}
+	logs := func() string {
+		t.Helper()
+		_, text := r.send("GET", "/containers/job/logs?stdout=1&stderr=1", "")
+		stdout, stderr := frames(t, []byte(text))
+		return stdout + stderr
+	}
+	run()
+	for begun := time.Now(); ; time.Sleep(5 * time.Millisecond) {
+		if _, err := os.Stat(file); err == nil {
+			break
+		}
+		if time.Since(begun) > limit {
+			t.Fatal("the output is not stored")
+		}
+	}
+	if got := logs(); got != "out\nerr\n" {
+		t.Errorf("suspended: %q", got)
+	}
+	run()
+	if got := logs(); got != "out\nout\nerr\nerr\n" {
+		t.Errorf("after a second run: %q", got)
+	}
+	r.next()
+	if got := logs(); !strings.HasPrefix(got, "out\n") {
+		t.Errorf("of the next daemon: %q", got)
+	}
+	r.call("DELETE", "/containers/"+id, "", 204, nil)
+	if left, err := os.ReadDir(r.Docker.Dir); err != nil || len(left) != 0 {
+		t.Errorf("a removed container leaves %v, %v", left, err)
+	}
+}
+
+// next replaces the daemon's Docker server by a new one, which has only the files of the old one.
+func (r *rig) next() {
+	r.t.Helper()
+	r.Docker.Close()
+	next, err := docker.New(r.Docker.Config)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.t.Cleanup(next.Close)
+	server := httptest.NewServer(next)
+	r.t.Cleanup(server.Close)
+	r.http.Transport = bearer{&http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		var d net.Dialer
+		return d.DialContext(ctx, "tcp", server.Listener.Addr().String())
+	}}}
 }

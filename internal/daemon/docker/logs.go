@@ -85,7 +85,10 @@ func (s *Server) logs(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	kept, reader := c.out.read()
+	kept, reader, err := c.out.readAll()
+	if err != nil {
+		return err
+	}
 	defer reader.close()
 	if !q.follow {
 		reader.close() // so that the process does not wait for the client

@@ -2,10 +2,15 @@ package docker
 
 import (
 	"bytes"
+	"errors"
+	"fmt"
+	"os"
 	"slices"
 	"sync"
 	"time"
 
+	"github.com/forkd/forkd/internal/atomicfile"
+	"github.com/forkd/forkd/internal/format/outlog"
 	"github.com/forkd/forkd/internal/host/agentclient"
 )
 
@@ -34,6 +39,8 @@ type output struct {
 	limit int // bytes to keep
 
 	mu      sync.Mutex
+	file    string  // file for older output; empty: none
+	stored  bool    // the file exists
 	entries []entry // oldest first
 	size    int     // bytes of entries
 	readers map[*reader]bool
@@ -63,10 +70,26 @@ type reader struct {
 	gone   chan struct{}
 }
 
-// read returns the kept output, and a reader of the later output. Together they have no gap.
+// readAll returns the kept output, and a reader of the later output. Together they have no gap.
+func (o *output) readAll() ([]entry, *reader, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	older, err := o.loadLocked()
+	if err != nil {
+		return nil, nil, err
+	}
+	kept, r := o.readLocked()
+	return append(older, kept...), r, nil
+}
+
+// read is like readAll, without the output in the file.
 func (o *output) read() ([]entry, *reader) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	return o.readLocked()
+}
+
+func (o *output) readLocked() ([]entry, *reader) {
 	r := &reader{of: o, chunks: make(chan chunk), ended: o.ended, gone: make(chan struct{})}
 	o.readers[r] = true
 	kept := make([]entry, len(o.entries))
@@ -170,6 +193,75 @@ func (o *output) keepLocked(c chunk) {
 		o.size -= perEntry + len(o.entries[drop].text)
 	}
 	o.entries = slices.Delete(o.entries, 0, drop)
+}
+
+// maxLogFile bounds the file of older output, in bytes.
+const maxLogFile = 2 * maxLog
+
+// loadLocked returns the entries in the file.
+func (o *output) loadLocked() ([]entry, error) {
+	if !o.stored {
+		return nil, nil
+	}
+	i, err := os.Stat(o.file)
+	if err == nil && i.Size() > maxLogFile {
+		err = fmt.Errorf("%s has %d bytes: want at most %d", o.file, i.Size(), maxLogFile)
+	}
+	if err != nil {
+		return nil, err
+	}
+	p, err := os.ReadFile(o.file)
+	if err != nil {
+		return nil, err
+	}
+	list, err := outlog.Decode(p)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", o.file, err)
+	}
+	entries := make([]entry, 0, len(list))
+	for _, e := range list {
+		entries = append(entries, entry{agentclient.Stream(e.Stream), e.At, e.Text})
+	}
+	return entries, nil
+}
+
+// store moves the output to the file, so that it takes no memory. If the file cannot be read or
+// written, older output is lost.
+func (o *output) store() error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.file == "" || len(o.entries) == 0 {
+		return nil
+	}
+	all, unread := o.loadLocked()
+	all = append(all, o.entries...)
+	size := 0
+	for _, e := range all {
+		size += perEntry + len(e.text)
+	}
+	list := make([]outlog.Entry, 0, len(all))
+	for _, e := range all {
+		if size <= o.limit {
+			list = append(list, outlog.Entry{Stream: uint8(e.from), At: e.at, Text: e.text})
+		}
+		size -= perEntry + len(e.text)
+	}
+	o.entries, o.size = nil, 0
+	err := atomicfile.Write(o.file, outlog.Encode(list), 0o600)
+	o.stored = o.stored || err == nil
+	return errors.Join(unread, err)
+}
+
+// discard removes the file.
+func (o *output) discard() error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	file, had := o.file, o.stored
+	o.file, o.stored = "", false
+	if !had {
+		return nil
+	}
+	return os.Remove(file)
 }
 
 // end tells the readers that the process has ended.

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -187,4 +189,81 @@ func TestRushOfManyReaders(t *testing.T) {
 			t.Errorf("the reader that reads has received %d of 3", n)
 		}
 	})
+}
+
+// texts returns all kept output.
+func texts(t *testing.T, o *output) (text string) {
+	t.Helper()
+	kept, r, err := o.readAll()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.close()
+	for _, e := range kept {
+		text += string(e.text)
+	}
+	return text
+}
+
+// Output in a file takes no memory, and remains before later output.
+func TestStoredOutput(t *testing.T) {
+	const most = 64 << 10
+	o := newOutput(most)
+	dir := t.TempDir()
+	o.file = filepath.Join(dir, "a.log")
+	store := func() {
+		t.Helper()
+		if err := o.store(); err != nil {
+			t.Fatal(err)
+		}
+		if len(o.entries) != 0 || o.size != 0 {
+			t.Errorf("%d entries with %d bytes are in memory", len(o.entries), o.size)
+		}
+	}
+	store() // nothing
+	if o.stored {
+		t.Error("a file without output")
+	}
+	for _, text := range []string{"a\n", "b\n"} {
+		o.write(agentclient.Stdout, []byte(text))
+		store()
+		store()
+	}
+	o.write(agentclient.Stderr, []byte("c\n"))
+	if got := texts(t, o); got != "a\nb\nc\n" {
+		t.Errorf("%q", got)
+	}
+	for range 3 { // the file has only the end
+		o.write(agentclient.Stdout, []byte(strings.Repeat("x", most/2)+"\n"))
+		store()
+	}
+	if i, err := os.Stat(o.file); err != nil || i.Size() > most {
+		t.Errorf("%v, %v", i, err)
+	}
+	if got := texts(t, o); len(got) < most/2 || strings.Trim(got, "x\n") != "" {
+		t.Errorf("%.10q… of %d bytes", got, len(got))
+	}
+	if err := os.WriteFile(o.file, []byte("damaged"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := o.readAll(); err == nil {
+		t.Error("a damaged file is no error")
+	}
+	o.write(agentclient.Stdout, []byte("d\n"))
+	if err := o.store(); err == nil {
+		t.Error("output is lost without an error")
+	}
+	if got := texts(t, o); got != "d\n" {
+		t.Errorf("after a damaged file: %q", got)
+	}
+	if err := o.discard(); err != nil {
+		t.Fatal(err)
+	}
+	o.write(agentclient.Stdout, []byte("e\n"))
+	if err := o.store(); err != nil {
+		t.Fatal(err)
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) != 0 {
+		t.Errorf("a removed container leaves %v, %v", left, err)
+	}
 }

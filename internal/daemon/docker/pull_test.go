@@ -201,4 +201,5 @@ func TestStrangersAtPublishedPorts(t *testing.T) {
 	if resp.StatusCode != 101 {
 		t.Errorf("the owner: %s", resp.Status)
 	}
+	r.call("POST", "/containers/web/kill", "", 204, nil)
 }

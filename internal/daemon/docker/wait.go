@@ -109,10 +109,22 @@ func (s *Server) watch() {
 		case e.Sandbox != "":
 			for _, c := range s.book.list() {
 				if c.id == e.Sandbox {
-					c.notify()
+					s.changed(c, e.Kind == event.SandboxSuspended)
 				}
 			}
 		}
+	}
+}
+
+// changed wakes the clients that wait for a container. The output of a container whose sandbox is
+// suspended moves to a file, because such a container takes no memory of the host.
+func (s *Server) changed(c *container, isSuspended bool) {
+	c.notify()
+	if !isSuspended {
+		return
+	}
+	if err := c.out.store(); err != nil {
+		s.Face.Log.Error("output of a container is lost", "sandbox", c.id, "error", err)
 	}
 }
 
@@ -131,15 +143,17 @@ func (s *Server) forget(id string) {
 
 // sweep forgets the containers whose sandboxes do not exist.
 func (s *Server) sweep() {
-	list, have := s.book.list(), map[string]bool{} // in this order, because new containers have a sandbox already
+	// In this order, because new containers have a sandbox already.
+	list, states := s.book.list(), map[string]sandbox.State{}
 	for _, i := range s.Face.Host.For(owner.Owner{Name: owner.Anyone}).Sandboxes() {
-		have[i.ID] = true
+		states[i.ID] = i.State
 	}
 	for _, c := range list {
-		if !have[c.id] {
+		state, ok := states[c.id]
+		if !ok {
 			s.forget(c.id)
 		}
-		c.notify()
+		s.changed(c, state == sandbox.Suspended)
 	}
 }
 
