@@ -114,6 +114,9 @@ func (b *book) of(i sandbox.Info) *container {
 	c := b.all[i.ID]
 	if c == nil {
 		c = b.newContainer(i.ID)
+		if ownSpec(i) != nil { // it is being created, or the daemon ended before it wrote the record
+			c.state.Status = created
+		}
 		b.all[i.ID] = c
 	}
 	return c

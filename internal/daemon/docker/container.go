@@ -149,12 +149,20 @@ type annotation struct {
 	Docker *spec `json:"docker"`
 }
 
+// ownSpec returns the fixed part of a container that this API has made, or nil.
+func ownSpec(i sandbox.Info) *spec {
+	var n annotation
+	if len(i.Annotation) == 0 || json.Unmarshal(i.Annotation, &n) != nil {
+		return nil
+	}
+	return n.Docker
+}
+
 // specOf returns the fixed part of a container. A sandbox of another API has only the fields that
 // its description has.
 func specOf(i sandbox.Info) spec {
-	var n annotation
-	if len(i.Annotation) > 0 && json.Unmarshal(i.Annotation, &n) == nil && n.Docker != nil {
-		return *n.Docker
+	if sp := ownSpec(i); sp != nil {
+		return *sp
 	}
 	return spec{Config: config{Image: i.SnapshotTag}, Image: imageID(i.StateID)}
 }

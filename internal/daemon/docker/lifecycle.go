@@ -99,15 +99,23 @@ func (s *Server) startLocked(ctx context.Context, view *tenancy.View, c *contain
 
 // startMain starts the main process of a container.
 func (s *Server) startMain(view *tenancy.View, c *container, sp *spec, args []string) error {
-	p := newProcess(c.id, view, c.out, sp.Config.TTY, nil)
-	c.mu.Lock()
-	if c.main != nil {
-		c.mu.Unlock()
+	if c.process() != nil {
 		return conflict("Container %s is still running", containerID(c.id))
 	}
-	c.main = p
-	c.notifyLocked()
-	c.mu.Unlock()
+	p := newProcess(c.id, view, c.out, sp.Config.TTY, nil)
+	// First in the record: otherwise the next daemon could start the command a second time.
+	err := s.book.change(c, func(s *state) {
+		s.Status, s.PID, s.ExitCode, s.Error, s.Started, s.Finished = running, 0, 0, "", time.Now(), time.Time{}
+		c.main = p
+	})
+	if err != nil {
+		c.mu.Lock()
+		c.main = nil
+		c.notifyLocked()
+		c.mu.Unlock()
+		p.abandon(err)
+		return err
+	}
 	cmd := command{args: args, user: sp.Config.User, dir: sp.Config.WorkingDir, makesDir: sp.Config.WorkingDir != "",
 		stdin: sp.Config.OpenStdin}
 	if err := s.begin(p, cmd, func() { s.mainEnded(c, p, sp) }); err != nil {
@@ -119,7 +127,7 @@ func (s *Server) startMain(view *tenancy.View, c *container, sp *spec, args []st
 		}
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		s.Status, s.PID, s.ExitCode, s.Error, s.Started, s.Finished = running, p.pid, 0, "", time.Now(), time.Time{}
+		s.PID, s.Started = p.pid, time.Now()
 	})
 	return nil
 }
@@ -158,8 +166,13 @@ func (s *Server) mainEnded(c *container, p *process, sp *spec) {
 		s.suspendLater(c, p.view)
 		return
 	}
+	s.removeExited(c, p.view)
+}
+
+// removeExited removes a container that removes itself when it has exited.
+func (s *Server) removeExited(c *container, view *tenancy.View) {
 	var gone *sandbox.NotFoundError
-	if err := p.view.Kill(c.id); err != nil && !errors.As(err, &gone) {
+	if err := view.Kill(c.id); err != nil && !errors.As(err, &gone) {
 		s.Face.Log.Error("remove a container that has exited", "sandbox", c.id, "error", err)
 	}
 }

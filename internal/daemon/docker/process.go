@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -85,15 +86,72 @@ func (s *Server) begin(p *process, cmd command, ended func()) error {
 	return p.notStarted
 }
 
-// follow follows a process that runs already, until it ends.
-func (s *Server) follow(p *process, pid uint32, ended func()) {
+// follow follows a process that an earlier daemon has started, until the process ends. If pid is 0,
+// the earlier daemon has not recorded which process of the guest it is, and the function found gets
+// its PID.
+func (s *Server) follow(p *process, pid uint32, args []string, found func(pid uint32), ended func()) {
 	p.started(pid)
 	s.tasks.Go(func() {
-		p.finish(s.attachTo(p))
+		p.finish(func() (int, error) {
+			if pid == 0 {
+				started, err := s.search(p, args)
+				if err != nil {
+					return exitUnknown, err
+				}
+				p.started(started)
+				found(started)
+			}
+			return s.attachTo(p)
+		}())
 		ended()
 		close(p.ended)
 		p.out.end()
 	})
+}
+
+// search returns the PID of the oldest process of the guest that runs a command.
+func (s *Server) search(p *process, args []string) (pid uint32, err error) {
+	for {
+		var all []agentclient.ProcessInfo
+		err := p.view.Use(s.life, p.sandbox, "find a process of", func(ctx context.Context,
+			dial agentclient.DialFunc) (err error) {
+			ctx, cancel := context.WithTimeout(ctx, controlFor)
+			defer cancel()
+			all, err = agentclient.New(dial).Processes(ctx)
+			return err
+		})
+		n := slices.IndexFunc(all, func(i agentclient.ProcessInfo) bool { return slices.Equal(i.Args, args) })
+		switch {
+		case err == nil && n < 0:
+			return 0, errors.New("the daemon ended while it started the process, so its exit code is unknown")
+		case err == nil:
+			return all[n].PID, nil
+		case !s.retry(p):
+			return 0, s.lost(err)
+		}
+	}
+}
+
+// retry waits before another attempt to reach a process. It returns false if the sandbox has ended,
+// or if the daemon stops.
+func (s *Server) retry(p *process) bool {
+	if i, gone := p.view.Sandbox(p.sandbox); gone != nil || i.State == sandbox.Exited || i.State == sandbox.Stopping {
+		return false
+	}
+	select {
+	case <-time.After(reattach):
+		return true
+	case <-s.life.Done():
+		return false
+	}
+}
+
+// lost returns the error for a process that is not followed any more, because it cannot be reached.
+func (s *Server) lost(err error) error {
+	if s.life.Err() != nil {
+		return agentclient.ErrDetached
+	}
+	return fmt.Errorf("the container's virtual machine has ended: %w", err)
 }
 
 func (p *process) started(pid uint32) {
@@ -209,15 +267,8 @@ func (s *Server) attachTo(p *process) (code int, err error) {
 			return p.result(nil, res, nil)
 		case errors.As(err, &lost) && lost.Code == agentclient.CodeNotFound:
 			return exitUnknown, errors.New("the process ended while the daemon did not follow it, so its exit code is unknown")
-		case s.life.Err() != nil:
-			return exitUnknown, agentclient.ErrDetached
-		}
-		if i, gone := p.view.Sandbox(p.sandbox); gone != nil || i.State == sandbox.Exited || i.State == sandbox.Stopping {
-			return exitSignal + int(syscall.SIGKILL), fmt.Errorf("the container's virtual machine has ended: %w", err)
-		}
-		select {
-		case <-time.After(reattach):
-		case <-s.life.Done():
+		case s.life.Err() != nil || !s.retry(p):
+			return exitSignal + int(syscall.SIGKILL), s.lost(err)
 		}
 	}
 }

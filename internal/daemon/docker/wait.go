@@ -173,12 +173,15 @@ func (s *Server) adopt() {
 			s.adoptPorts(c, i.Owner, &sp)
 		}
 		switch {
+		case st.Status == exited && sp.Host.AutoRemove && !st.Finished.IsZero(): // a damaged record removes nothing
+			s.tasks.Go(func() { s.removeExited(c, view) })
 		case st.Status == exited && len(sp.args()) > 0:
 			s.suspendLater(c, view)
-		case st.Status == running && st.PID != 0:
+		case st.Status == running && len(sp.args()) > 0:
 			p := newProcess(c.id, view, c.out, sp.Config.TTY, nil)
 			c.main = p
-			s.follow(p, st.PID, func() { s.mainEnded(c, p, &sp) })
+			s.follow(p, st.PID, sp.args(), func(pid uint32) { s.note(c, func(s *state) { s.PID = pid }) },
+				func() { s.mainEnded(c, p, &sp) })
 		}
 	}
 }
