@@ -181,14 +181,28 @@ func (x *execs) drop(id string) {
 	}
 }
 
-// killAll kills the running execs of a container.
-func (x *execs) killAll(id string) {
-	var kills sync.WaitGroup
+// running returns the processes of a container's execs that have not ended.
+func (x *execs) running(id string) (list []*process) {
 	for _, e := range x.ofContainer(id) {
 		if p := e.process(); p != nil && !e.hasEnded() {
-			// A kill fails only if the process or the sandbox has ended, or if the guest hangs.
-			kills.Go(func() { _ = p.signal(context.Background(), syscall.SIGKILL) })
+			list = append(list, p)
 		}
+	}
+	return list
+}
+
+// killAll kills processes, until ctx ends.
+func killAll(ctx context.Context, list []*process) {
+	var kills sync.WaitGroup
+	for _, p := range list {
+		kills.Go(func() {
+			select {
+			case <-p.running: // otherwise there is nothing to kill yet
+			case <-ctx.Done():
+			}
+			// A kill fails only if the process or the sandbox has ended, or if the guest hangs.
+			_ = p.signal(ctx, syscall.SIGKILL)
+		})
 	}
 	kills.Wait()
 }

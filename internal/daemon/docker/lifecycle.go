@@ -147,7 +147,6 @@ func (s *Server) mainEnded(c *container, p *process, sp *spec) {
 		return // the next daemon follows the process
 	}
 	c.closePorts()
-	s.execs.killAll(c.id)
 	i, unknown := p.view.Sandbox(c.id)
 	s.note(c, func(st *state) {
 		c.main = nil
@@ -162,11 +161,13 @@ func (s *Server) mainEnded(c *container, p *process, sp *spec) {
 	if unknown == nil {
 		s.event("die", c, i, "exitCode", strconv.Itoa(code))
 	}
-	if !c.removesItself(sp) {
-		s.suspendLater(c, p.view)
+	if c.removesItself(sp) {
+		s.removeExited(c, p.view)
 		return
 	}
-	s.removeExited(c, p.view)
+	execs := s.execs.running(c.id)                // all of them, because an exited container starts none
+	s.tasks.Go(func() { killAll(s.life, execs) }) // not here, because the guest may be silent
+	s.suspendLater(c, p.view)
 }
 
 // removeExited removes a container that removes itself when it has exited.
@@ -300,7 +301,7 @@ func (p *process) endsWithin(ctx context.Context, limit time.Duration) bool {
 // stopMachine stops a container that has no main process: it suspends the sandbox.
 func (s *Server) stopMachine(r *http.Request, c *container, code int) error {
 	c.closePorts()
-	s.execs.killAll(c.id)
+	killAll(r.Context(), s.execs.running(c.id))
 	i, err := s.view(r).SuspendTimeless(r.Context(), c.id)
 	if err != nil {
 		return err

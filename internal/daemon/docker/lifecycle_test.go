@@ -3,12 +3,14 @@ package docker_test
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -263,5 +265,32 @@ func TestNextDaemonRemoves(t *testing.T) {
 	r.call("GET", "/containers/ended/json", "", 404, nil)
 	if s := r.state(sandboxes["damaged"]); s.Status != "exited" {
 		t.Errorf("%+v", s)
+	}
+}
+
+// A guest that does not answer does not hide the end of the main process, although execs of the
+// container are to be killed.
+func TestSilentGuest(t *testing.T) {
+	var silent atomic.Bool
+	answers := make(chan struct{})
+	r := startWith(t, apirig.Options{Dial: func(context.Context) error {
+		if silent.Load() {
+			<-answers
+		}
+		return nil
+	}})
+	t.Cleanup(func() { close(answers) })
+	ends := filepath.Join(t.TempDir(), "ends")
+	r.create("?name=job", fmt.Sprintf(`,"Cmd":["sh","-c","until [ -e %s ]; do sleep 0.01; done; exit 3"]`, ends))
+	r.call("POST", "/containers/job/start", "", 204, nil)
+	e := r.exec("job", `{"Cmd":["sleep","600"]}`)
+	r.call("POST", "/exec/"+e+"/start", `{"Detach":true}`, 200, nil)
+	silent.Store(true)
+	if err := os.WriteFile(ends, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r.http.Timeout = limit // the wait must not need the guest
+	if code := r.wait("job"); code != 3 {
+		t.Errorf("exit code %d", code)
 	}
 }
