@@ -66,16 +66,24 @@ func (s *Server) hijack(w http.ResponseWriter, r *http.Request, tty bool) (*stre
 // loses output that arrives together with the header: it reads the header through a buffer, and the
 // output without the buffer. Docker's daemon starts processes so slowly that this does not happen.
 func (t *stream) untilRead() {
-	const limit, interval = 10 * time.Second, 200 * time.Microsecond
-	for begun := time.Now(); time.Since(begun) < limit; time.Sleep(interval) {
+	poll(func() bool {
 		unread := 0
 		err := control(t.conn, func(fd int) (err error) {
 			unread, err = unix.IoctlGetInt(fd, unix.SIOCOUTQ)
 			return err
 		})
-		if err != nil || unread == 0 {
-			return
-		}
+		return err != nil || unread == 0
+	})
+}
+
+// poll calls done until it returns true, but not for ever. The interval grows, so that many clients
+// that read nothing take little processor time.
+func poll(done func() bool) {
+	const limit, first, last = 10 * time.Second, 200 * time.Microsecond, 100 * time.Millisecond
+	begun, interval := time.Now(), first
+	for !done() && time.Since(begun) < limit {
+		time.Sleep(interval)
+		interval = min(2*interval, last)
 	}
 }
 

@@ -267,3 +267,19 @@ func TestStoredOutput(t *testing.T) {
 		t.Errorf("a removed container leaves %v, %v", left, err)
 	}
 }
+
+// A client that reads nothing is asked rarely, and not for ever.
+func TestPoll(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		asked, begun := 0, time.Now()
+		poll(func() bool { asked++; return false })
+		if took := time.Since(begun); asked > 200 || took < 10*time.Second || took > 11*time.Second {
+			t.Errorf("asked %d times in %v", asked, took)
+		}
+		asked, begun = 0, time.Now()
+		poll(func() bool { asked++; return asked == 3 })
+		if took := time.Since(begun); took > time.Millisecond {
+			t.Errorf("%v for the third answer", took)
+		}
+	})
+}
