@@ -138,6 +138,12 @@ func TestParsePS(t *testing.T) {
 	if _, err := parsePS("PID CMD\n1\n"); err == nil {
 		t.Error("a line without a column is accepted")
 	}
+	if list, err := parsePS(strings.Repeat("1\n", maxRows+1)); err != nil || len(list.Processes) != maxRows {
+		t.Errorf("%d lines, %v", len(list.Processes), err)
+	}
+	if list, err := parsePS(strings.Repeat("1\n", maxTop/2)); err == nil || len(list.Processes) > maxRows {
+		t.Errorf("%d lines of a hostile guest are held, %v", len(list.Processes), err)
+	}
 	if list, err := parsePS(""); err != nil || len(list.Processes) != 0 {
 		t.Errorf("%+v, %v", list, err)
 	}

@@ -182,8 +182,11 @@ func hostCPU() (uint64, error) {
 	return total * uint64(tick), nil
 }
 
-// maxTop bounds the output of ps, in bytes.
-const maxTop = 1 << 20
+// Bounds on the output of ps.
+const (
+	maxTop  = 1 << 20 // bytes
+	maxRows = 10_000  // lines; each takes far more memory than its text
+)
 
 // processList has the processes of a container, as columns of text.
 type processList struct {
@@ -247,6 +250,8 @@ func parsePS(text string) (processList, error) {
 		case len(words) == 0:
 		case list.Titles == nil:
 			list.Titles = words
+		case len(list.Processes) == maxRows:
+			return list, face.BadRequest("ps_args: ps lists more than %d processes: select fewer of them", maxRows)
 		case len(words) < len(list.Titles):
 			return list, errors.New("ps: a line has fewer columns than the first line")
 		default:
