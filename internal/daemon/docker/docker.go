@@ -17,6 +17,7 @@ import (
 	"context"
 	"net/http"
 	"path/filepath"
+	"strings"
 	"sync"
 
 	"github.com/forkd/forkd/internal/daemon/audit"
@@ -46,6 +47,7 @@ type Server struct {
 	feed  *feed
 
 	listeners *gate.Gate // published ports that are open
+	waits     *face.Gate // requests that wait for the end of a container
 
 	life  context.Context // ends with the cause agentclient.ErrDetached when the daemon stops
 	end   context.CancelCauseFunc
@@ -56,7 +58,7 @@ type Server struct {
 // follows their main processes again.
 func New(cfg Config) (*Server, error) {
 	s := &Server{Config: cfg, mux: http.NewServeMux(), execs: newExecs(), feed: newFeed(),
-		listeners: gate.New(maxListeners)}
+		listeners: gate.New(maxListeners), waits: face.NewGate(face.Class{Total: cfg.Face.Limits.Reads})}
 	var err error
 	if s.book, err = openBook(cfg.Dir, cfg.Face.Log); err != nil {
 		return nil, err
@@ -131,6 +133,7 @@ func (s *Server) routes() {
 					s.fail(w, r, err)
 					return
 				}
+				s.resolve(r)
 				r, done := f.Memory.Sharing(r)
 				defer done()
 				rt.gate.Serve(w, r, rt.handle, s.fail)
@@ -138,6 +141,21 @@ func (s *Server) routes() {
 		}
 	}
 	s.mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) { f.Reads.Serve(w, r, s.unserved, s.fail) })
+}
+
+// resolve replaces the name of a container in a request by the id of its sandbox, under which gates
+// count requests to one sandbox. Otherwise each beginning of an id would have places of its own. The
+// handler refuses a name that no container has.
+func (s *Server) resolve(r *http.Request) {
+	switch {
+	case r.Pattern == "POST /commit":
+		r.SetPathValue("id", r.URL.Query().Get("container"))
+	case !strings.Contains(r.Pattern, " /containers/{id}"):
+		return
+	}
+	if c, err := s.find(r); err == nil {
+		r.SetPathValue("id", c.id)
+	}
 }
 
 func (s *Server) systemRoutes(f *face.Face) []route {
@@ -165,7 +183,7 @@ func (s *Server) containerRoutes(f *face.Face) []route {
 		{"POST /containers/{id}/stop", auth.Run, f.Work, s.stop},
 		{"POST /containers/{id}/restart", auth.Run, f.Work, s.restart},
 		{"POST /containers/{id}/kill", auth.Run, f.Control, s.kill},
-		{"POST /containers/{id}/wait", auth.Read, f.Followers, s.wait},
+		{"POST /containers/{id}/wait", auth.Read, s.waits, s.wait},
 		{"POST /containers/{id}/pause", auth.Run, f.Work, s.pause},
 		{"POST /containers/{id}/unpause", auth.Run, f.Work, s.unpause},
 		{"POST /containers/{id}/rename", auth.Run, f.Work, s.rename},
@@ -186,7 +204,7 @@ func (s *Server) execRoutes(f *face.Face) []route {
 	return []route{
 		{"POST /containers/{id}/exec", auth.Run, f.Control, s.createExec},
 		{"POST /exec/{id}/start", auth.Run, f.Carried, s.startExec},
-		{"POST /exec/{id}/resize", auth.Run, f.Control, s.resizeExec},
+		{"POST /exec/{id}/resize", auth.Run, f.Carried, s.resizeExec},
 		{"GET /exec/{id}/json", auth.Run, f.Reads, s.inspectExec},
 	}
 }

@@ -445,6 +445,11 @@ func (s *Server) resizeExec(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	leave, err := s.Face.Control.Enter(face.ClientOf(r), e.of.id) // counted by sandbox, as in /v1
+	if err != nil {
+		return err
+	}
+	defer leave()
 	size, err := sizeQuery(r)
 	if err != nil {
 		return err

@@ -17,6 +17,7 @@ import (
 	"github.com/forkd/forkd/internal/apirig"
 	"github.com/forkd/forkd/internal/daemon/auth"
 	"github.com/forkd/forkd/internal/daemon/docker"
+	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/format/record"
 )
 
@@ -292,5 +293,72 @@ func TestSilentGuest(t *testing.T) {
 	r.http.Timeout = limit // the wait must not need the guest
 	if code := r.wait("job"); code != 3 {
 		t.Errorf("exit code %d", code)
+	}
+}
+
+// All names of a container share its sandbox's places.
+func TestNamesShareTheLimitOfASandbox(t *testing.T) {
+	r := startWith(t, apirig.Options{Limits: face.Limits{PerSandbox: 1}})
+	id := r.create("?name=job", `,"Cmd":["sh","-c","trap '' TERM; echo ready; while :; do sleep 0.05; done"]`)
+	sandbox := r.sandboxOf(id)
+	r.call("POST", "/containers/job/start", "", 204, nil)
+	_, in, resp := r.hijack("/containers/job/attach?logs=1&stream=1&stdout=1", "")
+	if resp.StatusCode != 101 {
+		t.Fatal(resp.Status)
+	}
+	if _, err := in.ReadString('y'); err != nil { // of "ready": the process ignores SIGTERM
+		t.Fatal(err)
+	}
+	r.http.Transport = holder{r.http.Transport, apirig.Token} // the operator has further places
+	names := []string{"job", id, id[:12], id[:13], sandbox}
+	for _, name := range names {
+		r.call("GET", "/containers/"+name+"/archive?path=/etc/hostname", "", 503, nil)
+	}
+	stopped := make(chan bool)
+	go func() {
+		defer close(stopped)
+		resp, err := r.http.Post("http://docker/v1.44/containers/job/stop?t=600", "", nil)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		resp.Body.Close()
+	}()
+	for begun := time.Now(); ; time.Sleep(5 * time.Millisecond) {
+		resp, _ := r.send("POST", "/containers/job/update", "{}")
+		if resp.StatusCode == 503 {
+			break
+		}
+		if time.Since(begun) > limit {
+			t.Fatal("the stop takes no place")
+		}
+	}
+	for _, name := range names {
+		r.call("POST", "/containers/"+name+"/update", "{}", 503, nil)
+		r.call("POST", "/commit?container="+name, "{}", 503, nil)
+	}
+	r.call("POST", "/containers/job/kill", "", 204, nil)
+	<-stopped
+}
+
+// Clients that wait for containers take no places of clients that follow events.
+func TestWaitsAreNotFollowers(t *testing.T) {
+	r := startWith(t, apirig.Options{Limits: face.Limits{Followers: 1}})
+	id := r.create("", `,"Cmd":["sleep","600"]`)
+	for n := range 3 {
+		if _, _, resp := r.hijack("/containers/"+id+"/wait?condition=next-exit", ""); resp.StatusCode != 200 {
+			t.Errorf("wait %d: %s", n, resp.Status)
+		}
+	}
+	if _, _, resp := r.hijack("/containers/"+id+"/wait", ""); resp.StatusCode != 200 {
+		t.Error(resp.Status)
+	}
+	resp, err := r.http.Get("http://docker/v1.44/events")
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	if resp.StatusCode != 200 {
+		t.Errorf("events: %s", resp.Status)
 	}
 }
