@@ -112,13 +112,13 @@ func TestOutputOfASuspendedContainer(t *testing.T) {
 }
 
 // next replaces the daemon's Docker server by a new one, which has only the files of the old one.
-func (r *rig) next() {
+func (r *rig) next() *docker.Server {
 	r.t.Helper()
-	r.nextWith(func() {})
+	return r.nextWith(func() {})
 }
 
 // nextWith is like next, and calls between while no server runs.
-func (r *rig) nextWith(between func()) {
+func (r *rig) nextWith(between func()) *docker.Server {
 	r.t.Helper()
 	r.Docker.Close()
 	between()
@@ -133,6 +133,7 @@ func (r *rig) nextWith(between func()) {
 		var d net.Dialer
 		return d.DialContext(ctx, "tcp", server.Listener.Addr().String())
 	}}}
+	return next
 }
 
 // record changes the record of a container that no daemon has open.
@@ -361,4 +362,40 @@ func TestWaitsAreNotFollowers(t *testing.T) {
 	if resp.StatusCode != 200 {
 		t.Errorf("events: %s", resp.Status)
 	}
+}
+
+// A port that the host has chosen stays the same for the next daemon, unless it is taken.
+func TestChosenPortOfTheNextDaemon(t *testing.T) {
+	r := start(t)
+	r.create("?name=web", `,"Cmd":["sleep","600"],"HostConfig":{"PortBindings":{"80/tcp":[{}]}}`)
+	port := func() string {
+		t.Helper()
+		var c struct {
+			NetworkSettings struct {
+				Ports map[string][]struct{ HostPort string }
+			}
+		}
+		r.call("GET", "/containers/web/json", "", 200, &c)
+		if len(c.NetworkSettings.Ports["80/tcp"]) != 1 {
+			t.Fatalf("%+v", c)
+		}
+		return c.NetworkSettings.Ports["80/tcp"][0].HostPort
+	}
+	r.call("POST", "/containers/web/start", "", 204, nil)
+	first := port()
+	d := r.next()
+	if got := port(); got != first {
+		t.Errorf("the next daemon has port %s, want %s", got, first)
+	}
+	d.Close()
+	l, err := net.Listen("tcp", "127.0.0.1:"+first)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	r.next()
+	if got := port(); got == first {
+		t.Error("the port of another program is published")
+	}
+	r.call("POST", "/containers/web/kill", "", 204, nil)
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/forkd/forkd/internal/daemon/auth"
 	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/daemon/inbound"
+	"github.com/forkd/forkd/internal/format/record"
 	"github.com/forkd/forkd/internal/host/owner"
 )
 
@@ -30,6 +31,7 @@ type binding struct {
 type publication struct {
 	port uint16 // in the container
 	binding
+	before string // address of the host that an earlier daemon has chosen; empty: none
 }
 
 // Bounds on published ports.
@@ -69,7 +71,7 @@ func publications(h *host, exposed map[string]struct{}) (list []publication, err
 			if err := b.check(); err != nil {
 				return nil, err
 			}
-			list = append(list, publication{port, b})
+			list = append(list, publication{port: port, binding: b})
 		}
 	}
 	if len(list) > maxPorts {
@@ -150,6 +152,11 @@ func (s *Server) openPorts(c *container, of string, sp *spec) error {
 	if err != nil {
 		return err
 	}
+	return s.open(c, of, wanted)
+}
+
+// open replaces the open ports of a container.
+func (s *Server) open(c *container, of string, wanted []publication) error {
 	c.closePorts()
 	open := make([]listener, 0, len(wanted))
 	for _, p := range wanted {
@@ -166,8 +173,9 @@ func (s *Server) openPorts(c *container, of string, sp *spec) error {
 		closeAll(open)
 		return noContainer(containerID(c.id))
 	}
-	c.ports = open
+	c.ports, c.state.Ports = open, nil
 	for _, l := range open {
+		c.state.Ports = append(c.state.Ports, record.ContainerPort{Port: uint32(l.port), Address: l.Addr().String()})
 		s.tasks.Go(func() { s.accept(c, l) })
 	}
 	return nil
@@ -179,6 +187,11 @@ func (s *Server) listen(of string, p *publication) (l listener, err error) {
 	if l.leave, err = s.listeners.Enter(owner.FairShare(of, maxListeners)); err != nil {
 		return l, face.NewError(http.StatusTooManyRequests, "HostConfig.PortBindings: too many published ports are open: "+
 			"stop containers that publish ports")
+	}
+	if p.before != "" {
+		if l.Listener, err = net.Listen("tcp", p.before); err == nil {
+			return l, nil
+		}
 	}
 	ip, number := cmp.Or(p.HostIP, loopback), cmp.Or(p.HostPort, "0")
 	if l.Listener, err = net.Listen("tcp", net.JoinHostPort(ip, number)); err != nil {
@@ -281,9 +294,40 @@ func (c *container) listPorts() []listedPort {
 	return list
 }
 
-// adoptPorts opens the ports of a container that an earlier daemon has started.
+// adoptPorts opens the ports of a container that an earlier daemon has started. Ports that the host
+// has chosen stay the same, unless another program has taken them.
 func (s *Server) adoptPorts(c *container, of string, sp *spec) {
-	if err := s.openPorts(c, of, sp); err != nil {
+	wanted, err := publications(&sp.Host, sp.Config.ExposedPorts)
+	if err == nil {
+		st, _, _ := c.now()
+		keepChosen(wanted, st.Ports)
+		err = s.open(c, of, wanted)
+	}
+	if err != nil {
 		s.Face.Log.Warn("the ports of a container are not published again", "sandbox", c.id, "error", err)
+		return
+	}
+	if len(wanted) > 0 {
+		s.note(c, func(*state) {}) // a port may be another one
+	}
+}
+
+// keepChosen gives the publications for which the host chooses a port the addresses that they had.
+func keepChosen(wanted []publication, had []record.ContainerPort) {
+	had = slices.Clone(had)
+	for n := range wanted {
+		p := &wanted[n]
+		if p.HostPort != "" && p.HostPort != "0" {
+			continue
+		}
+		ip := cmp.Or(p.HostIP, loopback)
+		i := slices.IndexFunc(had, func(h record.ContainerPort) bool {
+			host, _, err := net.SplitHostPort(h.Address)
+			return err == nil && host == ip && h.Port == uint32(p.port)
+		})
+		if i >= 0 {
+			p.before = had[i].Address
+			had = slices.Delete(had, i, i+1)
+		}
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/forkd/forkd/internal/daemon/auth"
+	"github.com/forkd/forkd/internal/format/record"
 	"github.com/forkd/forkd/internal/gate"
 )
 
@@ -70,7 +71,7 @@ func TestLowPorts(t *testing.T) {
 	run, admin := auth.Principal{Who: "token:ann", Scope: auth.Run}, auth.Principal{Who: "token:root", Scope: auth.Admin}
 	for port, refused := range map[string]bool{"": false, "0": false, "1": true, "0080": true, "1023": true, "1024": false,
 		"8080": false} {
-		list := []publication{{80, binding{}}, {81, binding{HostPort: port}}}
+		list := []publication{{port: 80}, {port: 81, binding: binding{HostPort: port}}}
 		err := mayPublish(run, list, 1024)
 		var scope *auth.ScopeError
 		if errors.As(err, &scope) != refused || (err == nil) == refused {
@@ -104,5 +105,18 @@ func TestListenersAreShared(t *testing.T) {
 	c.closePorts()
 	if taken, _ := s.listeners.Count(); taken != most-1 {
 		t.Errorf("%d places are taken after the end, want %d", taken, most-1)
+	}
+}
+
+// Only publications without a port of the host keep the address that they had, each its own.
+func TestKeepChosen(t *testing.T) {
+	wanted := []publication{{port: 80}, {port: 80}, {port: 80, binding: binding{HostPort: "8080"}}, {port: 80},
+		{port: 81, binding: binding{HostIP: loopback6, HostPort: "0"}}, {port: 82}, {port: 83}}
+	keepChosen(wanted, []record.ContainerPort{{Port: 80, Address: "127.0.0.1:1001"}, {Port: 80, Address: "127.0.0.1:1002"},
+		{Port: 81, Address: "[::1]:1003"}, {Port: 82, Address: "0.0.0.0:1004"}, {Port: 83, Address: "damaged"}})
+	for n, want := range []string{"127.0.0.1:1001", "127.0.0.1:1002", "", "", "[::1]:1003", "", ""} {
+		if wanted[n].before != want {
+			t.Errorf("publication %d: %q, want %q", n, wanted[n].before, want)
+		}
 	}
 }

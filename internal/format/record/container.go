@@ -15,6 +15,14 @@ type Container struct {
 	Error    string    `json:"error"` // why the main process could not be started, or why its exit code is unknown
 	Started  time.Time `json:"started"`
 	Finished time.Time `json:"finished"`
+
+	Ports []ContainerPort `json:"ports,omitempty"` // published ports that were open at the latest start
+}
+
+// ContainerPort is a published port of a container.
+type ContainerPort struct {
+	Port    uint32 `json:"port"`    // in the container
+	Address string `json:"address"` // IP:PORT of the host
 }
 
 // containerFile is the content of the record.
