@@ -360,6 +360,11 @@ func (s *Server) kill(w http.ResponseWriter, r *http.Request) error {
 	}
 	switch p := c.process(); {
 	case p != nil:
+		select {
+		case <-p.running: // it may be starting
+		case <-r.Context().Done():
+			return r.Context().Err()
+		}
 		err = p.signal(r.Context(), sig)
 		if sig == syscall.SIGKILL && err == nil {
 			p.endsWithin(r.Context(), killTime)

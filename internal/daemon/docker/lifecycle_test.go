@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -398,4 +399,56 @@ func TestChosenPortOfTheNextDaemon(t *testing.T) {
 		t.Error("the port of another program is published")
 	}
 	r.call("POST", "/containers/web/kill", "", 204, nil)
+}
+
+// A kill of a process that is just being started waits until the process runs.
+func TestKillWhileACommandStarts(t *testing.T) {
+	var slow atomic.Bool
+	begins, goOn := make(chan struct{}, 100), make(chan struct{})
+	r := startWith(t, apirig.Options{Limits: face.Limits{PerSandbox: 1}, Dial: func(context.Context) error {
+		if slow.Load() {
+			begins <- struct{}{}
+			<-goOn
+		}
+		return nil
+	}})
+	r.create("?name=job", `,"Cmd":["sleep","600"]`)
+	r.http.Transport = holder{r.http.Transport, apirig.Token}
+	slow.Store(true)
+	var posts sync.WaitGroup
+	post := func(path string) {
+		for {
+			resp, err := r.http.Post("http://docker/v1.44/containers/job/"+path, "", nil)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			resp.Body.Close()
+			if resp.StatusCode == 503 { // a resize has the place
+				continue
+			}
+			if resp.StatusCode != 204 {
+				t.Errorf("%s: %s", path, resp.Status)
+			}
+			return
+		}
+	}
+	posts.Go(func() { post("start") })
+	<-begins
+	posts.Go(func() { post("kill") })
+	for begun := time.Now(); ; time.Sleep(time.Millisecond) { // until the kill has the only place of its kind
+		if resp, _ := r.send("POST", "/containers/job/resize?h=1&w=1", ""); resp.StatusCode == 503 {
+			break
+		}
+		if time.Since(begun) > limit {
+			t.Error("the kill does not wait")
+			break
+		}
+	}
+	slow.Store(false)
+	close(goOn)
+	posts.Wait()
+	if s := r.state("job"); s.Status != "exited" || s.ExitCode != 128+9 {
+		t.Errorf("%+v", s)
+	}
 }
