@@ -22,9 +22,12 @@ func (s *Server) attach(w http.ResponseWriter, r *http.Request) error {
 	}
 	sp := specOf(c.info)
 	tty := sp.Config.TTY
-	kept, reader, err := c.out.readAll()
-	if err != nil {
-		return err
+	kept, reader := c.out.read()
+	if boolQuery(r, "logs") {
+		reader.close()
+		if kept, reader, err = c.out.readAll(); err != nil {
+			return err
+		}
 	}
 	defer reader.close()
 	out, err := s.hijack(w, r, tty)

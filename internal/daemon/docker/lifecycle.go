@@ -165,7 +165,7 @@ func (s *Server) mainEnded(c *container, p *process, sp *spec) {
 		s.removeExited(c, p.view)
 		return
 	}
-	execs := s.execs.running(c.id)                // all of them, because an exited container starts none
+	execs := s.execs.running(c.id)
 	s.tasks.Go(func() { killAll(s.life, execs) }) // not here, because the guest may be silent
 	s.suspendLater(c, p.view)
 }
