@@ -16,7 +16,7 @@ type Container struct {
 	Started  time.Time `json:"started"`
 	Finished time.Time `json:"finished"`
 
-	Ports []ContainerPort `json:"ports,omitempty"` // published ports that were open at the latest start
+	Ports []ContainerPort `json:"ports"` // published ports that were open at the latest start
 }
 
 // ContainerPort is a published port of a container.
