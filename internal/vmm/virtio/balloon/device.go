@@ -70,7 +70,8 @@ func New(cfg Config) *Device { return &Device{cfg: cfg} }
 
 // Info implements virtio.Device.
 func (d *Device) Info() virtio.Info {
-	return virtio.Info{ID: virtio.IDBalloon, Features: featureReporting, QueueSizes: []uint16{queueSize, queueSize, queueSize}}
+	return virtio.Info{ID: virtio.IDBalloon, Features: featureReporting,
+		QueueSizes: []uint16{queueSize, queueSize, queueSize}}
 }
 
 // ReadConfig implements virtio.Device. All fields of the configuration are zero, among them the

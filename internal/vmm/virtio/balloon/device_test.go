@@ -74,7 +74,8 @@ func TestReportsReleaseMemory(t *testing.T) {
 	}
 	ask(queueReporting, virtiotest.Buf{GPA: at, Len: 4 << 20, Write: true},
 		virtiotest.Buf{GPA: at + 4<<20, Len: 2 << 20, Write: true})
-	for gpa, want := range map[guestmem.GPA]bool{at: false, at + 4<<20 - 1<<12: false, at + 4<<20: false, at + 6<<20: true} {
+	for gpa, want := range map[guestmem.GPA]bool{at: false, at + 4<<20 - 1<<12: false, at + 4<<20: false,
+		at + 6<<20: true} {
 		if filled(t, mem, gpa) != want {
 			t.Errorf("after the report, the page at %#x has its content: %v, want %v", gpa, !want, want)
 		}
@@ -123,11 +124,13 @@ func TestHoldIsBounded(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range queueSize / 2 {
-		ring.Add(virtiotest.Buf{GPA: 1 << 20, Len: 40 << 20, Write: true}, virtiotest.Buf{GPA: 1 << 20, Len: 3 << 20, Write: true})
+		ring.Add(virtiotest.Buf{GPA: 1 << 20, Len: 40 << 20, Write: true},
+			virtiotest.Buf{GPA: 1 << 20, Len: 3 << 20, Write: true})
 	}
 	transport, total, held, most := &virtiotest.Direct{}, 0, 0, 0
 	transport.Looked = func() { most, held = max(most, held), 0 }
-	d := New(Config{Release: func(v []byte) { total, held = total+len(v), held+len(v) }, Held: func() bool { return false }})
+	d := New(Config{Release: func(v []byte) { total, held = total+len(v), held+len(v) },
+		Held: func() bool { return false }})
 	if err := d.Activate(transport, []*virtq.Queue{nil, nil, q}, featureReporting); err != nil {
 		t.Fatal(err)
 	}
@@ -141,7 +144,7 @@ func TestHoldIsBounded(t *testing.T) {
 		t.Errorf("%d of %d bytes were released between two looks at a pause, want %d of %d", most, total, stepBytes, want)
 	}
 
-	// A pause ends a release, and the report is answered all the same.
+	// A pause ends a release, and the report is still answered.
 	ring.Add(virtiotest.Buf{GPA: 1 << 20, Len: 40 << 20, Write: true})
 	total = 0
 	transport.Looked = func() { transport.Paused = total > 0 }
