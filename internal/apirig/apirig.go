@@ -252,9 +252,8 @@ func New(t T, o Options) *Rig {
 	snapshots := newHub(t, dir, run, o.TrustedKeys, st, vmms)
 	api := v1.New(v1.Config{Face: shared, Baker: baker, Builds: r.Steps, Images: r.images, ScratchDir: r.Scratch,
 		Differ: r.differ(o.Diff, run, st), Hub: snapshots, Metrics: counts.Handler(),
-		History: r.History,
-		Version: "test", Accel: "kvm", Domain: domain, GuestPort: o.GuestPort, NoKVM: o.noKVM, Links: links,
-		Tried: counts.Tried, SSH: r.SSH.info(), MCP: mcphttp.New("test", o.Limits.Keepalive, discard)})
+		History: r.History, Version: "test", Accel: "kvm", Domain: domain, GuestPort: o.GuestPort, NoKVM: o.noKVM,
+		Links: links, Tried: counts.Tried, SSH: r.SSH.info(), MCP: mcphttp.New("test", o.Limits.Keepalive, discard)})
 	if !o.Unchecked {
 		api = apitest.Checked(t, api)
 	}
