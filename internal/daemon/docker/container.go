@@ -28,7 +28,6 @@ type container struct {
 	ops chan struct{} // lock for operations such as start and stop; has room for one value
 	out *output       // of the main process
 
-
 	mu       sync.Mutex
 	state    state
 	gone     bool          // the sandbox has been deleted
