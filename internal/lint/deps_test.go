@@ -46,8 +46,8 @@ var rooms = []room{
 	{
 		folder: "internal/vmm",
 		packages: []string{"kvm", "cpuid", "guestmem", "uffd", "boot", "virtio/virtq", "virtio", "virtio/mmio",
-			"virtio/virtiotest", "bareguest", "virtio/rng", "virtio/blk", "virtio/vsock", "virtio/net", "regtest",
-			"machine",
+			"virtio/virtiotest", "bareguest", "virtio/rng", "virtio/balloon", "virtio/blk", "virtio/vsock", "virtio/net",
+			"regtest", "machine",
 			"."},
 		imports: []string{"internal/proto/...", "internal/format/...", "internal/jail"},
 		reason:  "the VMM is what a guest attacks: it knows neither where snapshots lie nor who asks for them",
