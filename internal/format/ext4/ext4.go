@@ -2,8 +2,11 @@
 //
 // The result depends only on the arguments: it contains no time and no random number. It has the
 // features that forkd's images have (see the feature constants), 4 KiB blocks, inodes of 256 bytes,
-// one inode for every 8 KiB, no journal and no reserved blocks. Inode tables are holes of the file
-// and are marked as zeroed. Otherwise the kernel would write zeros to them later, in every child.
+// one inode for every 8 KiB and no reserved blocks. Inode tables are holes of the file and are marked
+// as zeroed. Otherwise the kernel would write zeros to them later, in every child.
+//
+// Format makes a file system without a journal, for disks that are lost with their VM.
+// FormatJournaled makes one with a journal, for disks that are used again after a VM was killed.
 //
 // The package writes only a root directory with lost+found, and reads no file system. A kernel in a
 // VM mounts the result and fills it. Names and offsets are as in Linux,
@@ -65,7 +68,8 @@ const (
 const (
 	rootInode      = 2
 	lostFoundInode = 11
-	firstInode     = 11 // the inodes before it are reserved
+	firstInode     = 11 // the inodes before it are reserved, among them the journal's
+	journalInode   = 8
 	usedInodes     = lostFoundInode
 )
 
@@ -99,24 +103,36 @@ type layout struct {
 	descBlocks     uint64
 	groups         []group
 	root, lost     uint64 // block numbers of the root directory and of lost+found
+	journal        uint64 // first block of the journal
+	journalBlocks  uint64 // 0: no journal
 }
 
 // Format writes an empty file system of the given size, a multiple of BlockSize, into w. All bytes
 // of w must be zero. The uuid identifies the file system and seeds its directory hashes.
 func Format(w io.WriterAt, size int64, uuid [16]byte) error {
+	return format(w, size, uuid, 0)
+}
+
+// FormatJournaled is like Format, but the file system has a journal.
+func FormatJournaled(w io.WriterAt, size int64, uuid [16]byte) error {
+	return format(w, size, uuid, journalBlocks(size))
+}
+
+func format(w io.WriterAt, size int64, uuid [16]byte, journal uint64) error {
 	if size < MinSize || size > MaxSize || size%BlockSize != 0 {
 		return fmt.Errorf("format ext4: size %d: want a multiple of %d from %d to %d", size, BlockSize, MinSize,
 			int64(MaxSize))
 	}
-	l := newLayout(uint64(size), uuid)
+	l := newLayout(uint64(size), uuid, journal)
 	if err := l.write(w); err != nil {
 		return fmt.Errorf("format ext4: %w", err)
 	}
 	return nil
 }
 
-func newLayout(size uint64, uuid [16]byte) *layout {
-	l := &layout{size: size, blocks: size / BlockSize, uuid: uuid, seed: crc(^uint32(0), uuid[:])}
+func newLayout(size uint64, uuid [16]byte, journal uint64) *layout {
+	l := &layout{size: size, blocks: size / BlockSize, uuid: uuid, seed: crc(^uint32(0), uuid[:]),
+		journalBlocks: journal}
 	n := (l.blocks + blocksPerGroup - 1) / blocksPerGroup
 	l.groups = make([]group, n)
 	l.inodesPerGroup = roundUp((size/bytesPerInode+n-1)/n, inodesPerBlock)
@@ -153,8 +169,8 @@ func newLayout(size uint64, uuid [16]byte) *layout {
 		}
 	}
 	first := &l.groups[0]
-	l.root, l.lost = first.used, first.used+1
-	first.used += 2
+	l.root, l.lost, l.journal = first.used, first.used+1, first.used+2
+	first.used += 2 + l.journalBlocks
 	first.dirs, first.inodes = 2, usedInodes
 	return l
 }
@@ -201,6 +217,9 @@ func (l *layout) write(w io.WriterAt) error {
 		if _, err := w.WriteAt(descs, (int64(i)*blocksPerGroup+1)*BlockSize); err != nil {
 			return err
 		}
+	}
+	if err := l.writeJournal(w); err != nil {
+		return err
 	}
 	return l.writeDirectories(w)
 }
@@ -281,6 +300,7 @@ func (l *layout) superblock(group int) []byte {
 	} {
 		le.PutUint32(s[f.at:], f.value)
 	}
+	l.describeJournal(s)
 	le.PutUint16(s[0x36:], 0xffff) // maximum number of mounts before a check: unlimited
 	le.PutUint16(s[0x38:], 0xef53)
 	le.PutUint16(s[0x3a:], 1) // state: clean
@@ -301,7 +321,6 @@ func (l *layout) superblock(group int) []byte {
 
 // writeDirectories writes the root and lost+found.
 func (l *layout) writeDirectories(w io.WriterAt) error {
-	table := int64(l.groups[0].inodeTable) * BlockSize
 	for _, d := range []struct {
 		inode uint32
 		mode  uint16
@@ -312,28 +331,43 @@ func (l *layout) writeDirectories(w io.WriterAt) error {
 		{rootInode, 0o040755, 3, l.root, []entry{{rootInode, "."}, {rootInode, ".."}, {lostFoundInode, "lost+found"}}},
 		{lostFoundInode, 0o040700, 2, l.lost, []entry{{lostFoundInode, "."}, {rootInode, ".."}}},
 	} {
-		seed := crc32of(crc32of(l.seed, d.inode), 0) // the inode's generation is 0
-		if _, err := w.WriteAt(directory(d.names, seed), int64(d.block)*BlockSize); err != nil {
+		if _, err := w.WriteAt(directory(d.names, l.inodeSeed(d.inode)), int64(d.block)*BlockSize); err != nil {
 			return err
 		}
-		p := make([]byte, inodeSize)
-		le.PutUint16(p[0x0:], d.mode)
-		le.PutUint32(p[0x4:], BlockSize)
-		le.PutUint16(p[0x1a:], d.links)
-		le.PutUint32(p[0x1c:], BlockSize/512)
-		le.PutUint32(p[0x20:], 0x80000) // flag EXTENTS: the inode uses extents
-		le.PutUint16(p[0x28:], 0xf30a)
-		le.PutUint16(p[0x2a:], 1) // one extent
-		le.PutUint16(p[0x2c:], 4)
-		le.PutUint16(p[0x38:], 1) // length of the extent: one block
-		le.PutUint32(p[0x3c:], uint32(d.block))
-		le.PutUint16(p[0x80:], 32)
-		putCRC(p, 0x7c, 0x82, crc(seed, p))
-		if _, err := w.WriteAt(p, table+int64(d.inode-1)*inodeSize); err != nil {
+		if err := l.writeInode(w, d.inode, d.mode, d.links, d.block, 1); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// inodeSeed returns the seed of the checksums of an inode and of its directory blocks.
+func (l *layout) inodeSeed(inode uint32) uint32 {
+	return crc32of(crc32of(l.seed, inode), 0) // 0: the inode's generation
+}
+
+// writeInode writes an inode of group 0 whose content is one extent.
+func (l *layout) writeInode(w io.WriterAt, inode uint32, mode, links uint16, block, blocks uint64) error {
+	p := make([]byte, inodeSize)
+	le.PutUint16(p[0x0:], mode)
+	le.PutUint32(p[0x4:], uint32(blocks*BlockSize))
+	le.PutUint16(p[0x1a:], links)
+	le.PutUint32(p[0x1c:], uint32(blocks*BlockSize/512))
+	le.PutUint32(p[0x20:], 0x80000) // flag EXTENTS: the inode uses extents
+	putExtent(p[0x28:], block, blocks)
+	le.PutUint16(p[0x80:], 32)
+	putCRC(p, 0x7c, 0x82, crc(l.inodeSeed(inode), p))
+	_, err := w.WriteAt(p, int64(l.groups[0].inodeTable)*BlockSize+int64(inode-1)*inodeSize)
+	return err
+}
+
+// putExtent writes the root of an extent tree with one extent, as in the field i_block of an inode.
+func putExtent(p []byte, block, blocks uint64) {
+	le.PutUint16(p[0x0:], 0xf30a)
+	le.PutUint16(p[0x2:], 1) // one extent
+	le.PutUint16(p[0x4:], 4) // room for four extents
+	le.PutUint16(p[0x10:], uint16(blocks))
+	le.PutUint32(p[0x14:], uint32(block))
 }
 
 type entry struct {
