@@ -63,3 +63,67 @@ func TestFormatRefusesSizes(t *testing.T) {
 		}
 	}
 }
+
+// Linux mounts a file system with a journal, and after a crash it repairs the file system from the
+// journal. The crash is a copy of the disk while the file system is mounted.
+func TestJournalIsReplayed(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("only root mounts a file system")
+	}
+	dir := t.TempDir()
+	disk, crashed, mounted := filepath.Join(dir, "disk"), filepath.Join(dir, "crashed"), filepath.Join(dir, "mounted")
+	f, err := os.Create(disk)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const size = 64 << 20
+	if err := errors.Join(f.Truncate(size), FormatJournaled(f, size, [16]byte{1}), f.Close(),
+		os.Mkdir(mounted, 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	mount(t, disk, mounted)
+	name := filepath.Join(mounted, "file")
+	if err := os.WriteFile(name, []byte("synced"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if f, err = os.Open(name); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(f.Sync(), f.Close()); err != nil {
+		t.Fatal(err)
+	}
+	copyDisk(t, crashed, disk)
+	if err := unix.Unmount(mounted, 0); err != nil {
+		t.Fatal(err)
+	}
+	if p, err := os.ReadFile(crashed); err != nil || le.Uint32(p[1024+0x60:])&0x4 == 0 {
+		t.Fatalf("the copy does not need a recovery (%v)", err)
+	}
+	mount(t, crashed, mounted)
+	p, err := os.ReadFile(name)
+	if err := unix.Unmount(mounted, 0); err != nil {
+		t.Fatal(err)
+	}
+	if err != nil || string(p) != "synced" {
+		t.Errorf("after the recovery: %q, %v", p, err)
+	}
+}
+
+// mount mounts the file system in a file, or skips the test if this host cannot mount files.
+func mount(t *testing.T, disk, dir string) {
+	t.Helper()
+	if out, err := exec.Command("mount", "-o", "loop", "-t", "ext4", disk, dir).CombinedOutput(); err != nil {
+		t.Skipf("mount: %v: %s", err, out)
+	}
+}
+
+func copyDisk(t *testing.T, to, from string) {
+	t.Helper()
+	p, err := os.ReadFile(from)
+	if err == nil {
+		err = os.WriteFile(to, p, 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}

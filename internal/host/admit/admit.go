@@ -37,6 +37,7 @@ const (
 	CodeHostMemory   = "host_memory"
 	CodeHostDisk     = "host_disk"
 	CodeOwnSandboxes = "own_sandboxes" // returned by Owners
+	CodeVolumeQuota  = "volume_quota"  // returned by package volume
 )
 
 // Error reports that VMs were not started, because the host or the owner's quota has no room for
@@ -169,8 +170,17 @@ func (r *Rules) checkDisk(free uint64, name string) error {
 // the disk reserve. The parameter memory is the memory that the VM needs, in bytes. The VM writes
 // to the file system that contains the file disk.
 func (r *Rules) Room(memory uint64, disk *os.File) error {
-	if err := r.RoomInMemory(memory); err != nil || r.DiskReserve == 0 {
+	if err := r.RoomInMemory(memory); err != nil {
 		return err
+	}
+	return r.RoomOnDisk(disk)
+}
+
+// RoomOnDisk returns an error if the file system that contains the file disk has less free space
+// than the reserve.
+func (r *Rules) RoomOnDisk(disk *os.File) error {
+	if r.DiskReserve == 0 {
+		return nil
 	}
 	var st unix.Statfs_t
 	if err := unix.Fstatfs(int(disk.Fd()), &st); err != nil {

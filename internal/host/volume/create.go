@@ -1,0 +1,182 @@
+package volume
+
+import (
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/forkd/forkd/internal/atomicfile"
+	"github.com/forkd/forkd/internal/cleanup"
+	"github.com/forkd/forkd/internal/format/ext4"
+	"github.com/forkd/forkd/internal/format/record"
+	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/admit"
+	"github.com/forkd/forkd/internal/host/invalid"
+	"github.com/forkd/forkd/internal/host/ledger"
+)
+
+// Request describes a new volume.
+type Request struct {
+	Name      string // the rules for names are the same as for tags
+	Owner     string // the owner whose quota the volume counts for
+	SizeBytes uint64 // a multiple of 1 MiB; 0: DefaultSize
+	Labels    map[string]string
+}
+
+func (r *Request) check() error {
+	if err := snapshot.CheckTag(r.Name); err != nil {
+		return &invalid.Error{Field: "name", Reason: err.Error()}
+	}
+	if r.SizeBytes < MinSize || r.SizeBytes > MaxSize {
+		return invalid.Errorf("size_mib", "%d: want %d to %d", r.SizeBytes>>20, MinSize>>20, int64(MaxSize)>>20)
+	}
+	return ledger.CheckLabels(r.Labels)
+}
+
+// Create makes an empty volume. When Create returns, the volume survives a power failure. After an
+// error, nothing is left of the volume. The error is an *Error, an *invalid.Error, or an
+// *admit.Error if the owner's quota or the host has no room.
+func (s *Store) Create(req Request) (Info, error) {
+	if req.SizeBytes == 0 {
+		req.SizeBytes = DefaultSize
+	}
+	if err := req.check(); err != nil {
+		return Info{}, err
+	}
+	v := &volume{Volume: record.Volume{ID: "vol-" + snapshot.NewID(), Name: req.Name, Owner: req.Owner,
+		Created: time.Now().UTC(), SizeBytes: req.SizeBytes, Labels: req.Labels}}
+	if err := s.reserve(v); err != nil {
+		return Info{}, err
+	}
+	err := s.make(v)
+	s.mu.Lock()
+	if err == nil {
+		v.phase = ready
+	} else {
+		delete(s.byName, v.Name)
+	}
+	s.mu.Unlock()
+	if err != nil {
+		return Info{}, fmt.Errorf("create volume %q: %w", v.Name, err)
+	}
+	return s.info(v), nil
+}
+
+// reserve takes the name of a new volume, and room in its owner's quota.
+func (s *Store) reserve(v *volume) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.byName[v.Name] != nil || s.unread[v.Name] {
+		return &Error{Name: v.Name, Exists: true, Unread: s.unread[v.Name]}
+	}
+	count, total := 0, uint64(0)
+	for _, other := range s.byName {
+		if other.Owner == v.Owner {
+			count, total = count+1, total+other.SizeBytes
+		}
+	}
+	if count >= MaxPerOwner {
+		return &admit.Error{Code: admit.CodeVolumeQuota, Reason: fmt.Sprintf(
+			"%s has %d volumes, the maximum for one client; remove some", v.Owner, count)}
+	}
+	if most := s.cfg.Most; most > 0 && total+v.SizeBytes > most {
+		return &admit.Error{Code: admit.CodeVolumeQuota, Reason: fmt.Sprintf(
+			"a volume of %d MiB would exceed the maximum of %d MiB for the volumes of %s, which have %d MiB; remove some, "+
+				"choose a smaller size, or raise the daemon's --max-volumes-gib", v.SizeBytes>>20, most>>20, v.Owner, total>>20)}
+	}
+	s.byName[v.Name] = v
+	return nil
+}
+
+// make makes the files of a new volume in a directory of their own, and then gives the directory
+// the volume's name.
+func (s *Store) make(v *volume) error {
+	var undo cleanup.Stack
+	defer undo.Run()
+	dir := filepath.Join(s.cfg.Dir, newPrefix+v.ID)
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return err
+	}
+	undo.Add(func() { _ = os.RemoveAll(dir) }) // the next start removes what stays
+	s.step("made the directory")
+	if err := s.makeBase(v, dir); err != nil {
+		return err
+	}
+	p, err := record.EncodeVolume(&v.Volume)
+	if err != nil {
+		return err
+	}
+	if err := atomicfile.WriteDurable(filepath.Join(dir, recordFile), p, 0o600); err != nil {
+		return err
+	}
+	s.step("wrote the record")
+	if err := os.Rename(dir, s.path(v.Name)); err != nil {
+		return err
+	}
+	undo.Add(func() { _ = s.bury(v) })
+	s.step("renamed the directory")
+	if err := atomicfile.SyncDir(s.cfg.Dir); err != nil {
+		return err
+	}
+	undo.Release()
+	return nil
+}
+
+// makeBase writes the base image, an empty file system.
+func (s *Store) makeBase(v *volume, dir string) (err error) {
+	if err := s.checkRoom(dir); err != nil {
+		return err
+	}
+	f, err := os.OpenFile(filepath.Join(dir, baseFile), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o400)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	s.step("made the base image")
+	var uuid [16]byte
+	_, _ = rand.Read(uuid[:])                              // never fails
+	uuid[6], uuid[8] = uuid[6]&0xf|0x40, uuid[8]&0x3f|0x80 // version 4, as RFC 9562 defines it
+	if err := f.Truncate(int64(v.SizeBytes)); err != nil {
+		return err
+	}
+	if err := ext4.FormatJournaled(f, int64(v.SizeBytes), uuid); err != nil {
+		return err
+	}
+	s.step("wrote the base image")
+	return f.Sync()
+}
+
+func (s *Store) checkRoom(dir string) error {
+	if s.cfg.Room == nil {
+		return nil
+	}
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	return s.cfg.Room(d)
+}
+
+// diskBytes returns how many bytes the files in a directory take on the disk.
+func diskBytes(dir string) (total uint64, err error) {
+	entries, err := os.ReadDir(dir)
+	for _, e := range entries {
+		info, err := e.Info()
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // removed since ReadDir
+		}
+		if err != nil {
+			return total, err
+		}
+		if st, ok := info.Sys().(*syscall.Stat_t); ok {
+			total += uint64(st.Blocks) * 512
+		}
+	}
+	return total, err
+}

@@ -1,0 +1,52 @@
+package volume
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/forkd/forkd/internal/atomicfile"
+	"github.com/forkd/forkd/internal/format/snapshot"
+)
+
+// Remove removes a volume and its data. The error is an *Error, or the volume still exists. When
+// Remove returns nil, the volume does not come back after a power failure.
+func (s *Store) Remove(name string) error {
+	s.mu.Lock()
+	v, unread := s.byName[name], s.unread[name]
+	if v == nil || v.phase != ready {
+		s.mu.Unlock()
+		return &Error{Name: name, Unread: unread}
+	}
+	v.phase = removing
+	s.mu.Unlock()
+	err := s.bury(v)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err != nil {
+		v.phase = ready
+		return fmt.Errorf("remove volume %q: %w", name, err)
+	}
+	delete(s.byName, name)
+	return nil
+}
+
+// bury takes the name from a volume's directory, and removes the directory. If a file cannot be
+// removed, the next start removes it. After an error the volume still has its name.
+func (s *Store) bury(v *volume) error {
+	grave := filepath.Join(s.cfg.Dir, gonePrefix+snapshot.NewID())
+	if err := os.Rename(s.path(v.Name), grave); err != nil {
+		return err
+	}
+	s.step("renamed the directory")
+	if err := atomicfile.SyncDir(s.cfg.Dir); err != nil {
+		if back := os.Rename(grave, s.path(v.Name)); back == nil {
+			return err
+		}
+	}
+	if err := os.RemoveAll(grave); err != nil {
+		s.cfg.Log.Warn("files of a removed volume are left", "name", v.Name, "error", err)
+	}
+	s.step("removed the files")
+	return nil
+}
