@@ -20,6 +20,7 @@ const (
 	ErrSandboxNotFound      ErrorCode = "sandbox_not_found"      // 404: There is no such sandbox
 	ErrSnapshotNotFound     ErrorCode = "snapshot_not_found"     // 404: There is no such snapshot
 	ErrWorkspaceNotFound    ErrorCode = "workspace_not_found"    // 404: There is no such workspace
+	ErrVolumeNotFound       ErrorCode = "volume_not_found"       // 404: There is no such volume
 	ErrNotFoundInSandbox    ErrorCode = "not_found_in_sandbox"   // 404: The sandbox has no such file, process or context
 	ErrNotFoundInRegistry   ErrorCode = "not_found_in_registry"  // 404: The registry has no such snapshot
 	ErrMethodNotAllowed     ErrorCode = "method_not_allowed"     // 405: The path does not support this method
@@ -37,6 +38,8 @@ const (
 	ErrSnapshotInUse        ErrorCode = "snapshot_in_use"        // 409: The snapshot is in use
 	ErrSnapshotUnusable     ErrorCode = "snapshot_unusable"      // 409: The snapshot cannot be used
 	ErrWorkspaceExists      ErrorCode = "workspace_exists"       // 409: A workspace with this name exists
+	ErrVolumeExists         ErrorCode = "volume_exists"          // 409: A volume with this name exists
+	ErrVolumeUnusable       ErrorCode = "volume_unusable"        // 409: The volume cannot be used
 	ErrOutcomeUnknown       ErrorCode = "outcome_unknown"        // 409: The outcome of the first request is unknown
 	ErrBodyTooLarge         ErrorCode = "body_too_large"         // 413: The body is too large
 	ErrIdempotencyKeyReused ErrorCode = "idempotency_key_reused" // 422: The Idempotency-Key was used for another request
@@ -45,6 +48,7 @@ const (
 	ErrMaxSandboxes         ErrorCode = "max_sandboxes"          // 429: The daemon has reached its limit of sandboxes
 	ErrMaxVCPUs             ErrorCode = "max_vcpus"              // 429: The daemon has reached its limit of vCPUs
 	ErrOwnSandboxes         ErrorCode = "own_sandboxes"          // 429: The token has reached its limit of sandboxes
+	ErrVolumeQuota          ErrorCode = "volume_quota"           // 429: The client has reached its limit of volumes
 	ErrInternal             ErrorCode = "internal"               // 500: The daemon failed
 	ErrVMEnded              ErrorCode = "vm_ended"               // 500: The VM ended during the request
 	ErrApplyIncomplete      ErrorCode = "apply_incomplete"       // 500: The changes were neither completed nor undone

@@ -15,7 +15,7 @@ import (
 type PageRequest struct {
 	Limit  int      // maximum number of elements; 0: all
 	Cursor string   // from the previous page; empty: start at the beginning of the list
-	Labels []string // NAME=VALUE or NAME; only sandboxes that have all these labels are listed
+	Labels []string // NAME=VALUE or NAME; only sandboxes or volumes that have all these labels are listed
 }
 
 // SandboxPage lists a part of the sandboxes, oldest first. It also returns the cursor of the

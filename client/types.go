@@ -67,6 +67,8 @@ type (
 	EvalResult       = v1.EvalResult
 	Workspace        = v1.Workspace
 	WorkspaceRequest = v1.WorkspaceRequest
+	Volume           = v1.Volume
+	VolumeRequest    = v1.VolumeRequest
 	Network          = v1.Network
 	NetworkLimits    = v1.NetworkLimits
 	NetworkSecret    = v1.NetworkSecret

@@ -55,6 +55,7 @@ import (
 	"github.com/forkd/forkd/internal/host/tenancy"
 	"github.com/forkd/forkd/internal/host/vmfake"
 	"github.com/forkd/forkd/internal/host/vmpool"
+	"github.com/forkd/forkd/internal/host/volume"
 	"github.com/forkd/forkd/internal/host/workspace"
 	"github.com/forkd/forkd/internal/proto/diffproto"
 )
@@ -103,6 +104,9 @@ type Rig struct {
 	agents *agents
 	images *build.Images
 }
+
+// VolumeQuota bounds the volumes of each owner, in bytes.
+const VolumeQuota = 4 << 30
 
 // Options configure a rig.
 type Options struct {
@@ -246,7 +250,7 @@ func New(t T, o Options) *Rig {
 		t.Fatal(err)
 	}
 	m.SetBoot(boots(baker))
-	shared := face.New(face.Config{Host: tenancy.New(m, workspaces), Guard: guard, Audit: log,
+	shared := face.New(face.Config{Host: tenancy.New(m, workspaces, r.volumes(t, dir)), Guard: guard, Audit: log,
 		Answers: answers, Limits: o.Limits, Counts: counts, Requests: counts.RequestDone, Stopping: o.Stopping, Log: discard})
 	r.serveSSH(t, o.SSH, dir, shared, counts)
 	snapshots := newHub(t, dir, run, o.TrustedKeys, st, vmms)
@@ -266,6 +270,17 @@ func New(t T, o Options) *Rig {
 	r.openDocker(t, shared, dir)
 	r.Parent = client.BakeRequest{Tag: "a.b", Kernel: part, Initrd: part, Rootfs: part}
 	return r
+}
+
+// volumes returns the volumes, which an earlier rig may have left in dir.
+func (r *Rig) volumes(t T, dir string) *volume.Store {
+	t.Helper()
+	v, err := volume.Open(volume.Config{Dir: filepath.Join(dir, "volumes"), Most: VolumeQuota,
+		Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return v
 }
 
 // openTags returns the tags of templates, which an earlier rig may have left in dir.

@@ -54,12 +54,12 @@ func TestCacheOfTheDaemon(t *testing.T) {
 	}
 	list.daemon = got
 	list.daemon[0].Bytes, list.daemon[1].Bytes = 3<<20, 5<<20
-	lines := usageOf(nil, nil, list)
+	lines := usageOf(nil, nil, nil, list)
 	if u := lines[len(lines)-2]; u.Count != 3 || u.Bytes != 8<<20 || u.Removable != 3<<20 {
 		t.Errorf("df: %+v", u)
 	}
 	list.daemon = list.others([]client.CachedImage{{Kind: client.CachedBlob, Dir: "/hub/blobs/x", Bytes: 7 << 20}})
-	lines = usageOf(nil, nil, list)
+	lines = usageOf(nil, nil, nil, list)
 	if u := lines[len(lines)-1]; u.Count != 1 || u.Bytes != 7<<20 || u.Removable != 7<<20 {
 		t.Errorf("df: %+v", u)
 	}

@@ -102,7 +102,7 @@ func newDaemonCmd() *cobra.Command {
 		"HTTP proxy for outgoing TCP connections of sandboxes: http://HOST:PORT, or env for\n"+
 			"HTTPS_PROXY of the daemon; NO_PROXY lists direct destinations")
 	f.IntVar(&cfg.Branches, "branch-concurrency", 4, "maximum number of concurrent branches; more are refused")
-	openPrivateFlag(f, &cfg.OpenPrivate)
+	clientDaemonFlags(f, &cfg)
 	f.IntVar(&cfg.PoolSize, "pool", cfg.PoolSize,
 		"number of VMM processes to keep ready for each size of VM that is forked; 0: none")
 	f.IntVar(&cfg.PoolMost, "pool-most", cfg.PoolMost,
@@ -125,8 +125,11 @@ func socketFlags(f *pflag.FlagSet, cfg *daemon.Config) {
 		"unix socket on which to serve a part of the Docker Engine API, for DOCKER_HOST=unix://PATH (docs/docker.md)")
 }
 
-func openPrivateFlag(f *pflag.FlagSet, open *bool) {
-	f.BoolVar(open, "run-may-open-private", false,
+// clientDaemonFlags registers the flags about the rights and the shares of clients.
+func clientDaemonFlags(f *pflag.FlagSet, cfg *daemon.Config) {
+	f.Uint64Var(&cfg.MaxVolumesGiB, "max-volumes-gib", 0,
+		"maximum size of all volumes of one client together, in GiB; more are refused (429). 0: no limit")
+	f.BoolVar(&cfg.OpenPrivate, "run-may-open-private", false,
 		"let clients of the scope run give sandboxes access to private networks, the host and metadata services;\n"+
 			"by default only clients of the scope admin may")
 }

@@ -71,11 +71,13 @@ func (u *usage) add(bytes uint64, inUse bool) {
 	u.Bytes += bytes
 }
 
-// usageOf returns the disk usage of snapshots and builds. Deleted snapshots are not in the given
+// usageOf returns the disk usage of snapshots, volumes and builds. Deleted snapshots are not in the given
 // list. Their usage is computed from the sandboxes that still need their files.
-func usageOf(all []client.SnapshotDetail, sandboxes []client.Sandbox, builds cacheList) []usage {
+func usageOf(all []client.SnapshotDetail, sandboxes []client.Sandbox, volumes []client.Volume,
+	builds cacheList) []usage {
 	parents, branches := usage{Kind: "parents"}, usage{Kind: "branches"}
 	states, deleted := usage{Kind: "states of sandboxes"}, usage{Kind: "removed branches"}
+	disks := usage{Kind: "volumes"}
 	cache, blobs := usage{Kind: "cache of builds"}, usage{Kind: "cache of pushes and pulls"}
 	kind := func(d *client.SnapshotDetail) *usage {
 		switch {
@@ -98,6 +100,9 @@ func usageOf(all []client.SnapshotDetail, sandboxes []client.Sandbox, builds cac
 			deleted.add(s.DeletedBytes, true)
 		}
 	}
+	for _, v := range volumes {
+		disks.add(v.DiskBytes, false)
+	}
 	for _, item := range builds.all {
 		cache.add(uint64(item.Bytes), item.InUse)
 	}
@@ -114,16 +119,16 @@ func usageOf(all []client.SnapshotDetail, sandboxes []client.Sandbox, builds cac
 			of.Removable += uint64(item.Bytes)
 		}
 	}
-	return []usage{parents, branches, states, deleted, cache, blobs}
+	return []usage{parents, branches, states, deleted, disks, cache, blobs}
 }
 
 func newDfCmd() *cobra.Command {
 	var c common
 	cmd := &cobra.Command{
 		Use:   "df",
-		Short: "Show the disk usage of snapshots and caches, and how much of it is unused",
-		Long: "'forkd prune' removes unused snapshots, 'forkd cache prune' unused items of the caches. The\n" +
-			"states of suspended sandboxes, and of sandboxes copied by 'forkd fork --from-sandbox', are deleted with\n" +
+		Short: "Show the disk usage of snapshots, volumes and caches, and how much of it is unused",
+		Long: "'forkd prune' removes unused snapshots, 'forkd cache prune' unused items of the caches, 'forkd volume rm'\n" +
+			"volumes. The states of suspended sandboxes, and of sandboxes copied by 'forkd fork --from-sandbox', are deleted with\n" +
 			"their sandboxes. Deleted branches that a sandbox still uses for its memory are deleted with the sandbox,\n" +
 			"or with its next branch, rollback or suspension.",
 		Args: usageArgs(arguments(0, 0)),
@@ -137,11 +142,15 @@ func newDfCmd() *cobra.Command {
 				if err != nil {
 					return lines, err
 				}
+				volumes, err := cl.Volumes(ctx)
+				if err != nil && !client.IsNotFound(err) { // an earlier daemon has no volumes
+					return lines, err
+				}
 				builds, err := listCache(ctx, cl)
 				if err != nil { // the cache cannot be read; the daemon may run on another host
 					printf(cmd.ErrOrStderr(), "forkd: the cache of builds: %s\n", err)
 				}
-				return usageOf(all, sandboxes, builds), nil
+				return usageOf(all, sandboxes, volumes, builds), nil
 			}, func(lines []usage) error {
 				return table(cmd, "WHAT\tCOUNT\tIN USE\tSIZE\tREMOVABLE", func(row func(...any)) {
 					for _, l := range lines {

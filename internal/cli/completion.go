@@ -40,6 +40,14 @@ func workspaceNames(ctx context.Context, cl *client.Client) (names []string, err
 	return names, err
 }
 
+func volumeNames(ctx context.Context, cl *client.Client) (names []string, err error) {
+	list, err := cl.Volumes(ctx)
+	for _, v := range list {
+		names = append(names, v.Name)
+	}
+	return names, err
+}
+
 func tags(ctx context.Context, cl *client.Client) (tags []string, err error) {
 	list, err := cl.Snapshots(ctx)
 	for _, s := range listed(list, false) {
@@ -59,7 +67,7 @@ func recipeNames(context.Context, *client.Client) (names []string, err error) {
 // complete makes the shell complete the first argument of cmd, or all arguments if cmd takes
 // several.
 func (c *common) complete(cmd *cobra.Command, names namesOf) {
-	several := strings.Contains(cmd.Use, "ID…") || strings.Contains(cmd.Use, "TAG…")
+	several := strings.Contains(cmd.Use, "ID…") || strings.Contains(cmd.Use, "TAG…") || strings.Contains(cmd.Use, "NAME…")
 	cmd.ValidArgsFunction = func(cmd *cobra.Command, args []string, begin string) ([]string, cobra.ShellCompDirective) {
 		if len(args) > 0 && !several {
 			return nil, cobra.ShellCompDirectiveDefault

@@ -59,7 +59,6 @@ var elsewhere = map[string]string{
 	"serve":      "'forkd daemon' serves the API",
 	"tag":        "a snapshot keeps its tag: 'forkd snapshot-compact --from TAG --to NEW' makes a copy under another one",
 	"update":     "'forkd limit set ID' replaces the limits of a sandbox, 'forkd net set ID' its network policy",
-	"volume":     "sandboxes share no volumes: 'forkd run -v ./DIR:/PATH' and 'forkd cp -r DIR ID:DIR' copy files",
 	"where":      "'forkd info' says where the daemon is, 'forkd snapshot-info TAG' in which directory a snapshot is",
 	"wp-bench":   "benchmarks come with the source: 'scripts/bench'",
 	"sandbox":    standAlone,

@@ -49,11 +49,12 @@ type Config struct {
 	FlowLog     string // file for the log of sandboxes' connections; empty: none
 	// On each signal, the daemon opens the logs again. Another program sends the signal after it
 	// has renamed the files. May be nil.
-	Reopen    <-chan os.Signal
-	Resolvers []netip.AddrPort // DNS servers for sandboxes; if empty, the servers in /etc/resolv.conf
-	Cgroup    string           // parent of the VMs' cgroups; see cgroup.Config.Parent
-	Admit     admit.Rules
-	Proxy     netclient.Proxy // proxy for outgoing TCP connections of sandboxes
+	Reopen        <-chan os.Signal
+	Resolvers     []netip.AddrPort // DNS servers for sandboxes; if empty, the servers in /etc/resolv.conf
+	Cgroup        string           // parent of the VMs' cgroups; see cgroup.Config.Parent
+	Admit         admit.Rules
+	Proxy         netclient.Proxy // proxy for outgoing TCP connections of sandboxes
+	MaxVolumesGiB uint64          // maximum size of all volumes of one owner together, in GiB; 0: no limit
 	// Clients with the scope run may allow sandboxes to connect to private networks and to the
 	// host.
 	OpenPrivate bool
@@ -192,6 +193,9 @@ func (c *Config) check() error {
 		return fmt.Errorf("--max-sandboxes %d, --vcpu-overcommit %g: want 0 or more, and at most %d of the latter",
 			a.MaxSandboxes, a.VCPUsPerCPU, maxOvercommit)
 	}
+	if c.MaxVolumesGiB > maxVolumesGiB {
+		return fmt.Errorf("--max-volumes-gib %d: want 0 to %d", c.MaxVolumesGiB, maxVolumesGiB)
+	}
 	if c.GuestPort < 0 || c.GuestPort > 65535 {
 		return fmt.Errorf("--guest-port %d: want 1 to 65535, or 0 for no addresses", c.GuestPort)
 	}
@@ -224,6 +228,8 @@ const maxBranches = 64
 const maxPool = 1000
 
 const maxOvercommit = 10_000 // vCPUs per CPU
+
+const maxVolumesGiB = 1 << 30
 
 // DefaultReserve returns how much host memory is withheld from sandboxes by default, in bytes. It
 // is enough for the rest of the system, and only a small share of a small host's memory.

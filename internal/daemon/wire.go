@@ -48,6 +48,7 @@ import (
 	"github.com/forkd/forkd/internal/host/tenancy"
 	"github.com/forkd/forkd/internal/host/vmmclient"
 	"github.com/forkd/forkd/internal/host/vmpool"
+	"github.com/forkd/forkd/internal/host/volume"
 	"github.com/forkd/forkd/internal/host/workspace"
 	"github.com/forkd/forkd/internal/jail"
 	"github.com/forkd/forkd/internal/proto/vm"
@@ -75,6 +76,7 @@ type wired struct {
 	history *history.Recorder
 	counts  *metrics.Metrics
 	host    *tenancy.Host
+	volumes *volume.Store
 }
 
 // guestsOf returns the function that connects to the agent of a sandbox.
@@ -164,7 +166,7 @@ func wire(ctx context.Context, cfg Config, guard *auth.Guard, kvm *kvmState) (*w
 	}
 	cfg.Log.Info("ready", "snapshots", w.store.Count(), "recovered_sandboxes", n)
 	w.observe(counts)
-	w.host = tenancy.New(w.manager, workspaces)
+	w.host = tenancy.New(w.manager, workspaces, w.volumes)
 	shared := face.New(face.Config{Host: w.host, Guard: guard, Hosts: cfg.Hosts,
 		Audit: w.audit, Answers: answers, Counts: counts, Requests: counts.RequestDone, Stopping: ctx, Log: cfg.Log})
 	if w.ssh, err = openSSH(&cfg, shared, counts, bin, jails, w.cgroups); err != nil {
@@ -283,9 +285,15 @@ func openKeys(dir string, domain inbound.Domain) (links *auth.Links, keys *auth.
 	return links, keys, err
 }
 
-// openBooks opens the records of workspaces, of answers to requests, and of tags of templates.
+// openBooks opens the records of workspaces, of answers to requests, and of tags of templates. It
+// also opens the volumes.
 func (w *wired) openBooks(cfg *Config, dataDir string) (*workspace.Set, *once.Book, error) {
 	workspaces, err := workspace.Open(filepath.Join(dataDir, "workspaces"), w.manager, cfg.Log)
+	if err != nil {
+		return nil, nil, err
+	}
+	w.volumes, err = volume.Open(volume.Config{Dir: filepath.Join(cfg.StateDir, "volumes"),
+		Most: cfg.MaxVolumesGiB << 30, Room: cfg.Admit.RoomOnDisk, Log: cfg.Log})
 	if err != nil {
 		return nil, nil, err
 	}

@@ -40,7 +40,7 @@ func (m *Manager) Serve(ctx context.Context, undo *cleanup.Stack) (*client.Clien
 	}
 	undo.Add(func() { log.Close() })
 	counts := metrics.New("bench")
-	shared := face.New(face.Config{Host: tenancy.New(m.Manager, workspaces), Audit: log, Answers: answers,
+	shared := face.New(face.Config{Host: tenancy.New(m.Manager, workspaces, nil), Audit: log, Answers: answers,
 		Counts: counts, Requests: counts.RequestDone, Stopping: ctx, Log: quiet})
 	socket := filepath.Join(m.runDir, "api.sock")
 	listener, err := net.Listen("unix", socket)

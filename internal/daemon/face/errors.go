@@ -29,6 +29,7 @@ import (
 	"github.com/forkd/forkd/internal/host/unique"
 	"github.com/forkd/forkd/internal/host/vmmclient"
 	"github.com/forkd/forkd/internal/host/vmpool"
+	"github.com/forkd/forkd/internal/host/volume"
 	"github.com/forkd/forkd/internal/host/workspace"
 	"github.com/forkd/forkd/internal/proto/diffproto"
 	"github.com/forkd/forkd/internal/proto/vm"
@@ -40,6 +41,7 @@ func codeOf(err error) code {
 		request *Error
 		refused *admit.Error
 		named   *workspace.Error
+		disk    *volume.Error
 		guest   *agentclient.Error
 	)
 	switch {
@@ -97,6 +99,8 @@ func codeOf(err error) code {
 			return codeWorkspaceExists
 		}
 		return codeNoWorkspace
+	case errors.As(err, &disk):
+		return codeOfVolume(disk)
 	case errors.Is(err, once.ErrOther):
 		return codeKeyReused
 	case errors.Is(err, once.ErrUnknown):
@@ -129,6 +133,16 @@ func codeOf(err error) code {
 func is[E error](err error) bool {
 	_, ok := errors.AsType[E](err)
 	return ok
+}
+
+func codeOfVolume(err *volume.Error) code {
+	switch {
+	case err.Exists:
+		return codeVolumeExists
+	case err.Unread:
+		return codeVolumeUnusable
+	}
+	return codeNoVolume
 }
 
 // codeOfHub returns the code of an error that an artifact, its signatures or a registry has caused.

@@ -36,6 +36,7 @@ const (
 	codeNoSandbox        code = "sandbox_not_found"
 	codeNoSnapshot       code = "snapshot_not_found"
 	codeNoWorkspace      code = "workspace_not_found"
+	codeNoVolume         code = "volume_not_found"
 	codeNoFile           code = "not_found_in_sandbox"
 	codeNoRemote         code = "not_found_in_registry"
 	codeMethod           code = "method_not_allowed"
@@ -54,6 +55,8 @@ const (
 	codeSnapshotInUse    code = "snapshot_in_use"
 	codeSnapshotUnusable code = "snapshot_unusable"
 	codeWorkspaceExists  code = "workspace_exists"
+	codeVolumeExists     code = "volume_exists"
+	codeVolumeUnusable   code = "volume_unusable"
 	codeOutcomeUnknown   code = "outcome_unknown"
 	codeTooLarge         code = "body_too_large"
 	codeKeyReused        code = "idempotency_key_reused"
@@ -62,6 +65,7 @@ const (
 	codeMaxSandboxes     code = admit.CodeMaxSandboxes
 	codeMaxVCPUs         code = admit.CodeMaxVCPUs
 	codeOwnSandboxes     code = admit.CodeOwnSandboxes
+	codeVolumeQuota      code = admit.CodeVolumeQuota
 	codeInternal         code = "internal"
 	codeVMEnded          code = "vm_ended"
 	codeGuestFailed      code = "sandbox_failed"
@@ -120,6 +124,8 @@ var problems = map[code]problem{
 		"list snapshots with GET /v1/snapshots (forkd images)", 0},
 	codeNoWorkspace: {http.StatusNotFound, "There is no such workspace",
 		"list workspaces with GET /v1/workspaces (forkd workspace list)", 0},
+	codeNoVolume: {http.StatusNotFound, "There is no such volume",
+		"list volumes with GET /v1/volumes (forkd volume ls)", 0},
 	codeNoFile: {http.StatusNotFound, "The sandbox has no such file, process or context",
 		"list what the sandbox has: its files, processes or contexts", 0},
 	codeNoRemote: {http.StatusNotFound, "The registry has no such snapshot",
@@ -156,6 +162,10 @@ var problems = map[code]problem{
 		"verify the snapshot, and build it again on this host", 0},
 	codeWorkspaceExists: {http.StatusConflict, "A workspace with this name exists",
 		"delete the workspace first, or choose another name", 0},
+	codeVolumeExists: {http.StatusConflict, "A volume with this name exists",
+		"remove the volume first, or choose another name", 0},
+	codeVolumeUnusable: {http.StatusConflict, "The volume cannot be used",
+		"do what the daemon's log says about the volume, and restart the daemon", 0},
 	codeOutcomeUnknown: {http.StatusConflict, "The outcome of the first request is unknown",
 		"check whether the first request created anything, then send the request with a new Idempotency-Key", 0},
 	codeTooLarge: {http.StatusRequestEntityTooLarge, "The body is too large",
@@ -172,6 +182,8 @@ var problems = map[code]problem{
 		"delete or suspend sandboxes, or raise --vcpu-overcommit", later},
 	codeOwnSandboxes: {http.StatusTooManyRequests, "The token has reached its limit of sandboxes",
 		"delete sandboxes that were forked with this token", later},
+	codeVolumeQuota: {http.StatusTooManyRequests, "The client has reached its limit of volumes",
+		"remove volumes, choose a smaller size, or raise --max-volumes-gib", 0},
 	codeInternal: {http.StatusInternalServerError, "The daemon failed",
 		"read the daemon's log, and run 'forkd doctor'", 0},
 	codeVMEnded: {http.StatusInternalServerError, "The VM ended during the request",

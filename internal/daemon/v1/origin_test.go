@@ -59,7 +59,7 @@ func TestAForeignNameIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	with := func(guard *auth.Guard) v1.Config {
-		f := face.New(face.Config{Host: tenancy.New(&sandbox.Manager{}, nil), Guard: guard,
+		f := face.New(face.Config{Host: tenancy.New(&sandbox.Manager{}, nil, nil), Guard: guard,
 			Hosts: []string{"forkd.internal"}, Log: slog.New(slog.DiscardHandler)})
 		return v1.Config{Face: f, Metrics: http.NotFoundHandler()}
 	}

@@ -25,6 +25,9 @@ func (a *api) within(r *http.Request) error {
 	if tag := r.PathValue("tag"); tag != "" {
 		return a.view(r).HasSnapshot(tag)
 	}
+	if name := r.PathValue("volume"); name != "" {
+		return a.view(r).HasVolume(name)
+	}
 	if name := r.PathValue("name"); name != "" {
 		_, err := a.view(r).Workspace(name)
 		return err
@@ -32,5 +35,5 @@ func (a *api) within(r *http.Request) error {
 	return nil
 }
 
-// view returns the sandboxes, snapshots and workspaces that the client of a request may see.
+// view returns the sandboxes, snapshots, workspaces and volumes that the client of a request may see.
 func (a *api) view(r *http.Request) *tenancy.View { return a.Face.View(r.Context()) }

@@ -2,6 +2,7 @@ package v1
 
 import (
 	"net/http"
+	"slices"
 	"strings"
 
 	apiv1 "github.com/forkd/forkd/api/v1"
@@ -40,7 +41,7 @@ func (a *api) routes() []route {
 	part, file, span := []string{"limit", "cursor"}, []string{"path", "username"}, []string{"since", "until", "step"}
 	and := func(names []string, more ...string) []string { return append(more, names...) }
 
-	return append(a.snapshotRoutes(), []route{
+	return slices.Concat(a.snapshotRoutes(), a.volumeRoutes(), []route{
 		{"GET /healthz", open, nil, f.Open, a.healthz},
 		{"GET /healthz/{$}", open, nil, f.Open, a.healthz},
 		{"GET /readyz", open, nil, f.Open, a.readyz},
@@ -129,7 +130,19 @@ func (a *api) routes() []route {
 		{"DELETE /v1/workspaces/{name}", auth.Run, nil, ends, end(a.deleteWorkspace)},
 		{"POST /v1/workspaces/{name}/suspend", auth.Run, nil, work, call(ok, a.suspendWorkspace)},
 		{"POST /v1/workspaces/{name}/resume", auth.Run, nil, work, call(ok, a.resumeWorkspace)},
-	}...)
+	})
+}
+
+// volumeRoutes returns the routes of volumes.
+func (a *api) volumeRoutes() []route {
+	f := a.Face
+	defaults := apiv1.VolumeRequest{SizeMiB: 1024}
+	return []route{
+		{"GET /v1/volumes", auth.Read, []string{"limit", "cursor", "label"}, f.Lists, listed(a.listVolumes)},
+		{"POST /v1/volumes", auth.Run, nil, f.Work, f.Once(callWith(defaults, http.StatusCreated, a.createVolume))},
+		{"GET /v1/volumes/{volume}", auth.Read, nil, f.Reads, get(a.getVolume)},
+		{"DELETE /v1/volumes/{volume}", auth.Run, nil, f.Ends, end(a.deleteVolume)},
+	}
 }
 
 // snapshotRoutes returns the routes of snapshots.

@@ -172,7 +172,8 @@ func TestGoldenFilesAreWhole(t *testing.T) {
 		"workspace.v0.json": &workspaceV0{}, "workspace.v1.json": &workspaceFile{},
 		"once.v0.json": &onceV0{}, "once.v1.json": &onceFile{},
 		"secrets.v1.json": &secretsFile{}, "base.v0.json": &Base{}, "base.v1.json": &baseFile{},
-		"tags.v1.json": &tagsFile{}, "container.v1.json": &containerFile{}, "imagenames.v1.json": &imageNamesFile{}, "volume.v1.json": &volumeFile{},
+		"tags.v1.json": &tagsFile{}, "container.v1.json": &containerFile{}, "imagenames.v1.json": &imageNamesFile{},
+		"volume.v1.json": &volumeFile{},
 	} {
 		if f := decode(all[name], v); f != nil {
 			t.Fatal(f)

@@ -368,7 +368,7 @@ func TestChildrenOfAnEarlierDaemon(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	New(h.manager, h.workspaces)
+	New(h.manager, h.workspaces, nil)
 	list := h.manager.List()
 	if len(list) != 2 {
 		t.Errorf("%d sandboxes, want 2", len(list))

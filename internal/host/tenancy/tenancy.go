@@ -1,8 +1,8 @@
 // Package tenancy gives each principal a view of its part of a host: the sandboxes, snapshots,
-// workspaces and events that the principal may see. For any other object, the principal receives
+// workspaces, volumes and events that the principal may see. For any other object, the principal receives
 // the same answers as if the object did not exist.
 //
-// A View has the methods of a sandbox.Manager and a workspace.Set, and decides only what is
+// A View has the methods of a sandbox.Manager, a workspace.Set and a volume.Store, and decides only what is
 // visible. The callers, which are the daemon's APIs, decide which operations a principal may use.
 package tenancy
 
@@ -14,6 +14,7 @@ import (
 	"github.com/forkd/forkd/internal/host/recent"
 	"github.com/forkd/forkd/internal/host/sandbox"
 	"github.com/forkd/forkd/internal/host/store"
+	"github.com/forkd/forkd/internal/host/volume"
 	"github.com/forkd/forkd/internal/host/workspace"
 )
 
@@ -21,6 +22,7 @@ import (
 type Host struct {
 	manager    *sandbox.Manager
 	workspaces *workspace.Set
+	volumes    *volume.Store
 	verifies   *gate.Gate
 	stats      *recent.Values[statsKey, sandbox.Stats]
 }
@@ -30,9 +32,9 @@ type Host struct {
 const maxVerifies = 3
 
 // New returns a Host. It kills the children that an earlier daemon forked in DiskOf.
-func New(m *sandbox.Manager, w *workspace.Set) *Host {
+func New(m *sandbox.Manager, w *workspace.Set, v *volume.Store) *Host {
 	endChildren(m)
-	return &Host{m, w, gate.New(maxVerifies), recent.New[statsKey, sandbox.Stats](MaxStatsAge)}
+	return &Host{m, w, v, gate.New(maxVerifies), recent.New[statsKey, sandbox.Stats](MaxStatsAge)}
 }
 
 // For returns the View of a principal. If the principal has no name, the View is empty.
@@ -78,8 +80,8 @@ func (v *View) Limited(what string) error {
 	return owner.Within(v.as(context.Background()), false, "%s", what)
 }
 
-// MayName returns an *owner.PrefixError if the principal may not use a name for a snapshot or
-// workspace. The parameter what is the kind of object, for the error.
+// MayName returns an *owner.PrefixError if the principal may not use a name for a snapshot,
+// workspace or volume. The parameter what is the kind of object, for the error.
 func (v *View) MayName(what, name string) error {
 	return owner.Within(v.as(context.Background()), v.p.Prefix.HasTag(name), "%s: %.70q", what, name)
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/forkd/forkd/internal/host/sandbox"
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/host/vmfake"
+	"github.com/forkd/forkd/internal/host/volume"
 	"github.com/forkd/forkd/internal/host/workspace"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
@@ -67,7 +68,11 @@ func newHost(t *testing.T) *Host {
 	if _, err := baker.Bake(t.Context(), bake.Request{Tag: "p", Kernel: file, Initrd: file, Rootfs: file}); err != nil {
 		t.Fatal(err)
 	}
-	return New(m, w)
+	volumes, err := volume.Open(volume.Config{Dir: filepath.Join(dir, "volumes"), Log: log})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return New(m, w, volumes)
 }
 
 // part holds the objects of one team.
@@ -76,12 +81,13 @@ type part struct {
 	sandbox   string // a sandbox of the team
 	tag       string // a branch of the sandbox
 	workspace string
+	volume    string
 }
 
 func newPart(t *testing.T, h *Host, team string) part {
 	t.Helper()
 	p := part{view: h.For(owner.Owner{Name: "token:" + team, Prefix: owner.Prefix(team + "/")}), tag: team + ".x",
-		workspace: team + ".w"}
+		workspace: team + ".w", volume: team + ".v"}
 	made, err := p.view.Fork(t.Context(), sandbox.ForkRequest{Tag: "p", N: 1})
 	if err != nil {
 		t.Fatal(err)
@@ -94,6 +100,9 @@ func newPart(t *testing.T, h *Host, team string) part {
 	if _, err := p.view.CreateWorkspace(t.Context(), p.workspace, sandbox.ForkRequest{Tag: "p"}); err != nil {
 		t.Fatal(err)
 	}
+	if _, err := p.view.CreateVolume(volume.Request{Name: p.volume, SizeMiB: 16}); err != nil {
+		t.Fatal(err)
+	}
 	return p
 }
 
@@ -103,15 +112,16 @@ func isMissing(err error) bool {
 		box  *sandbox.NotFoundError
 		tag  *store.NotFoundError
 		name *workspace.Error
+		disk *volume.Error
 	)
-	return errors.As(err, &box) || errors.As(err, &tag) || errors.As(err, &name)
+	return errors.As(err, &box) || errors.As(err, &tag) || errors.As(err, &name) || errors.As(err, &disk)
 }
 
 // The variable unnamed lists the methods of View that do not take the name of an existing object.
 // The tests below call each of them.
 var unnamed = []string{"Limited", "MayName", "Events", "Fork", "Sandboxes", "Snapshots", "Workspaces", "LeftAlone",
 	"Machine", "TagOf", "BaseImage", "UnnamedBytes", "CreateWorkspace", "Diff", "Export", "Apply", "MayUnpack", "Unpack",
-	"Pull", "Copy", "Find", "Sign", "Verify", "OwnerOf"}
+	"Pull", "Copy", "Find", "Sign", "Verify", "OwnerOf", "Volumes", "CreateVolume", "OwnerOfVolume"}
 
 // call calls a method of a View with a name as the first argument, and zero values as all other
 // arguments. It returns the method's error.
@@ -150,7 +160,7 @@ func TestWhatIsOfOthersIsNotThere(t *testing.T) {
 		called++
 		for what, v := range map[string]*View{"another team": b.view, "nobody": h.For(owner.Owner{}),
 			"a client of another sandbox": h.Permitted(b.sandbox)} {
-			for _, name := range []string{a.sandbox, a.tag, a.workspace} {
+			for _, name := range []string{a.sandbox, a.tag, a.workspace, a.volume} {
 				if err := call(t, v, m, name); !isMissing(err) {
 					t.Errorf("%s of %s for %s: %v", m.Name, name, what, err)
 				}
@@ -172,6 +182,9 @@ func TestWhatIsOfOthersIsNotThere(t *testing.T) {
 	if _, err := a.view.Workspace(a.workspace); err != nil {
 		t.Error(err)
 	}
+	if _, err := a.view.Volume(a.volume); err != nil {
+		t.Error(err)
+	}
 }
 
 // Lists contain the principal's own objects, and parents.
@@ -180,12 +193,12 @@ func TestLists(t *testing.T) {
 	a, b := newPart(t, h, "a"), newPart(t, h, "b")
 	all := h.For(owner.Owner{Name: "token:all"})
 	for _, c := range []struct {
-		name                             string
-		view                             *View
-		sandboxes, snapshots, workspaces int
+		name                                      string
+		view                                      *View
+		sandboxes, snapshots, workspaces, volumes int
 	}{
-		{"a", a.view, 2, 2, 1}, {"b", b.view, 2, 2, 1}, {"all", all, 4, 3, 2}, {"nobody", h.For(owner.Owner{}), 0, 0, 0},
-		{"one sandbox", h.Permitted(a.sandbox), 0, 0, 0},
+		{"a", a.view, 2, 2, 1, 1}, {"b", b.view, 2, 2, 1, 1}, {"all", all, 4, 3, 2, 2},
+		{"nobody", h.For(owner.Owner{}), 0, 0, 0, 0}, {"one sandbox", h.Permitted(a.sandbox), 0, 0, 0, 0},
 	} {
 		if n := len(c.view.Sandboxes()); n != c.sandboxes {
 			t.Errorf("%s: %d sandboxes, want %d", c.name, n, c.sandboxes)
@@ -195,6 +208,9 @@ func TestLists(t *testing.T) {
 		}
 		if n := len(c.view.Workspaces()); n != c.workspaces {
 			t.Errorf("%s: %d workspaces, want %d", c.name, n, c.workspaces)
+		}
+		if n := len(c.view.Volumes()); n != c.volumes {
+			t.Errorf("%s: %d volumes, want %d", c.name, n, c.volumes)
 		}
 	}
 	if n := len(h.IDs()); n != 4 {
@@ -226,6 +242,17 @@ func TestLimits(t *testing.T) {
 	}
 	if _, err := b.view.CreateWorkspace(t.Context(), "a.y", sandbox.ForkRequest{Tag: "p"}); !errors.As(err, &limit) {
 		t.Errorf("a workspace with a name of others: %v", err)
+	}
+	for _, name := range []string{a.volume, "a.new"} {
+		if _, err := b.view.CreateVolume(volume.Request{Name: name, SizeMiB: 16}); !errors.As(err, &limit) {
+			t.Errorf("a volume with a name of others: %v", err)
+		}
+	}
+	if _, err := nobody.CreateVolume(volume.Request{Name: "new", SizeMiB: 16}); err == nil {
+		t.Error("nobody has created a volume")
+	}
+	if v, err := all.Volume(a.volume); err != nil || all.OwnerOfVolume(v) != "token:a" || a.view.OwnerOfVolume(v) != "" {
+		t.Errorf("the owner of a volume: %+v, %v", v, err)
 	}
 	for _, v := range []*View{b.view, nobody} {
 		if _, err := v.Fork(t.Context(), sandbox.ForkRequest{Tag: a.tag, N: 1}); !isMissing(err) {

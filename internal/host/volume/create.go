@@ -22,18 +22,18 @@ import (
 
 // Request describes a new volume.
 type Request struct {
-	Name      string // the rules for names are the same as for tags
-	Owner     string // the owner whose quota the volume counts for
-	SizeBytes uint64 // a multiple of 1 MiB; 0: DefaultSize
-	Labels    map[string]string
+	Name    string // the rules for names are the same as for tags
+	Owner   string // the owner whose quota the volume counts for
+	SizeMiB uint64
+	Labels  map[string]string
 }
 
 func (r *Request) check() error {
 	if err := snapshot.CheckTag(r.Name); err != nil {
 		return &invalid.Error{Field: "name", Reason: err.Error()}
 	}
-	if r.SizeBytes < MinSize || r.SizeBytes > MaxSize {
-		return invalid.Errorf("size_mib", "%d: want %d to %d", r.SizeBytes>>20, MinSize>>20, int64(MaxSize)>>20)
+	if r.SizeMiB < MinSize>>20 || r.SizeMiB > MaxSize>>20 {
+		return invalid.Errorf("size_mib", "%d: want %d to %d", r.SizeMiB, MinSize>>20, MaxSize>>20)
 	}
 	return ledger.CheckLabels(r.Labels)
 }
@@ -42,14 +42,11 @@ func (r *Request) check() error {
 // error, nothing is left of the volume. The error is an *Error, an *invalid.Error, or an
 // *admit.Error if the owner's quota or the host has no room.
 func (s *Store) Create(req Request) (Info, error) {
-	if req.SizeBytes == 0 {
-		req.SizeBytes = DefaultSize
-	}
 	if err := req.check(); err != nil {
 		return Info{}, err
 	}
 	v := &volume{Volume: record.Volume{ID: "vol-" + snapshot.NewID(), Name: req.Name, Owner: req.Owner,
-		Created: time.Now().UTC(), SizeBytes: req.SizeBytes, Labels: req.Labels}}
+		Created: time.Now().UTC(), SizeBytes: req.SizeMiB << 20, Labels: req.Labels}}
 	if err := s.reserve(v); err != nil {
 		return Info{}, err
 	}

@@ -27,7 +27,6 @@ import (
 const (
 	MinSize     = ext4.MinSize // bytes
 	MaxSize     = ext4.MaxSize
-	DefaultSize = 1 << 30
 	MaxPerOwner = 256 // maximum number of volumes of one owner
 )
 

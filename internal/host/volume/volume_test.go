@@ -32,7 +32,7 @@ func open(t *testing.T, dir string) *Store {
 
 func create(t *testing.T, s *Store, name string) Info {
 	t.Helper()
-	v, err := s.Create(Request{Name: name, Owner: "token:ci", SizeBytes: 16 * mib, Labels: map[string]string{"a": "b"}})
+	v, err := s.Create(Request{Name: name, Owner: "token:ci", SizeMiB: 16, Labels: map[string]string{"a": "b"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -67,7 +67,7 @@ func TestLife(t *testing.T) {
 	if a.DiskBytes == 0 || a.DiskBytes > 2*mib {
 		t.Errorf("an empty volume takes %d bytes", a.DiskBytes)
 	}
-	if _, err := s.Create(Request{Name: "a", Owner: "x"}); !isError(err, true, false) {
+	if _, err := s.Create(Request{Name: "a", Owner: "x", SizeMiB: 16}); !isError(err, true, false) {
 		t.Errorf("a second volume with the name: %v", err)
 	}
 	again := open(t, dir)
@@ -105,9 +105,8 @@ func TestBaseImageIsAFileSystem(t *testing.T) {
 	}
 	dir := t.TempDir()
 	s := open(t, dir)
-	v, err := s.Create(Request{Name: "a", Owner: "x"})
-	if err != nil || v.SizeBytes != DefaultSize {
-		t.Fatalf("%+v %v", v, err)
+	if _, err := s.Create(Request{Name: "a", Owner: "x", SizeMiB: 1024}); err != nil {
+		t.Fatal(err)
 	}
 	if out, err := exec.Command(tool, "-fn", filepath.Join(dir, "a", baseFile)).CombinedOutput(); err != nil {
 		t.Errorf("%v\n%s", err, out)
@@ -117,17 +116,19 @@ func TestBaseImageIsAFileSystem(t *testing.T) {
 func TestRequestsAreChecked(t *testing.T) {
 	s := open(t, t.TempDir())
 	for field, req := range map[string]Request{
-		"name":     {Name: "../a", SizeBytes: 16 * mib},
-		"size_mib": {Name: "a", SizeBytes: MaxSize + mib},
-		"labels":   {Name: "a", SizeBytes: 16 * mib, Labels: map[string]string{"": ""}},
+		"name":     {Name: "../a", SizeMiB: 16},
+		"size_mib": {Name: "a", SizeMiB: MaxSize>>20 + 1},
+		"labels":   {Name: "a", SizeMiB: 16, Labels: map[string]string{"": ""}},
 	} {
 		_, err := s.Create(req)
 		if e := (*invalid.Error)(nil); !errors.As(err, &e) || e.Field != field {
 			t.Errorf("%s: %v", field, err)
 		}
 	}
-	if _, err := s.Create(Request{Name: "a", Owner: "x", SizeBytes: mib}); err == nil {
-		t.Error("a volume of 1 MiB was created")
+	for _, size := range []uint64{0, 15, 1 << 44, 1<<44 + 16, 1<<64 - 1} {
+		if _, err := s.Create(Request{Name: "a", Owner: "x", SizeMiB: size}); err == nil {
+			t.Errorf("a volume of %d MiB was created", size)
+		}
 	}
 	if list := s.List(); len(list) > 0 {
 		t.Errorf("%+v", list)
@@ -196,7 +197,7 @@ func TestFullDisk(t *testing.T) {
 		if err := os.WriteFile(ballast, make([]byte, 3*mib-free), 0o600); err != nil && !errors.Is(err, unix.ENOSPC) {
 			t.Fatal(err)
 		}
-		_, err := s.Create(Request{Name: "a", Owner: "x", SizeBytes: 128 * mib})
+		_, err := s.Create(Request{Name: "a", Owner: "x", SizeMiB: 128})
 		if err == nil {
 			break
 		}
@@ -276,7 +277,7 @@ func TestRefusedVolumes(t *testing.T) {
 			if err := s.Remove(name); !isError(err, false, true) {
 				t.Errorf("remove: %v", err)
 			}
-			if _, err := s.Create(Request{Name: name, Owner: "x"}); !isError(err, true, true) {
+			if _, err := s.Create(Request{Name: name, Owner: "x", SizeMiB: 16}); !isError(err, true, true) {
 				t.Errorf("create: %v", err)
 			}
 			if len(s.List()) > 0 || !slices.Equal(files(t, filepath.Join(dir, name)), before) {
@@ -323,7 +324,7 @@ func TestForeignFiles(t *testing.T) {
 func TestQuota(t *testing.T) {
 	s := open(t, t.TempDir())
 	s.cfg.Most = 40 * mib
-	req := Request{Owner: "token:ci", SizeBytes: 16 * mib}
+	req := Request{Owner: "token:ci", SizeMiB: 16}
 	var made, refused atomic.Int32
 	var group sync.WaitGroup
 	for _, name := range []string{"a", "b", "c", "d"} {
@@ -346,7 +347,7 @@ func TestQuota(t *testing.T) {
 	if made.Load() != 2 || refused.Load() != 2 {
 		t.Errorf("%d volumes were made and %d refused, want 2 and 2", made.Load(), refused.Load())
 	}
-	if _, err := s.Create(Request{Name: "x", Owner: "another", SizeBytes: 40 * mib}); err != nil {
+	if _, err := s.Create(Request{Name: "x", Owner: "another", SizeMiB: 40}); err != nil {
 		t.Errorf("the quota of another owner: %v", err)
 	}
 	if err := s.Remove(s.List()[0].Name); err != nil {
@@ -363,7 +364,7 @@ func TestNumberIsLimited(t *testing.T) {
 	for i := range MaxPerOwner {
 		s.byName[string(rune('A'+i/26))+string(rune('a'+i%26))] = &volume{phase: creating}
 	}
-	_, err := s.Create(Request{Name: "one-more"})
+	_, err := s.Create(Request{Name: "one-more", SizeMiB: 16})
 	if e := (*admit.Error)(nil); !errors.As(err, &e) || e.Code != admit.CodeVolumeQuota {
 		t.Error(err)
 	}
@@ -374,7 +375,7 @@ func TestNoRoomOnTheHost(t *testing.T) {
 	s := open(t, dir)
 	full := &admit.Error{Code: admit.CodeHostDisk}
 	s.cfg.Room = func(*os.File) error { return full }
-	if _, err := s.Create(Request{Name: "a", Owner: "x"}); !errors.Is(err, full) {
+	if _, err := s.Create(Request{Name: "a", Owner: "x", SizeMiB: 16}); !errors.Is(err, full) {
 		t.Error(err)
 	}
 	if names := files(t, dir); len(names) > 0 {
@@ -389,7 +390,7 @@ func TestOneNameOnce(t *testing.T) {
 	var group sync.WaitGroup
 	for range 8 {
 		group.Go(func() {
-			if _, err := s.Create(Request{Name: "a", Owner: "x", SizeBytes: 16 * mib}); err == nil {
+			if _, err := s.Create(Request{Name: "a", Owner: "x", SizeMiB: 16}); err == nil {
 				made.Add(1)
 			} else if !isError(err, true, false) {
 				t.Error(err)

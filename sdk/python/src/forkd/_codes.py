@@ -122,6 +122,13 @@ class WorkspaceNotFoundError(ForkdError):
     """
 
 
+class VolumeNotFoundError(ForkdError):
+    """There is no such volume (volume_not_found, 404).
+
+    What helps: list volumes with GET /v1/volumes (forkd volume ls).
+    """
+
+
 class NotFoundInSandboxError(ForkdError):
     """The sandbox has no such file, process or context (not_found_in_sandbox, 404).
 
@@ -244,6 +251,20 @@ class WorkspaceExistsError(ForkdError):
     """
 
 
+class VolumeExistsError(ForkdError):
+    """A volume with this name exists (volume_exists, 409).
+
+    What helps: remove the volume first, or choose another name.
+    """
+
+
+class VolumeUnusableError(ForkdError):
+    """The volume cannot be used (volume_unusable, 409).
+
+    What helps: do what the daemon's log says about the volume, and restart the daemon.
+    """
+
+
 class OutcomeUnknownError(ForkdError):
     """The outcome of the first request is unknown (outcome_unknown, 409).
 
@@ -298,6 +319,13 @@ class OwnSandboxesError(ForkdError):
     """The token has reached its limit of sandboxes (own_sandboxes, 429).
 
     What helps: delete sandboxes that were forked with this token.
+    """
+
+
+class VolumeQuotaError(ForkdError):
+    """The client has reached its limit of volumes (volume_quota, 429).
+
+    What helps: remove volumes, choose a smaller size, or raise --max-volumes-gib.
     """
 
 
@@ -396,6 +424,7 @@ BY_CODE: dict[str, type[ForkdError]] = {
     "sandbox_not_found": SandboxNotFoundError,
     "snapshot_not_found": SnapshotNotFoundError,
     "workspace_not_found": WorkspaceNotFoundError,
+    "volume_not_found": VolumeNotFoundError,
     "not_found_in_sandbox": NotFoundInSandboxError,
     "not_found_in_registry": NotFoundInRegistryError,
     "method_not_allowed": MethodNotAllowedError,
@@ -413,6 +442,8 @@ BY_CODE: dict[str, type[ForkdError]] = {
     "snapshot_in_use": SnapshotInUseError,
     "snapshot_unusable": SnapshotUnusableError,
     "workspace_exists": WorkspaceExistsError,
+    "volume_exists": VolumeExistsError,
+    "volume_unusable": VolumeUnusableError,
     "outcome_unknown": OutcomeUnknownError,
     "body_too_large": BodyTooLargeError,
     "idempotency_key_reused": IdempotencyKeyReusedError,
@@ -421,6 +452,7 @@ BY_CODE: dict[str, type[ForkdError]] = {
     "max_sandboxes": MaxSandboxesError,
     "max_vcpus": MaxVcpusError,
     "own_sandboxes": OwnSandboxesError,
+    "volume_quota": VolumeQuotaError,
     "internal": InternalError,
     "vm_ended": VmEndedError,
     "apply_incomplete": ApplyIncompleteError,
@@ -467,6 +499,7 @@ __all__ = [
     "SandboxNotFoundError",
     "SnapshotNotFoundError",
     "WorkspaceNotFoundError",
+    "VolumeNotFoundError",
     "NotFoundInSandboxError",
     "NotFoundInRegistryError",
     "MethodNotAllowedError",
@@ -484,6 +517,8 @@ __all__ = [
     "SnapshotInUseError",
     "SnapshotUnusableError",
     "WorkspaceExistsError",
+    "VolumeExistsError",
+    "VolumeUnusableError",
     "OutcomeUnknownError",
     "BodyTooLargeError",
     "IdempotencyKeyReusedError",
@@ -492,6 +527,7 @@ __all__ = [
     "MaxSandboxesError",
     "MaxVcpusError",
     "OwnSandboxesError",
+    "VolumeQuotaError",
     "InternalError",
     "VmEndedError",
     "ApplyIncompleteError",

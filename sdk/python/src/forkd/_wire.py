@@ -1261,6 +1261,32 @@ class Compact(Record):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class CreateVolume(Record):
+    """The message CreateVolume of the API."""
+
+    name: str
+    size_mib: int | None = None
+    """size of the disk, which bounds the data on it; an empty volume takes less than 2 MiB of the host's disk"""
+    labels: dict[str, str] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class VolumeInfo(Record):
+    """The message VolumeInfo of the API."""
+
+    id: str = ""
+    name: str = ""
+    owner: str | None = None
+    """the client that created it, such as token:ci; absent for tokens with a label prefix"""
+    size_bytes: int = 0
+    """size of the disk"""
+    disk_bytes: int = 0
+    """bytes that it takes on the host's disk"""
+    labels: dict[str, str] | None = None
+    created_at_unix: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class CreateWorkspace(Record):
     """The message CreateWorkspace of the API."""
 
@@ -2119,6 +2145,7 @@ __all__ = [
     "CreateSandboxes",
     "CreateSnapshot",
     "CreateSnapshotWarmup",
+    "CreateVolume",
     "CreateWorkspace",
     "Diff",
     "DiffFile",
@@ -2198,5 +2225,6 @@ __all__ = [
     "Version",
     "VersionLeftAlone",
     "VersionSsh",
+    "VolumeInfo",
     "WorkspaceInfo",
 ]

@@ -22,7 +22,7 @@ export interface components {
              * @description a code never changes its meaning; new codes may be added
              * @enum {string}
              */
-            code: "bad_request" | "invalid_field" | "warmup_failed" | "artifact_refused" | "unauthenticated" | "forbidden" | "scope" | "not_signed" | "key_not_trusted" | "signature_invalid" | "denied_in_sandbox" | "denied_by_registry" | "no_such_route" | "sandbox_not_found" | "snapshot_not_found" | "workspace_not_found" | "not_found_in_sandbox" | "not_found_in_registry" | "method_not_allowed" | "conflict" | "sandbox_state" | "sandbox_cut_off" | "sandbox_of_workspace" | "interpreter_busy" | "apply_conflict" | "no_base" | "hook_failed" | "not_in_line" | "not_unique" | "snapshot_exists" | "snapshot_in_use" | "snapshot_unusable" | "workspace_exists" | "outcome_unknown" | "body_too_large" | "idempotency_key_reused" | "upgrade_required" | "too_many_requests" | "max_sandboxes" | "max_vcpus" | "own_sandboxes" | "internal" | "vm_ended" | "apply_incomplete" | "sandbox_failed" | "registry_failed" | "busy" | "host_memory" | "host_disk" | "no_kvm" | "timeout" | "no_space";
+            code: "bad_request" | "invalid_field" | "warmup_failed" | "artifact_refused" | "unauthenticated" | "forbidden" | "scope" | "not_signed" | "key_not_trusted" | "signature_invalid" | "denied_in_sandbox" | "denied_by_registry" | "no_such_route" | "sandbox_not_found" | "snapshot_not_found" | "workspace_not_found" | "volume_not_found" | "not_found_in_sandbox" | "not_found_in_registry" | "method_not_allowed" | "conflict" | "sandbox_state" | "sandbox_cut_off" | "sandbox_of_workspace" | "interpreter_busy" | "apply_conflict" | "no_base" | "hook_failed" | "not_in_line" | "not_unique" | "snapshot_exists" | "snapshot_in_use" | "snapshot_unusable" | "workspace_exists" | "volume_exists" | "volume_unusable" | "outcome_unknown" | "body_too_large" | "idempotency_key_reused" | "upgrade_required" | "too_many_requests" | "max_sandboxes" | "max_vcpus" | "own_sandboxes" | "volume_quota" | "internal" | "vm_ended" | "apply_incomplete" | "sandbox_failed" | "registry_failed" | "busy" | "host_memory" | "host_disk" | "no_kvm" | "timeout" | "no_space";
             /** @description name of the wrong field; with invalid_field only */
             field?: string;
             /** @description the solution for most errors with this code */
@@ -877,6 +877,27 @@ export interface components {
         Compact: {
             to: components["schemas"]["Tag"];
         };
+        CreateVolume: {
+            name: components["schemas"]["Tag"];
+            /**
+             * @description size of the disk, which bounds the data on it; an empty volume takes less than 2 MiB of the host's disk
+             * @default 1024
+             */
+            size_mib?: number;
+            labels?: components["schemas"]["Labels"];
+        };
+        VolumeInfo: {
+            id: string;
+            name: components["schemas"]["Tag"];
+            /** @description the client that created it, such as token:ci; absent for tokens with a label prefix */
+            owner?: string;
+            /** @description size of the disk */
+            size_bytes: number;
+            /** @description bytes that it takes on the host's disk */
+            disk_bytes: number;
+            labels?: components["schemas"]["Labels"];
+            created_at_unix: number;
+        };
         CreateWorkspace: {
             labels?: components["schemas"]["Labels"];
             name: components["schemas"]["Tag"];
@@ -1579,7 +1600,7 @@ export interface components {
         path: string;
         /** @description user in the guest */
         username: string;
-        /** @description NAME=VALUE, or NAME for any value; may be repeated: sandboxes with all of these labels */
+        /** @description NAME=VALUE, or NAME for any value; may be repeated: sandboxes or volumes with all of these labels */
         label: string[];
         /** @description maximum number of items; the header Link has the address of the next page */
         limit: number;
@@ -1591,6 +1612,8 @@ export interface components {
         /** @description the rest of the path with its slashes, neither cleaned nor decoded */
         rest: string;
         name: components["schemas"]["Tag"];
+        /** @description name of the volume */
+        volume: components["schemas"]["Tag"];
     };
     requestBodies: never;
     headers: never;

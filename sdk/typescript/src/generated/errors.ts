@@ -50,6 +50,9 @@ export class SnapshotNotFoundError extends ForkdError {}
 /** There is no such workspace (404, `workspace_not_found`). */
 export class WorkspaceNotFoundError extends ForkdError {}
 
+/** There is no such volume (404, `volume_not_found`). */
+export class VolumeNotFoundError extends ForkdError {}
+
 /** The sandbox has no such file, process or context (404, `not_found_in_sandbox`). */
 export class NotFoundInSandboxError extends ForkdError {}
 
@@ -101,6 +104,12 @@ export class SnapshotUnusableError extends ForkdError {}
 /** A workspace with this name exists (409, `workspace_exists`). */
 export class WorkspaceExistsError extends ForkdError {}
 
+/** A volume with this name exists (409, `volume_exists`). */
+export class VolumeExistsError extends ForkdError {}
+
+/** The volume cannot be used (409, `volume_unusable`). */
+export class VolumeUnusableError extends ForkdError {}
+
 /** The outcome of the first request is unknown (409, `outcome_unknown`). */
 export class OutcomeUnknownError extends ForkdError {}
 
@@ -124,6 +133,9 @@ export class MaxVcpusError extends ForkdError {}
 
 /** The token has reached its limit of sandboxes (429, `own_sandboxes`). */
 export class OwnSandboxesError extends ForkdError {}
+
+/** The client has reached its limit of volumes (429, `volume_quota`). */
+export class VolumeQuotaError extends ForkdError {}
 
 /** The daemon failed (500, `internal`). */
 export class InternalError extends ForkdError {}
@@ -176,6 +188,7 @@ export const errorClasses: Readonly<Record<string, typeof ForkdError>> = {
   sandbox_not_found: SandboxNotFoundError,
   snapshot_not_found: SnapshotNotFoundError,
   workspace_not_found: WorkspaceNotFoundError,
+  volume_not_found: VolumeNotFoundError,
   not_found_in_sandbox: NotFoundInSandboxError,
   not_found_in_registry: NotFoundInRegistryError,
   method_not_allowed: MethodNotAllowedError,
@@ -193,6 +206,8 @@ export const errorClasses: Readonly<Record<string, typeof ForkdError>> = {
   snapshot_in_use: SnapshotInUseError,
   snapshot_unusable: SnapshotUnusableError,
   workspace_exists: WorkspaceExistsError,
+  volume_exists: VolumeExistsError,
+  volume_unusable: VolumeUnusableError,
   outcome_unknown: OutcomeUnknownError,
   body_too_large: BodyTooLargeError,
   idempotency_key_reused: IdempotencyKeyReusedError,
@@ -201,6 +216,7 @@ export const errorClasses: Readonly<Record<string, typeof ForkdError>> = {
   max_sandboxes: MaxSandboxesError,
   max_vcpus: MaxVcpusError,
   own_sandboxes: OwnSandboxesError,
+  volume_quota: VolumeQuotaError,
   internal: InternalError,
   vm_ended: VmEndedError,
   apply_incomplete: ApplyIncompleteError,

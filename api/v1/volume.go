@@ -1,0 +1,19 @@
+package v1
+
+// Volume is a disk with a name, which outlives sandboxes.
+type Volume struct {
+	ID        string            `json:"id"`
+	Name      string            `json:"name"`
+	Owner     string            `json:"owner,omitempty"` // client that created it; empty for clients with a label prefix
+	SizeBytes uint64            `json:"size_bytes"`
+	DiskBytes uint64            `json:"disk_bytes"` // bytes on the disk of the daemon's host
+	Labels    map[string]string `json:"labels,omitempty"`
+	CreatedAt int64             `json:"created_at_unix"`
+}
+
+// VolumeRequest requests a volume.
+type VolumeRequest struct {
+	Name    string            `json:"name"`
+	SizeMiB uint64            `json:"size_mib,omitempty"` // 0: 1024
+	Labels  map[string]string `json:"labels,omitempty"`
+}

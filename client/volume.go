@@ -1,0 +1,38 @@
+package client
+
+import (
+	"context"
+	"net/http"
+	"net/url"
+)
+
+func volumePath(name string) string { return "/v1/volumes/" + url.PathEscape(name) }
+
+// CreateVolume makes an empty volume.
+func (c *Client) CreateVolume(ctx context.Context, req VolumeRequest) (v Volume, err error) {
+	err = c.call(ctx, http.MethodPost, "/v1/volumes", req, &v)
+	return v, err
+}
+
+// VolumePage lists a part of the volumes, sorted by name; see SandboxPage.
+func (c *Client) VolumePage(ctx context.Context, req PageRequest) (list []Volume, next string, err error) {
+	next, err = c.page(ctx, "/v1/volumes", req, &list)
+	return list, next, err
+}
+
+// Volumes lists all volumes.
+func (c *Client) Volumes(ctx context.Context) ([]Volume, error) {
+	list, _, err := c.VolumePage(ctx, PageRequest{})
+	return list, err
+}
+
+// Volume describes one volume.
+func (c *Client) Volume(ctx context.Context, name string) (v Volume, err error) {
+	err = c.call(ctx, http.MethodGet, volumePath(name), nil, &v)
+	return v, err
+}
+
+// DeleteVolume removes a volume and its data.
+func (c *Client) DeleteVolume(ctx context.Context, name string) error {
+	return c.call(ctx, http.MethodDelete, volumePath(name), nil, nil)
+}

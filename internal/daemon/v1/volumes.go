@@ -1,0 +1,41 @@
+package v1
+
+import (
+	"net/http"
+	"slices"
+
+	apiv1 "github.com/forkd/forkd/api/v1"
+	"github.com/forkd/forkd/internal/host/volume"
+)
+
+// volumesFor returns a function that describes volumes to the client of a request.
+func (a *api) volumesFor(r *http.Request) func(volume.Info) apiv1.Volume {
+	view := a.view(r)
+	return func(i volume.Info) apiv1.Volume {
+		return apiv1.Volume{ID: i.ID, Name: i.Name, Owner: view.OwnerOfVolume(i), SizeBytes: i.SizeBytes,
+			DiskBytes: i.DiskBytes, Labels: i.Labels, CreatedAt: i.Created.Unix()}
+	}
+}
+
+func (a *api) createVolume(r *http.Request, req *apiv1.VolumeRequest) (apiv1.Volume, error) {
+	return described(a.volumesFor(r))(a.view(r).CreateVolume(volume.Request{Name: req.Name, SizeMiB: req.SizeMiB,
+		Labels: req.Labels}))
+}
+
+func (a *api) listVolumes(r *http.Request) (l list[volume.Info, apiv1.Volume], err error) {
+	wanted, err := selectorOf(r)
+	if err != nil {
+		return l, err
+	}
+	infos := slices.DeleteFunc(a.view(r).Volumes(), func(i volume.Info) bool { return !wanted.Match(i.Labels) })
+	key := func(i volume.Info) string { return i.Name }
+	return list[volume.Info, apiv1.Volume]{infos, key, a.volumesFor(r)}, nil
+}
+
+func (a *api) getVolume(r *http.Request) (apiv1.Volume, error) {
+	return described(a.volumesFor(r))(a.view(r).Volume(r.PathValue("volume")))
+}
+
+func (a *api) deleteVolume(r *http.Request) error {
+	return a.view(r).RemoveVolume(r.PathValue("volume"))
+}

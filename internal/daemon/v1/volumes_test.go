@@ -1,0 +1,153 @@
+package v1_test
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/forkd/forkd/client"
+	"github.com/forkd/forkd/internal/apirig"
+)
+
+func names(list []client.Volume) (names []string) {
+	for _, v := range list {
+		names = append(names, v.Name)
+	}
+	return names
+}
+
+func TestVolumes(t *testing.T) {
+	dir := t.TempDir()
+	t.Run("first daemon", func(t *testing.T) { lifeOfVolumes(t, dir) })
+	t.Run("next daemon", func(t *testing.T) {
+		list, err := start(t, apirig.Options{Dir: dir}).Volumes(t.Context())
+		if err != nil || !slices.Equal(names(list), []string{"a", "data"}) {
+			t.Errorf("%v %v", names(list), err)
+		}
+	})
+}
+
+// lifeOfVolumes creates the volumes a, b and data, and removes b.
+func lifeOfVolumes(t *testing.T, dir string) {
+	t.Helper()
+	r := start(t, apirig.Options{Dir: dir})
+	ctx := t.Context()
+	made, err := r.CreateVolume(ctx, client.VolumeRequest{Name: "data", Labels: map[string]string{"job": "7"}})
+	must(t, err)
+	if made.Name != "data" || made.ID == "" || made.SizeBytes != 1<<30 || made.DiskBytes == 0 || made.Owner == "" ||
+		made.Labels["job"] != "7" || made.CreatedAt == 0 {
+		t.Errorf("%+v", made)
+	}
+	for _, name := range []string{"b", "a"} {
+		must(t, second(r.CreateVolume(ctx, client.VolumeRequest{Name: name, SizeMiB: 16})))
+	}
+	if got, err := r.Volume(ctx, "data"); err != nil || got.ID != made.ID {
+		t.Errorf("%+v %v", got, err)
+	}
+	list, err := r.Volumes(ctx)
+	if err != nil || !slices.Equal(names(list), []string{"a", "b", "data"}) {
+		t.Errorf("%v %v", names(list), err)
+	}
+	list, next, err := r.VolumePage(ctx, client.PageRequest{Limit: 2})
+	if err != nil || !slices.Equal(names(list), []string{"a", "b"}) || next == "" {
+		t.Errorf("%v %q %v", names(list), next, err)
+	}
+	list, next, err = r.VolumePage(ctx, client.PageRequest{Limit: 2, Cursor: next})
+	if err != nil || !slices.Equal(names(list), []string{"data"}) || next != "" {
+		t.Errorf("%v %q %v", names(list), next, err)
+	}
+	list, _, err = r.VolumePage(ctx, client.PageRequest{Labels: []string{"job=7"}})
+	if err != nil || !slices.Equal(names(list), []string{"data"}) {
+		t.Errorf("%v %v", names(list), err)
+	}
+	must(t, r.DeleteVolume(ctx, "b"))
+	for what, err := range map[string]error{"get": second(r.Volume(ctx, "b")), "delete": r.DeleteVolume(ctx, "b")} {
+		if !errors.Is(err, client.ErrVolumeNotFound) {
+			t.Errorf("%s after the removal: %v", what, err)
+		}
+	}
+}
+
+func TestRefusedVolumeRequests(t *testing.T) {
+	dir := t.TempDir()
+	// A volume without a record, as an earlier daemon could leave it on a damaged disk.
+	must(t, os.MkdirAll(filepath.Join(dir, "volumes", "damaged"), 0o700))
+	r := start(t, apirig.Options{Dir: dir})
+	ctx := t.Context()
+	must(t, second(r.CreateVolume(ctx, client.VolumeRequest{Name: "data", SizeMiB: 1024})))
+	for _, c := range []struct {
+		req  client.VolumeRequest
+		want client.ErrorCode
+	}{
+		{client.VolumeRequest{Name: "data"}, client.ErrVolumeExists},
+		{client.VolumeRequest{Name: "damaged"}, client.ErrVolumeExists},
+		{client.VolumeRequest{Name: "large", SizeMiB: apirig.VolumeQuota >> 20}, client.ErrVolumeQuota},
+	} {
+		if _, err := r.CreateVolume(ctx, c.req); !errors.Is(err, c.want) {
+			t.Errorf("%+v: %v, want %s", c.req, err, c.want)
+		}
+	}
+	for what, err := range map[string]error{"get": second(r.Volume(ctx, "damaged")), "delete": r.DeleteVolume(ctx,
+		"damaged")} {
+		if !errors.Is(err, client.ErrVolumeUnusable) {
+			t.Errorf("%s of a damaged volume: %v", what, err)
+		}
+	}
+	for body, field := range map[string]string{
+		`{"name":"a/b"}`:                               "name",
+		`{"name":"-a"}`:                                "name",
+		`{"name":"a","size_mib":0}`:                    "size_mib",
+		`{"name":"a","size_mib":15}`:                   "size_mib",
+		`{"name":"a","size_mib":17592186044432}`:       "size_mib",
+		`{"name":"a","labels":{"a b":"c"}}`:            "labels",
+		`{"name":"a","size_mib":16,"unknown":"field"}`: "unknown",
+	} {
+		status, answer := request(t, http.MethodPost, r.URL+"/v1/volumes", body)
+		if status != http.StatusBadRequest || answer["field"] != field {
+			t.Errorf("%s: %d %v, want the field %s", body, status, answer, field)
+		}
+	}
+	if list, err := r.Volumes(ctx); err != nil || !slices.Equal(names(list), []string{"data"}) {
+		t.Errorf("%v %v", names(list), err)
+	}
+}
+
+// Tokens with a prefix have only the volumes whose names begin with it.
+func TestVolumesOfTenants(t *testing.T) {
+	w := startTenants(t)
+	ctx := t.Context()
+	must(t, second(w.b.CreateVolume(ctx, client.VolumeRequest{Name: "team-b.data", SizeMiB: 16})))
+	must(t, second(w.CreateVolume(ctx, client.VolumeRequest{Name: "common", SizeMiB: 16})))
+	for what, err := range map[string]error{
+		"get of b":      second(w.a.Volume(ctx, "team-b.data")),
+		"get of all":    second(w.a.Volume(ctx, "common")),
+		"delete of b":   w.a.DeleteVolume(ctx, "team-b.data"),
+		"delete of all": w.a.DeleteVolume(ctx, "common"),
+	} {
+		if !errors.Is(err, client.ErrVolumeNotFound) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	// The answer does not tell whether the name exists.
+	for _, name := range []string{"team-b.data", "team-b.other", "common"} {
+		_, err := w.a.CreateVolume(ctx, client.VolumeRequest{Name: name, SizeMiB: 16})
+		if !errors.Is(err, client.ErrScope) {
+			t.Errorf("create %s: %v", name, err)
+		}
+	}
+	for who, want := range map[*client.Client]string{w.a: "[]", w.b: "[team-b.data]", w.Client: "[common team-b.data]"} {
+		if list, err := who.Volumes(ctx); err != nil || fmt.Sprint(names(list)) != want {
+			t.Errorf("%v %v, want %s", names(list), err, want)
+		}
+	}
+	if v, err := w.b.Volume(ctx, "team-b.data"); err != nil || v.Owner != "" {
+		t.Errorf("for b: %q %v, want no owner", v.Owner, err)
+	}
+	if v, err := w.Volume(ctx, "team-b.data"); err != nil || v.Owner != "token:b" {
+		t.Errorf("for the admin: %q %v", v.Owner, err)
+	}
+}

@@ -1,0 +1,60 @@
+package tenancy
+
+import (
+	"slices"
+
+	"github.com/forkd/forkd/internal/host/volume"
+)
+
+// Volume returns the Info of a volume.
+func (v *View) Volume(name string) (volume.Info, error) {
+	if err := v.HasVolume(name); err != nil {
+		return volume.Info{}, err
+	}
+	return v.host.volumes.Get(name)
+}
+
+// HasVolume returns a "not found" error if the principal may not see volumes with this name.
+func (v *View) HasVolume(name string) error {
+	if v.isEmpty() || !v.p.Prefix.HasTag(name) {
+		return &volume.Error{Name: name}
+	}
+	return nil
+}
+
+// Volumes returns the Info of all volumes that the principal may see.
+func (v *View) Volumes() []volume.Info {
+	if v.isEmpty() {
+		return nil
+	}
+	return slices.DeleteFunc(v.host.volumes.List(), func(i volume.Info) bool { return !v.p.Prefix.HasTag(i.Name) })
+}
+
+// CreateVolume calls Store.Create for the principal, which owns the volume. If the principal may not
+// use the name, the error is a *owner.PrefixError.
+func (v *View) CreateVolume(req volume.Request) (volume.Info, error) {
+	if v.isEmpty() {
+		return volume.Info{}, &volume.Error{Name: req.Name}
+	}
+	if err := v.MayName("name", req.Name); err != nil {
+		return volume.Info{}, err
+	}
+	req.Owner = v.p.Name
+	return v.host.volumes.Create(req)
+}
+
+// RemoveVolume calls Store.Remove.
+func (v *View) RemoveVolume(name string) error {
+	if err := v.HasVolume(name); err != nil {
+		return err
+	}
+	return v.host.volumes.Remove(name)
+}
+
+// OwnerOfVolume returns the name of a volume's owner; see OwnerOf.
+func (v *View) OwnerOfVolume(i volume.Info) string {
+	if v.isEmpty() || v.p.Prefix != "" {
+		return ""
+	}
+	return i.Owner
+}
