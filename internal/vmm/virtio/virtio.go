@@ -62,7 +62,7 @@ type Device interface {
 
 	// ReadConfig fills p from offset off of the device's configuration space. Bytes beyond the end
 	// of this space read as zero. ReadConfig may be called at any time, by any goroutine. No device
-	// here has a writable configuration.
+	// here has a configuration that the driver can write.
 	ReadConfig(off uint64, p []byte)
 
 	// Activate starts the device with the features and queues that the driver has chosen. A queue
@@ -107,6 +107,10 @@ type Transport interface {
 	// reset the device. Device code must then stop before its next request. Otherwise the time
 	// until the pause would depend on the number of queued requests.
 	Wanted() bool
+
+	// Kick makes the transport call Notify soon, as after a kick of the driver. Any goroutine may
+	// call Kick, without the run lock.
+	Kick()
 
 	// Interrupt tells the driver that the queue has used buffers, unless the driver has disabled
 	// this interrupt. The run lock must be held.

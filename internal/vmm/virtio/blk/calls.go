@@ -10,5 +10,6 @@ import (
 // Go runtime.
 func Calls() []jail.Call {
 	const punch = unix.FALLOC_FL_PUNCH_HOLE | unix.FALLOC_FL_KEEP_SIZE
-	return append(jail.Calls(unix.SYS_PREADV, unix.SYS_PWRITEV), jail.With(unix.SYS_FALLOCATE, jail.Is(1, punch)))
+	return append(jail.Calls(unix.SYS_PREADV, unix.SYS_PWRITEV, unix.SYS_FDATASYNC),
+		jail.With(unix.SYS_FALLOCATE, jail.Is(1, punch)))
 }

@@ -1,5 +1,6 @@
 // Package blk implements the virtio block device (virtio 1.2 §5.2). Its disk is an Overlay, which
-// stacks an immutable image, immutable layers and one private top.
+// stacks an immutable image, immutable layers and one private top. A device for volumes (NewSlot) may
+// have no disk, and its disk may be replaced by a disk of another size.
 //
 // The transport's goroutine executes requests one at a time, in order, with preadv and pwritev
 // between files and guest memory. The package caches nothing, and a quiesced device has no request
@@ -17,6 +18,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"os"
+	"sync/atomic"
 
 	"github.com/forkd/forkd/internal/vmm/virtio"
 	"github.com/forkd/forkd/internal/vmm/virtio/virtq"
@@ -34,7 +36,9 @@ const (
 const (
 	sectorSize = 512 // unit of every sector number (virtio 1.2 §5.2.4), and the logical block size
 	queueSize  = 128
-	segMax     = queueSize - 2 // a request also has a header and a status descriptor
+	// slotQueueSize is the queue size of a slot. It is smaller, because each machine has several slots,
+	// and a guest's kernel allocates memory for each entry, even while the slot is empty.
+	slotQueueSize = 64
 
 	// maxRequest is the maximum length of the data of one request, in bytes. Linux drivers stay
 	// below 4 MiB.
@@ -68,16 +72,21 @@ const (
 
 // Device is one disk. It implements virtio.Device.
 type Device struct {
-	disk   *Overlay
+	disk   *Overlay               // nil: an empty slot
+	slot   bool                   // the device was made by NewSlot
+	sync   func([]*os.File) error // syncs files of a slot; tests replace it
 	full   func()
 	serial [serialSize]byte
-	config [configSize]byte
+	config atomic.Pointer[[configSize]byte] // vCPU threads read it without a lock
 
 	transport virtio.Transport
 	queue     *virtq.Queue
 
-	done  uint64   // number of bytes of the first request in the queue that are already processed
-	views [][]byte // reused list of views of guest memory, for one piece
+	done    uint64   // number of bytes of the first request in the queue that are already processed
+	views   [][]byte // reused list of views of guest memory, for one piece
+	syncing *syncing // the latest sync; nil: it has ended, and its result was used
+	frozen  int      // number of layers below the top that were tops, and have not been synced since
+	changed bool     // the configuration differs from the configuration of the restored state
 }
 
 // serialSize is the length of the field for a disk's serial number, in bytes. Shorter serial
@@ -95,18 +104,48 @@ const serialSize = 20
 func New(disk *Overlay, serial string, full func()) *Device {
 	d := &Device{disk: disk, full: full}
 	copy(d.serial[:], serial)
-	d.config = encodeConfig(disk.Size())
+	d.setConfig()
 	return d
+}
+
+// NewSlot is like New, but the device is for volumes. It has no disk at first, so its capacity is 0
+// and its requests fail. Its writes survive a crash of the host after a flush; see flush.
+func NewSlot(serial string, full func()) *Device {
+	d := &Device{slot: true, sync: syncFiles, full: full}
+	copy(d.serial[:], serial)
+	d.setConfig()
+	return d
+}
+
+// size returns the size of the disk in bytes, or 0 if the slot is empty.
+func (d *Device) size() uint64 {
+	if d.disk == nil {
+		return 0
+	}
+	return d.disk.Size()
+}
+
+// Empty reports whether the device has no disk.
+func (d *Device) Empty() bool { return d.disk == nil }
+
+// queueSize returns the maximum size of the queue.
+func (d *Device) queueSize() uint16 {
+	if d.slot {
+		return slotQueueSize
+	}
+	return queueSize
 }
 
 // configSize is the length of struct virtio_blk_config up to write_zeroes_may_unmap, padded to a
 // multiple of 4 bytes (virtio 1.2 §5.2.4).
 const configSize = 60
 
-func encodeConfig(size uint64) (c [configSize]byte) {
+// setConfig sets the configuration space according to the disk.
+func (d *Device) setConfig() {
+	var c [configSize]byte
 	le := binary.LittleEndian
-	le.PutUint64(c[0:], size/sectorSize)
-	le.PutUint32(c[12:], segMax)
+	le.PutUint64(c[0:], d.size()/sectorSize)
+	le.PutUint32(c[12:], uint32(d.queueSize())-2) // segments; a request also has a header and a status descriptor
 	le.PutUint32(c[20:], sectorSize)
 	le.PutUint32(c[36:], announcedZero)      // max_discard_sectors
 	le.PutUint32(c[40:], announcedSegments)  // max_discard_seg
@@ -114,20 +153,20 @@ func encodeConfig(size uint64) (c [configSize]byte) {
 	le.PutUint32(c[48:], announcedZero)      // max_write_zeroes_sectors
 	le.PutUint32(c[52:], announcedSegments)  // max_write_zeroes_seg
 	c[56] = 1                                // write_zeroes_may_unmap
-	return c
+	d.config.Store(&c)
 }
 
 // Info implements virtio.Device.
 func (d *Device) Info() virtio.Info {
 	const features = FSegMax | FBlkSize | FFlush | FDiscard | FWriteZeroes
-	return virtio.Info{ID: virtio.IDBlock, Features: features, QueueSizes: []uint16{queueSize}}
+	return virtio.Info{ID: virtio.IDBlock, Features: features, QueueSizes: []uint16{d.queueSize()}}
 }
 
 // ReadConfig implements virtio.Device.
 func (d *Device) ReadConfig(off uint64, p []byte) {
 	clear(p)
 	if off < configSize {
-		copy(p, d.config[off:])
+		copy(p, d.config.Load()[off:])
 	}
 }
 
@@ -141,7 +180,10 @@ func (d *Device) Activate(t virtio.Transport, queues []*virtq.Queue, _ uint64) e
 }
 
 // Reset implements virtio.Device.
-func (d *Device) Reset() { d.transport, d.queue, d.done, d.views = nil, nil, 0, nil }
+func (d *Device) Reset() {
+	d.transport, d.queue, d.done, d.views = nil, nil, 0, nil
+	d.ignoreSync()
+}
 
 // Notify implements virtio.Device.
 func (d *Device) Notify() (more bool, err error) {
@@ -167,6 +209,9 @@ func (d *Device) Notify() (more bool, err error) {
 			d.queue.Unpop()
 			d.full()
 			return false, nil
+		case errors.Is(err, errSyncing):
+			d.queue.Unpop()
+			return false, nil // the end of the sync kicks the transport
 		case err != nil:
 			return false, err
 		}
@@ -183,24 +228,57 @@ func (d *Device) Notify() (more bool, err error) {
 	return true, nil
 }
 
+var errEmpty = errors.New("the slot is empty")
+
 // SwapTop calls Overlay.SwapTop. Preconditions: the transport is quiesced.
-func (d *Device) SwapTop(newTop, frozen *os.File) error { return d.disk.SwapTop(newTop, frozen) }
+func (d *Device) SwapTop(newTop, frozen *os.File) error {
+	if d.disk == nil {
+		return errEmpty
+	}
+	err := d.disk.SwapTop(newTop, frozen)
+	if err == nil {
+		d.frozen++
+		d.ignoreSync()
+	}
+	return err
+}
 
 // Merge calls Overlay.Merge. Preconditions: the transport is quiesced.
-func (d *Device) Merge(first int, merged *os.File) error { return d.disk.Merge(first, merged) }
+func (d *Device) Merge(first int, merged *os.File) error {
+	if d.disk == nil {
+		return errEmpty
+	}
+	oldest := len(d.disk.layers) - 1 - d.frozen // the oldest layer that was not synced
+	err := d.disk.Merge(first, merged)
+	if err == nil {
+		d.frozen = len(d.disk.layers) - 1 - min(oldest, first)
+		d.ignoreSync()
+	}
+	return err
+}
 
-// SetDisk replaces the whole disk, for a rollback, and closes the old disk. Both disks must have
-// the same size. After an error the device has its old disk, and the caller still owns the new
-// disk. Preconditions: the transport is quiesced.
+// SetDisk replaces the whole disk, and closes the old disk. Unless the device is a slot, both disks
+// must have the same size. A slot becomes empty if disk is nil, and the caller must call the
+// transport's ConfigChanged unless the size is the same. After an error the device has its old disk,
+// and the caller still owns the new disk. Preconditions: no device code runs.
 func (d *Device) SetDisk(disk *Overlay) error {
-	if disk.Size() != d.disk.Size() {
+	if !d.slot && (disk == nil || disk.Size() != d.disk.Size()) {
 		return errors.New("replace disk: the size differs")
 	}
 	old := d.disk
-	d.disk = disk
-	_ = old.Close() // an error is ignored, because the old disk is no longer needed
+	d.disk, d.done, d.frozen = disk, 0, 0
+	d.ignoreSync()
+	d.setConfig()
+	if old != nil {
+		_ = old.Close() // an error is ignored, because the old disk is no longer needed
+	}
 	return nil
 }
 
 // Close closes the disk's files. Preconditions: the transport is closed.
-func (d *Device) Close() error { return d.disk.Close() }
+func (d *Device) Close() error {
+	if d.disk == nil {
+		return nil
+	}
+	return d.disk.Close()
+}

@@ -24,6 +24,7 @@ func FuzzDevice(f *testing.F) {
 		f.Fatal(err)
 	}
 	f.Fuzz(func(t *testing.T, content []byte, features uint64) {
+		virtiotest.Fuzz(t, mem, NewSlot("empty", func() {}), content, features)
 		virtiotest.Fuzz(t, mem, New(disk, "fuzz", func() {}), content, features)
 		if now, err := os.ReadFile(name); err != nil || !bytes.Equal(now, base) {
 			t.Fatalf("the base image has changed (%v)", err)

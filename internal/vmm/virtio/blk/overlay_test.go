@@ -125,14 +125,7 @@ func mergeFrom(t *testing.T, o *Overlay, first int) {
 	for _, l := range o.layers[first : len(o.layers)-1] {
 		files = append(files, l.File())
 	}
-	merged, err := os.OpenFile(filepath.Join(t.TempDir(), "merged"), os.O_RDWR|os.O_CREATE, 0o600)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := disklayer.Merge(t.Context(), merged, files); err != nil {
-		t.Fatal(err)
-	}
-	if err := o.Merge(first, merged); err != nil {
+	if err := o.Merge(first, mergedFrom(t, files)); err != nil {
 		t.Fatal(err)
 	}
 	if len(o.layers) != first+2 {
@@ -143,6 +136,19 @@ func mergeFrom(t *testing.T, o *Overlay, first int) {
 			t.Error("a merged layer is still open")
 		}
 	}
+}
+
+// mergedFrom returns a layer with the combined content of the given layers.
+func mergedFrom(t *testing.T, layers []*os.File) *os.File {
+	t.Helper()
+	merged, err := os.OpenFile(filepath.Join(t.TempDir(), "merged"), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := disklayer.Merge(t.Context(), merged, layers); err != nil {
+		t.Fatal(err)
+	}
+	return merged
 }
 
 func TestMergeRefusesNonsense(t *testing.T) {

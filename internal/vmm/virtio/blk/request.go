@@ -41,11 +41,12 @@ var (
 var errMore = errors.New("block request is not complete")
 
 // serve executes the next piece of the request in c. The piece begins d.done bytes into the
-// request. If further pieces follow, serve returns errMore. After the last piece, it returns the
-// number of bytes that the device has written to c. If the disk fails or an address is invalid, the
-// request's status tells the driver, and serve returns no error. Other errors are of two kinds. If
-// noRoom is true for the error, the piece must be served again when the host has space. Any other
-// error means that the status could not be written.
+// request. If further pieces follow, serve returns errMore, and while a flush waits for a sync,
+// errSyncing. After the last piece, it returns the number of bytes that the device has written to
+// c. If the disk fails or an address is invalid, the request's status tells the driver, and serve
+// returns no error. Other errors are of two kinds. If noRoom is true for the error, the piece must
+// be served again when the host has space. Any other error means that the status could not be
+// written.
 func (d *Device) serve(c *virtq.Chain) (written uint32, err error) {
 	status := c.CutLast()
 	if status == nil {
@@ -56,6 +57,10 @@ func (d *Device) serve(c *virtq.Chain) (written uint32, err error) {
 		return 0, errHeader
 	}
 	kind, sector := binary.LittleEndian.Uint32(header[0:]), binary.LittleEndian.Uint64(header[8:])
+	if d.disk == nil && kind != typeGetID {
+		status[0] = statusIOErr
+		return 1, nil
+	}
 	s := byte(statusOK)
 	switch kind {
 	case typeIn:
@@ -64,7 +69,8 @@ func (d *Device) serve(c *virtq.Chain) (written uint32, err error) {
 		}
 	case typeOut:
 		s, err = result(d.write(c, sector))
-	case typeFlush: // no effect, because nothing is cached; see Overlay
+	case typeFlush:
+		s, err = d.flush()
 	case typeGetID:
 		written = uint32(c.CopyOut(d.serial[:]))
 	case typeDiscard, typeWriteZeroes:
@@ -81,7 +87,7 @@ func (d *Device) serve(c *virtq.Chain) (written uint32, err error) {
 // onDisk reports whether n bytes, beginning at a sector, are within the disk. The parameter n is at
 // most 1<<41.
 func (d *Device) onDisk(sector, n uint64) bool {
-	sectors := d.disk.Size() / sectorSize
+	sectors := d.size() / sectorSize
 	return n%sectorSize == 0 && sector <= sectors && n/sectorSize <= sectors-sector
 }
 

@@ -13,10 +13,11 @@ const stateVersion = 2
 // the size of the disk. With it, Restore can refuse a disk of a different size.
 func (d *Device) Save(w *codec.Writer) {
 	w.U32(stateVersion)
-	w.U64(d.disk.Size())
+	w.U64(d.size())
 }
 
-// Restore implements virtio.Stater.
+// Restore implements virtio.Stater. A slot may have a disk of another size than in the saved state;
+// see Changed.
 func (d *Device) Restore(r *codec.Reader) error {
 	version, size := r.U32(), r.U64()
 	switch {
@@ -24,8 +25,13 @@ func (d *Device) Restore(r *codec.Reader) error {
 		return fmt.Errorf("block device state: %w", r.Err())
 	case version != stateVersion:
 		return fmt.Errorf("block device state version %d, want %d", version, stateVersion)
-	case size != d.disk.Size():
-		return fmt.Errorf("state is of a disk of %d bytes, this one has %d", size, d.disk.Size())
+	case size != d.size() && !d.slot:
+		return fmt.Errorf("state is of a disk of %d bytes, this one has %d", size, d.size())
 	}
+	d.changed = size != d.size()
 	return nil
 }
+
+// Changed reports whether the driver of the restored state knows another size of the disk. The caller
+// must then call the transport's ConfigChanged.
+func (d *Device) Changed() bool { return d.changed }

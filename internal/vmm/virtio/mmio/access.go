@@ -41,7 +41,7 @@ func (t *Transport) readRegister(off uint64) uint32 {
 	case regVendorID:
 		return vendorID
 	case regConfigGeneration:
-		return 0 // constant, because no device here changes its configuration space
+		return t.generation.Load()
 	case regSHMLenLow, regSHMLenHigh, regSHMBaseLow, regSHMBaseHigh:
 		return 0xffffffff // length of shared memory: none (virtio 1.2 §4.2.2)
 	}
@@ -98,8 +98,7 @@ func (t *Transport) Write(off uint64, p []byte) {
 		t.interrupt.And(^v)
 		return
 	case RegQueueNotify:
-		// Signal fails only after Close, when the machine is ending.
-		_ = t.kick.Signal()
+		t.Kick()
 		return
 	}
 	t.mu.Lock()
@@ -195,7 +194,7 @@ func (t *Transport) writeStatus(v uint32) {
 		}
 		t.run.Unlock()
 		// Serve the queues, because notifications before DRIVER_OK had no effect.
-		_ = t.kick.Signal()
+		t.Kick()
 	}
 }
 

@@ -42,8 +42,9 @@ type Transport struct {
 	kick *virtio.EventFD
 	done chan struct{} // closed when the kick goroutine has ended
 
-	status    atomic.Uint32
-	interrupt atomic.Uint32
+	status     atomic.Uint32
+	interrupt  atomic.Uint32
+	generation atomic.Uint32 // changes with the device's configuration space
 
 	mu                sync.Mutex
 	deviceFeaturesSel uint32
@@ -176,6 +177,19 @@ func (t *Transport) Leave() { t.run.Unlock() }
 
 // Wanted implements virtio.Transport.
 func (t *Transport) Wanted() bool { return t.wanted.Load() > 0 }
+
+// Kick implements virtio.Transport.
+func (t *Transport) Kick() { _ = t.kick.Signal() } // fails only after Close, when the machine is ending
+
+// ConfigChanged tells the driver that the device's configuration space has changed (virtio 1.2
+// §2.5). The transport may be quiesced.
+func (t *Transport) ConfigChanged() error {
+	t.generation.Add(1)
+	if t.status.Load()&statusDriverOK == 0 {
+		return nil // without DRIVER_OK the driver gets no notification (virtio 1.2 §2.1.2)
+	}
+	return t.raise(interruptConfig)
+}
 
 // Interrupt implements virtio.Transport.
 func (t *Transport) Interrupt(q *virtq.Queue) error {

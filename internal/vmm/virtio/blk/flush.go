@@ -1,0 +1,95 @@
+package blk
+
+import (
+	"errors"
+	"os"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+)
+
+// errSyncing says that a flush waits for a sync.
+var errSyncing = errors.New("the disk is being synced")
+
+// syncing is a sync of the files that a slot has written.
+type syncing struct {
+	ended   atomic.Bool
+	err     error // set before ended
+	ignored bool  // the result has no meaning any more
+}
+
+// flush executes a flush request. Only a slot syncs its disk: other disks do not survive a reboot of
+// the host.
+//
+// A sync may take seconds, and a pause must not wait for it. So another goroutine syncs, flush
+// returns errSyncing, and the request stays in the queue. The end of the sync kicks the transport,
+// which then serves the request again. If a snapshot is taken in between, the restored device
+// begins a sync of its own. If a layer is replaced or the device is reset in between, flush begins
+// again, but only after the end of the sync: a driver that resets its device must not start any
+// number of syncs.
+//
+// An error is answered in any case. It is not safe to sync again, because Linux reports an error only
+// once, and then drops the data.
+func (d *Device) flush() (status byte, pending error) {
+	if !d.slot {
+		return statusOK, nil // nothing is cached; see Overlay
+	}
+	if d.syncing != nil && d.syncing.ignored && d.syncing.ended.Load() {
+		d.syncing = nil
+	}
+	if d.syncing == nil {
+		s, transport, files := &syncing{}, d.transport, d.unsynced()
+		d.syncing = s
+		go func() {
+			s.err = d.sync(files)
+			s.ended.Store(true)
+			transport.Kick()
+		}()
+	}
+	if d.syncing.ignored || !d.syncing.ended.Load() {
+		return statusIOErr, errSyncing
+	}
+	err := d.syncing.err
+	d.syncing = nil
+	if err != nil {
+		return statusIOErr, nil
+	}
+	d.frozen = 0
+	return statusOK, nil
+}
+
+// ignoreSync makes the next flush begin a sync of its own.
+func (d *Device) ignoreSync() {
+	if d.syncing != nil {
+		d.syncing.ignored = true
+	}
+}
+
+// unsynced returns the files that must be synced: the top, and the layers that were tops since the
+// latest sync.
+func (d *Device) unsynced() (files []*os.File) {
+	for _, l := range d.disk.layers[len(d.disk.layers)-1-d.frozen:] {
+		files = append(files, l.File())
+	}
+	return files
+}
+
+// syncFiles syncs the data of files. A file may be closed during its sync, when a layer is replaced.
+// Then the sync continues, and the descriptor is closed afterwards. For a file that was closed
+// before, syncFiles returns an error, which flush ignores.
+func syncFiles(files []*os.File) error {
+	for _, f := range files {
+		raw, err := f.SyscallConn()
+		if err != nil {
+			return err
+		}
+		var failed error
+		err = raw.Control(func(fd uintptr) {
+			failed = retry(func() error { return unix.Fdatasync(int(fd)) })
+		})
+		if err := errors.Join(err, failed); err != nil {
+			return err
+		}
+	}
+	return nil
+}
