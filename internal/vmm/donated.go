@@ -66,7 +66,7 @@ func (d *donated) disks(specs []vmmproto.Disk) ([]machine.Disk, error) {
 		if err != nil {
 			return nil, fmt.Errorf("disk %d: %w", i, err)
 		}
-		disks[i] = machine.Disk{SizeBytes: spec.SizeBytes, Layers: layers}
+		disks[i] = machine.Disk{SizeBytes: spec.SizeBytes, Layers: layers, Volume: spec.Volume}
 	}
 	return disks, nil
 }

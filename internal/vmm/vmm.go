@@ -363,11 +363,17 @@ func (s *server) entering(t vmmproto.RestoreResult) *kvm.Notice {
 
 // disks takes the descriptors of the layers of all disks. It also lowers the limit on the length of
 // files that this process may write. The new limit is the length that the memory layer and the disk
-// layers need.
+// layers need. A later restore may put any volume into a volume slot, and the limit cannot be raised.
 func (s *server) disks(files *donated, specs []vmmproto.Disk) ([]machine.Disk, error) {
 	most := s.memory
-	for _, d := range specs {
-		_, _, size := disklayer.Layout(d.SizeBytes)
+	for i, d := range specs {
+		bytes := d.SizeBytes
+		if d.Volume {
+			if bytes = vm.MaxVolumeBytes; d.SizeBytes > bytes {
+				return nil, fmt.Errorf("disk %d: a volume of %d bytes, at most %d", i, d.SizeBytes, bytes)
+			}
+		}
+		_, _, size := disklayer.Layout(bytes)
 		most = max(most, size)
 	}
 	if err := s.limitFiles(most); err != nil {

@@ -21,12 +21,13 @@ import (
 	"github.com/forkd/forkd/internal/format/ext4"
 	"github.com/forkd/forkd/internal/format/record"
 	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/proto/vm"
 )
 
 // Bounds on volumes.
 const (
 	MinSize     = ext4.MinSize // bytes
-	MaxSize     = ext4.MaxSize
+	MaxSize     = min(ext4.MaxSize, vm.MaxVolumeBytes)
 	MaxPerOwner = 256 // maximum number of volumes of one owner
 )
 

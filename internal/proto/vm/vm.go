@@ -44,6 +44,9 @@ const MaxVCPUs = 255
 // is mapped.
 const MaxMemoryBytes = 1 << 40
 
+// MaxVolumeBytes bounds the size of a volume.
+const MaxVolumeBytes = 1 << 40
+
 // MaxStateBytes bounds the file with the state of vCPUs and devices. The state of MaxVCPUs vCPUs
 // takes about 6 MiB.
 const MaxStateBytes = 16 << 20

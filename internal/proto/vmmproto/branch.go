@@ -20,8 +20,10 @@ type Branch struct {
 	// MaxExtents bounds the number of extents of the new layer. If there are more, the gaps between
 	// written pages are filled, the smallest gaps first.
 	MaxExtents uint32
-	Disks      uint32 // number of disks; two files are sent for each: a new top, and the present top for reading
-	Serial     uint64 // copied to Branched, so that a later daemon can tell which branch was requested
+	// Number of disks, without empty volume slots. Two files are sent for each: a new top, and the
+	// present top for reading.
+	Disks  uint32
+	Serial uint64 // copied to Branched, so that a later daemon can tell which branch was requested
 
 	// Keep makes the VMM keep track of the pages that equal the layer, so that Rebase is possible.
 	// It is for live and diff branches only.

@@ -69,9 +69,14 @@ type Created struct {
 // Disk is a virtio-blk disk. Layers is the number of its files, which are sent along: first the raw
 // base image, then layers, each with its allocation bitmap after the data. The last layer is the
 // private top, which is empty and writable.
+//
+// A volume slot is a disk that may have no files, and may have other files of any size in each
+// Restore. The guest then sees that the capacity changes. The number and the order of a machine's
+// disks never change.
 type Disk struct {
-	SizeBytes uint64
-	Layers    uint32
+	SizeBytes uint64 // at most vm.MaxVolumeBytes in a volume slot
+	Layers    uint32 // 0 only for an empty volume slot
+	Volume    bool   // whether the disk is in a volume slot
 }
 
 // Boot loads a kernel. The VM is then paused at the kernel's first instruction.
@@ -173,13 +178,14 @@ func appendDisks(w *codec.Writer, disks []Disk) {
 	for _, d := range disks {
 		w.U64(d.SizeBytes)
 		w.U32(d.Layers)
+		w.Bool(d.Volume)
 	}
 }
 
 func parseDisks(r *codec.Reader) []Disk {
-	disks := make([]Disk, r.Count(12))
+	disks := make([]Disk, r.Count(13))
 	for i := range disks {
-		disks[i] = Disk{SizeBytes: r.U64(), Layers: r.U32()}
+		disks[i] = Disk{SizeBytes: r.U64(), Layers: r.U32(), Volume: r.Bool()}
 	}
 	return disks
 }

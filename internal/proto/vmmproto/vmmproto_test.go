@@ -19,7 +19,7 @@ func TestMessagesRoundTrip(t *testing.T) {
 	extents := []vm.Extent{{GPA: 0, Length: vm.PageSize, Layer: 0, Offset: 0},
 		{GPA: 4 * vm.PageSize, Length: 2 * vm.PageSize, Layer: 1, Offset: vm.PageSize}}
 	ranges := []vm.Range{{GPA: vm.PageSize, Length: 3 * vm.PageSize}, {GPA: 1 << 32, Length: vm.PageSize}}
-	disks := []Disk{{SizeBytes: 1 << 30, Layers: 3}}
+	disks := []Disk{{SizeBytes: 1 << 30, Layers: 3}, {Volume: true}, {SizeBytes: 1 << 20, Layers: 2, Volume: true}}
 	id := [16]byte{1, 2, 15: 3}
 	save := SaveResult{Extents: extents, LayerBytes: 1, DirtyBytes: 2, StateBytes: 3}
 	for _, m := range []body{

@@ -21,7 +21,7 @@ type BranchConfig struct {
 	StormFaults uint64 // see vmmproto.Branch
 	State       *os.File
 	Layer       *os.File   // an empty file; ownership passes to Branch
-	Tops        []*os.File // a new, empty top for each disk; ownership passes to Branch
+	Tops        []*os.File // a new, empty top for each disk, except empty volume slots; ownership passes to Branch
 	Frozen      []*os.File // the current top of each disk, open for reading; ownership passes to Branch
 	Device      int        // an open /dev/userfaultfd; -1 if the host has none
 
@@ -211,10 +211,17 @@ func gaps(outer, inner []guestmem.Range) []guestmem.Range {
 // swapTops puts the new tops on the disks. The former tops become immutable. swapTops removes from
 // cfg the files that the disks now own.
 func (m *Machine) swapTops(cfg *BranchConfig) error {
-	if len(cfg.Tops) != len(m.disks) || len(cfg.Frozen) != len(m.disks) {
-		return fmt.Errorf("%d new and %d frozen disk tops for %d disks", len(cfg.Tops), len(cfg.Frozen), len(m.disks))
+	disks := 0
+	for _, d := range m.disks {
+		disks += btoi(!d.Empty())
+	}
+	if len(cfg.Tops) != disks || len(cfg.Frozen) != disks {
+		return fmt.Errorf("%d new and %d frozen disk tops for %d disks", len(cfg.Tops), len(cfg.Frozen), disks)
 	}
 	for i, d := range m.disks {
+		if d.Empty() {
+			continue
+		}
 		if err := d.SwapTop(cfg.Tops[0], cfg.Frozen[0]); err != nil {
 			return fmt.Errorf("disk %d: %w", i, err)
 		}

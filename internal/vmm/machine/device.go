@@ -34,6 +34,7 @@ type slot struct {
 	kind      string
 	dev       virtio.Device
 	transport *mmio.Transport
+	notified  bool // KVM signals the transport when the driver notifies the device, see notify
 }
 
 // Kinds of devices. Saved states contain these names.
@@ -43,6 +44,7 @@ const (
 	kindNet     = "net"
 	kindDisk    = "disk"
 	kindBalloon = "balloon"
+	kindVolume  = "volume"
 )
 
 // section returns the name of the section for the device in slot i.
@@ -58,30 +60,41 @@ type kvmWires struct{ *kvm.VM }
 
 func (w kvmWires) Line(gsi uint32) virtio.Interrupt { return w.VM.Line(gsi) }
 
-// addDevice puts a device into slot i, and lets KVM signal the device's notifications. The device is
-// quiesced until the machine runs.
+// addDevice puts a device into slot i, and calls notify. The device is quiesced until the machine
+// runs.
 func (m *Machine) addDevice(i int, kind string, dev virtio.Device) error {
-	t, err := m.addRareDevice(i, kind, dev)
+	if err := m.addSilent(i, kind, dev); err != nil {
+		return err
+	}
+	return m.notify(i)
+}
+
+// addSilent is like addDevice, but does not call notify. It is for devices that guests use rarely or
+// not at all, because notify is slow.
+func (m *Machine) addSilent(i int, kind string, dev virtio.Device) error {
+	t, err := mmio.New(m.mem, dev, m.wires.Line(boot.VirtioDevice(i).GSI))
 	if err != nil {
 		return err
 	}
-	place := boot.VirtioDevice(i)
-	at, status := uint64(place.Addr), t.InterruptStatus()
-	m.registers = append(m.registers, kvm.Register{GPA: at + mmio.RegInterruptStatus, Word: status},
-		kvm.Register{GPA: at + mmio.RegInterruptACK, Word: status, Clear: true})
-	return m.wires.AddIOEventFD(t.NotifyFD(), uint64(place.Addr)+mmio.RegQueueNotify, m.anyLength)
-}
-
-// addRareDevice is like addDevice, for a device whose driver rarely uses it. Each notification and
-// each interrupt costs an additional exit to user space. In return, a fork does not wait for KVM.
-func (m *Machine) addRareDevice(i int, kind string, dev virtio.Device) (*mmio.Transport, error) {
-	t, err := mmio.New(m.mem, dev, m.wires.Line(boot.VirtioDevice(i).GSI))
-	if err != nil {
-		return nil, err
-	}
 	t.Quiesce()
 	m.slots[i] = &slot{kind: kind, dev: dev, transport: t}
-	return t, nil
+	return nil
+}
+
+// notify makes KVM signal the transport in slot i when the driver notifies the device, and lets vCPU
+// threads handle the registers that a driver accesses at every interrupt. Without this, each
+// notification and each of these accesses is an exit to the machine.
+func (m *Machine) notify(i int) error {
+	s, at := m.slots[i], uint64(boot.VirtioDevice(i).Addr)
+	if s.notified {
+		return nil
+	}
+	status := s.transport.InterruptStatus()
+	m.registers = append(m.registers, kvm.Register{GPA: at + mmio.RegInterruptStatus, Word: status},
+		kvm.Register{GPA: at + mmio.RegInterruptACK, Word: status, Clear: true})
+	err := m.wires.AddIOEventFD(s.transport.NotifyFD(), at+mmio.RegQueueNotify, m.anyLength)
+	s.notified = err == nil
+	return err
 }
 
 // mmioDevices returns the devices for the guest's ACPI tables.
@@ -130,7 +143,7 @@ func (m *Machine) addFixedDevices() error {
 	if m.net, err = net.New(); err != nil {
 		return err
 	}
-	_, err = m.addRareDevice(slotBalloon, kindBalloon, balloon.New(balloon.Config{
+	err = m.addSilent(slotBalloon, kindBalloon, balloon.New(balloon.Config{
 		Release: m.mem.Release, Held: m.frozen.Load,
 	}))
 	return errors.Join(err, m.addDevice(slotRNG, kindRNG, rng.New()), m.addDevice(slotNet, kindNet, m.net))
@@ -176,21 +189,66 @@ func (m *Machine) setDisks(disks []Disk) error {
 		return fmt.Errorf("%d disks: at most %d, and always as many as before", len(disks), maxDisks)
 	}
 	for i, d := range disks {
-		overlay, err := blk.NewOverlay(d.Layers, d.SizeBytes)
-		if err != nil {
-			return fmt.Errorf("disk %d: %w", i, err)
+		var overlay *blk.Overlay
+		var err error
+		if !d.Volume || len(d.Layers) > 0 {
+			overlay, err = blk.NewOverlay(d.Layers, d.SizeBytes)
 		}
-		if again {
-			if err = m.disks[i].SetDisk(overlay); err != nil {
-				_ = overlay.Close()
-			}
-		} else {
-			m.disks = append(m.disks, blk.New(overlay, fmt.Sprintf("disk%d", i), m.diskFull))
-			err = m.addDevice(slotFirstDisk+i, kindDisk, m.disks[i])
+		if err == nil && again {
+			err = m.replaceDisk(i, d.Volume, overlay)
+		} else if err == nil {
+			err = m.addDisk(i, d.Volume, overlay)
 		}
 		if err != nil {
 			return fmt.Errorf("disk %d: %w", i, err)
 		}
 	}
 	return nil
+}
+
+// addDisk adds disk i, which owns the overlay. An empty volume slot has none.
+func (m *Machine) addDisk(i int, volume bool, overlay *blk.Overlay) error {
+	slot := slotFirstDisk + i
+	if !volume {
+		m.disks = append(m.disks, blk.New(overlay, fmt.Sprintf("disk%d", i), m.diskFull))
+		return m.addDevice(slot, kindDisk, m.disks[i])
+	}
+	n := 0 // number of volume slots before this one
+	for _, s := range m.slots[slotFirstDisk:slot] {
+		n += btoi(s.kind == kindVolume)
+	}
+	m.disks = append(m.disks, blk.NewSlot(agentproto.VolumeSerial(n), m.diskFull))
+	if err := m.addSilent(slot, kindVolume, m.disks[i]); err != nil {
+		if overlay != nil {
+			_ = overlay.Close()
+		}
+		return err
+	}
+	return m.replaceDisk(i, volume, overlay)
+}
+
+// replaceDisk replaces the disk i by another one. The machine owns the overlay, even after an error.
+func (m *Machine) replaceDisk(i int, volume bool, overlay *blk.Overlay) error {
+	slot := slotFirstDisk + i
+	err := errors.New("a volume slot and a disk cannot replace each other")
+	if volume == (m.slots[slot].kind == kindVolume) {
+		err = m.disks[i].SetDisk(overlay)
+	}
+	if err != nil {
+		if overlay != nil {
+			_ = overlay.Close()
+		}
+		return err
+	}
+	if overlay == nil {
+		return nil
+	}
+	return m.notify(slot)
+}
+
+func btoi(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
 }

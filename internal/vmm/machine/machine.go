@@ -47,7 +47,8 @@ type Config struct {
 // layers.
 type Disk struct {
 	SizeBytes uint64
-	Layers    []*os.File // base first, writable top last
+	Layers    []*os.File // base first, writable top last; none: an empty volume slot
+	Volume    bool       // the disk of a volume slot, which another restore may replace by any other
 }
 
 // Machine is one VM. It is paused and has no guest until Boot or Restore.

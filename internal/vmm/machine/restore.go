@@ -15,6 +15,7 @@ import (
 	"github.com/forkd/forkd/internal/vmm/cpuid"
 	"github.com/forkd/forkd/internal/vmm/guestmem"
 	"github.com/forkd/forkd/internal/vmm/kvm"
+	"github.com/forkd/forkd/internal/vmm/virtio/blk"
 	"github.com/forkd/forkd/internal/vmm/virtio/net"
 )
 
@@ -220,8 +221,14 @@ func (m *Machine) restoreDevices(r *stateReader) error {
 		return err
 	}
 	for i, s := range m.slots {
-		if s != nil {
-			if err := r.section(s.section(i), s.transport.Restore); err != nil {
+		if s == nil {
+			continue
+		}
+		if err := r.section(s.section(i), s.transport.Restore); err != nil {
+			return err
+		}
+		if d, ok := s.dev.(*blk.Device); ok && d.Changed() {
+			if err := s.transport.ConfigChanged(); err != nil {
 				return err
 			}
 		}

@@ -12,7 +12,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/forkd/forkd/internal/format/disklayer"
 	"github.com/forkd/forkd/internal/proto/frame"
 	"github.com/forkd/forkd/internal/proto/vm"
 	"github.com/forkd/forkd/internal/vmm/bareguest"
@@ -48,7 +47,7 @@ func FuzzMachine(f *testing.F) {
 		const most = 1000 // longer programs find nothing more
 		program := bareguest.Decode(input)
 		before := descriptors(t)
-		w := newFuzzed(t)
+		w := newFuzzed(t, newDiskOf(t, fuzzDisk, false, 0), Disk{Volume: true})
 		for _, op := range program[:min(len(program), most)] {
 			if w.do(op) != nil {
 				break // the guest has ended the machine
@@ -107,7 +106,7 @@ type discard struct{}
 
 func (discard) WriteByte(byte) error { return nil }
 
-func newFuzzed(t *testing.T) *fuzzed {
+func newFuzzed(t *testing.T, disks ...Disk) *fuzzed {
 	w := &fuzzed{t: t, peer: -1}
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	w.must(err)
@@ -121,9 +120,7 @@ func newFuzzed(t *testing.T) *fuzzed {
 		cfg: Config{Shape: vm.Shape{MemoryBytes: fuzzMemory, VCPUs: 1}, Console: discard{},
 			VsockListener: os.NewFile(uintptr(fd), "listener"), GuestConn: w.guestConn}}
 	w.must(w.addFixedDevices())
-	top := memfd(t)
-	w.must(disklayer.Format(top, fuzzDisk))
-	w.must(w.setDisks([]Disk{{SizeBytes: fuzzDisk, Layers: []*os.File{memfd(t), top}}}))
+	w.must(w.setDisks(disks))
 	w.must(w.unquiesce())
 	return w
 }
