@@ -69,8 +69,8 @@ var rooms = []room{
 	},
 	{
 		folder: "internal/guest",
-		packages: []string{"kmsg", "reap", "trust", "disk", "userenv", "pid1", "nic", "forkhook", "generators", "apply",
-			"envd", "eval", "agent", "unpack", "difftree", "sftpd"},
+		packages: []string{"kmsg", "reap", "trust", "disk", "volume", "userenv", "pid1", "nic", "forkhook",
+			"generators", "apply", "envd", "eval", "agent", "unpack", "difftree", "sftpd"},
 		imports: []string{"internal/proto/...", "internal/rawcall", "internal/treetar"},
 		reason:  "what runs in a guest is in every guest's memory, and a hostile guest can read it",
 	},

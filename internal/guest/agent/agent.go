@@ -37,6 +37,7 @@ import (
 	"github.com/forkd/forkd/internal/guest/reap"
 	"github.com/forkd/forkd/internal/guest/trust"
 	"github.com/forkd/forkd/internal/guest/userenv"
+	"github.com/forkd/forkd/internal/guest/volume"
 	"github.com/forkd/forkd/internal/proto/agentproto"
 )
 
@@ -156,6 +157,7 @@ func serveGuest(log *kmsg.Log) error {
 	root := disk.New("/")
 	a.tree.Dir = "/" // stays empty in an ordinary process, which applies nothing
 	a.control.disk, a.tree.Hold = root, root.Hold
+	a.control.volumes = volume.New()
 	a.forks.flush, a.forks.quiet = unix.Sync, true
 	a.forks.network = nic.OpenConnections(log)
 	a.control.reset = func() error { // uses new sockets, because only forks may use a.forks.network

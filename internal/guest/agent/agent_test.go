@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"os"
@@ -355,6 +356,49 @@ func TestFreezeOverControl(t *testing.T) {
 		if _, err := c.handle(line); err == nil {
 			t.Errorf("%s: a failure was answered as done", line)
 		}
+	}
+}
+
+// mounts records the requests for volumes, and returns the error in the field fails.
+type mounts struct {
+	calls []string
+	fails error
+}
+
+func (m *mounts) Mount(v agentproto.Volume) error {
+	m.calls = append(m.calls, fmt.Sprint("mount ", v))
+	return m.fails
+}
+
+func (m *mounts) Unmount(v agentproto.Volume) error {
+	m.calls = append(m.calls, fmt.Sprint("unmount ", v))
+	return m.fails
+}
+
+func TestVolumesOverControl(t *testing.T) {
+	mount, unmount := []byte(`{"op":"mount","volume":{"slot":1,"path":"/data","read_only":true}}`),
+		[]byte(`{"op":"unmount","volume":{"slot":1,"path":"/data"}}`)
+	m := &mounts{}
+	c := &control{volumes: m}
+	for _, line := range [][]byte{mount, unmount} {
+		if _, err := (&control{}).handle(line); err == nil {
+			t.Errorf("%s: an agent that is no init has done it", line)
+		}
+		if _, err := c.handle(line); err != nil {
+			t.Errorf("%s: %v", line, err)
+		}
+	}
+	if want := []string{"mount {1 /data true}", "unmount {1 /data false}"}; !slices.Equal(m.calls, want) {
+		t.Errorf("%v, want %v", m.calls, want)
+	}
+	m.fails = errors.New("odd")
+	for _, line := range []string{string(mount), string(unmount), `{"op":"mount"}`, `{"op":"unmount","volume":null}`} {
+		if _, err := c.handle([]byte(line)); err == nil {
+			t.Errorf("%s: a failure was answered as done", line)
+		}
+	}
+	if len(m.calls) != 4 {
+		t.Errorf("requests without a volume had an effect: %v", m.calls)
 	}
 }
 

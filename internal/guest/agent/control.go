@@ -21,6 +21,11 @@ type control struct {
 	trust func(certificate string) error // see agent.trust; nil unless the agent is PID 1
 	busy  string                         // path of the file that keeps the sandbox awake; empty: there is none
 	disk  resting                        // root file system; noDisk unless the agent is PID 1
+	// mounts and unmounts volumes; nil unless the agent is PID 1
+	volumes interface {
+		Mount(v agentproto.Volume) error
+		Unmount(v agentproto.Volume) error
+	}
 }
 
 // resting is a file system whose writing can be stopped; see disk.Disk.
@@ -117,6 +122,16 @@ func (c *control) handle(line []byte) (agentproto.Reply, error) {
 			return agentproto.Reply{}, c.disk.Rest()
 		}
 		return agentproto.Reply{}, c.disk.Wake()
+	case agentproto.OpMount, agentproto.OpUnmount:
+		switch {
+		case c.volumes == nil:
+			return agentproto.Reply{}, fmt.Errorf("%s a volume: this agent is not its machine's init", req.Op)
+		case req.Volume == nil:
+			return agentproto.Reply{}, fmt.Errorf("%s a volume: the request names none", req.Op)
+		case req.Op == agentproto.OpMount:
+			return agentproto.Reply{}, c.volumes.Mount(*req.Volume)
+		}
+		return agentproto.Reply{}, c.volumes.Unmount(*req.Volume)
 	}
 	return agentproto.Reply{}, fmt.Errorf("control request: unknown op %q", req.Op)
 }

@@ -123,6 +123,19 @@ func (c *Client) Busy(ctx context.Context) (bool, error) {
 	return reply.Busy, err
 }
 
+// Mount makes the guest mount a volume, whose slot must have a disk already, or get one soon.
+func (c *Client) Mount(ctx context.Context, v agentproto.Volume) error {
+	_, err := c.control(ctx, agentproto.Request{Op: agentproto.OpMount, Volume: &v})
+	return err
+}
+
+// Unmount makes the guest write the data of a volume to its disk, and unmount it. If the error is an
+// *Error, the guest has answered: usually programs use the volume, and its data is on the disk.
+func (c *Client) Unmount(ctx context.Context, v agentproto.Volume) error {
+	_, err := c.control(ctx, agentproto.Request{Op: agentproto.OpUnmount, Volume: &v})
+	return err
+}
+
 // Thaw ends a Freeze. It returns an error if the freeze has already ended.
 func (c *Client) Thaw(ctx context.Context) error {
 	_, err := c.control(ctx, agentproto.Request{Op: agentproto.OpThaw})

@@ -78,6 +78,11 @@ const (
 	OpThaw   Op = "thaw"
 
 	OpBusy Op = "busy" // the answer says whether a program holds a lock on BusyFile
+
+	OpMount Op = "mount" // mounts Volume; waits until the volume's slot has a disk
+	// OpUnmount writes the data of Volume to its disk, and unmounts it. If the answer is an error
+	// because programs use the volume, the data is on the disk nevertheless.
+	OpUnmount Op = "unmount"
 )
 
 // BusyFile is the file that a program in the guest locks to keep its sandbox awake.
@@ -85,8 +90,9 @@ const BusyFile = "/run/forkd/busy"
 
 // Request is one request of the control protocol, sent as one line.
 type Request struct {
-	Op          Op     `json:"op"`
-	Certificate string `json:"certificate,omitempty"` // certificate for OpTrust, in PEM
+	Op          Op      `json:"op"`
+	Certificate string  `json:"certificate,omitempty"` // certificate for OpTrust, in PEM
+	Volume      *Volume `json:"volume,omitempty"`      // for OpMount and OpUnmount
 }
 
 // Reply is the agent's answer. Error is empty only if the request was carried out completely.
