@@ -112,9 +112,20 @@ func TestOpenRefusesWhatIsNoLayer(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, err := Open(f)
+		if _, size := SizeOf(f); size == nil || !errors.Is(size, ErrFormat) {
+			t.Errorf("%s: SizeOf: %v", name, size)
+		}
 		if !errors.Is(err, ErrFormat) || !strings.Contains(err.Error(), c.reason) ||
 			!strings.Contains(err.Error(), f.Name()) {
 			t.Errorf("%s: %v, want %q", name, err, c.reason)
+		}
+	}
+}
+
+func TestSizeOf(t *testing.T) {
+	for _, want := range []uint64{512, 3*ClusterSize - 512, 1 << 40} {
+		if size, err := SizeOf(formatted(t, want)); err != nil || size != want {
+			t.Errorf("%d, %v, want %d", size, err, want)
 		}
 	}
 }

@@ -1,8 +1,12 @@
 package record
 
-import "time"
+import (
+	"slices"
+	"strings"
+	"time"
+)
 
-// Volume is the record of a volume.
+// Volume is the record of a volume. Its disk consists of a base image and layers.
 type Volume struct {
 	ID        string            `json:"id"`
 	Name      string            `json:"name"`
@@ -10,6 +14,16 @@ type Volume struct {
 	Created   time.Time         `json:"created"`
 	SizeBytes uint64            `json:"size_bytes"`
 	Labels    map[string]string `json:"labels,omitempty"`
+
+	Layers []string      `json:"layers,omitempty"` // files of the disk's immutable layers, oldest first
+	Writer *VolumeWriter `json:"writer,omitempty"` // absent: no sandbox writes to the volume
+}
+
+// VolumeWriter is the sandbox that writes to a volume.
+type VolumeWriter struct {
+	SandboxID string `json:"sandbox_id"`
+	Top       string `json:"top,omitempty"`  // file that the sandbox's VM writes to; absent: there is no VM
+	Next      string `json:"next,omitempty"` // file that replaces Top in a branch that may be complete
 }
 
 // volumeFile is the content of the record of a volume.
@@ -52,5 +66,37 @@ func (v *Volume) check() *fault {
 	case v.SizeBytes == 0:
 		return wrong("size_bytes", "0: want the size of the volume; %s", otherForkd)
 	}
+	w := v.Writer
+	if w == nil {
+		w = &VolumeWriter{SandboxID: "none"}
+	}
+	switch {
+	case w.SandboxID == "":
+		return wrong("writer.sandbox_id", "empty: %s", otherForkd)
+	case w.Next != "" && w.Top == "":
+		return wrong("writer.top", "empty, but there is a next one: %s", otherForkd)
+	}
+	seen := map[string]bool{}
+	for _, f := range v.Files() {
+		if seen[f] || f == "" || strings.HasPrefix(f, ".") || strings.ContainsAny(f, "/\x00") {
+			return wrong("layers", "%.100q: want different names of files, without '/' and not with a '.' first; %s", f,
+				otherForkd)
+		}
+		seen[f] = true
+	}
 	return nil
+}
+
+// Files returns the files of all layers and tops, oldest first.
+func (v *Volume) Files() []string {
+	files := slices.Clone(v.Layers)
+	if v.Writer == nil {
+		return files
+	}
+	for _, f := range []string{v.Writer.Top, v.Writer.Next} {
+		if f != "" {
+			files = append(files, f)
+		}
+	}
+	return files
 }

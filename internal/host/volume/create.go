@@ -61,7 +61,7 @@ func (s *Store) Create(req Request) (Info, error) {
 	if err != nil {
 		return Info{}, fmt.Errorf("create volume %q: %w", v.Name, err)
 	}
-	return s.info(v), nil
+	return s.Get(v.Name)
 }
 
 // reserve takes the name of a new volume, and room in its owner's quota.

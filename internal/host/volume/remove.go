@@ -9,18 +9,22 @@ import (
 	"github.com/forkd/forkd/internal/format/snapshot"
 )
 
-// Remove removes a volume and its data. The error is an *Error, or the volume still exists. When
-// Remove returns nil, the volume does not come back after a power failure.
+// Remove removes a volume and its data. The error is an *Error, an *InUseError if the volume has a
+// writer, or the volume still exists. When Remove returns nil, the volume does not come back after a
+// power failure.
 func (s *Store) Remove(name string) error {
-	s.mu.Lock()
-	v, unread := s.byName[name], s.unread[name]
-	if v == nil || v.phase != ready {
-		s.mu.Unlock()
-		return &Error{Name: name, Unread: unread}
+	v, unlock, err := s.lock(name)
+	if err != nil {
+		return err
 	}
+	defer unlock()
+	if w := v.Writer; w != nil {
+		return &InUseError{Name: name, SandboxID: w.SandboxID}
+	}
+	s.mu.Lock()
 	v.phase = removing
 	s.mu.Unlock()
-	err := s.bury(v)
+	err = s.bury(v)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err != nil {

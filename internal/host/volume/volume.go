@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
-	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -18,9 +17,11 @@ import (
 	"sync"
 	"time"
 
+	"github.com/forkd/forkd/internal/format/disklayer"
 	"github.com/forkd/forkd/internal/format/ext4"
 	"github.com/forkd/forkd/internal/format/record"
 	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/writers"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
@@ -50,8 +51,9 @@ type Config struct {
 
 // Store holds the volumes of a host. Its methods may be called concurrently.
 type Store struct {
-	cfg  Config
-	step func(done string) // called after each step that changes files; tests replace it
+	cfg      Config
+	step     func(done string) // called after each step that changes files; tests replace it
+	patience time.Duration     // writers.Patience, except in tests
 
 	mu sync.Mutex // never held during file operations, except in Open
 	// +checklocks:mu
@@ -60,10 +62,12 @@ type Store struct {
 	unread map[string]bool // names whose volumes cannot be used, and must not be overwritten
 }
 
-// volume is a volume of a Store. The Store's mu guards the phase.
+// volume is a volume of a Store. The Store's mu guards the record and the phase. The holder of the
+// lock file may read the record without mu.
 type volume struct {
-	record.Volume
-	phase phase
+	record.Volume // content of the record
+	phase         phase
+	file          sync.Mutex // held while the record or the files change; locked before the Store's mu
 }
 
 // phase is the phase of a volume. In every phase the volume's name is taken, and its size counts.
@@ -84,6 +88,8 @@ type Info struct {
 	SizeBytes uint64            // size of the disk that sandboxes see
 	DiskBytes uint64            // bytes that the volume takes on the host's disk
 	Labels    map[string]string // must not be changed
+	Writer    string            // id of the sandbox that writes to the volume; empty: none
+	Layers    int               // number of layers
 }
 
 // Error reports that a volume does not exist, that it already exists, or that it cannot be used.
@@ -106,7 +112,8 @@ func (e *Error) Error() string {
 // Open returns the volumes that an earlier daemon left in cfg.Dir. It removes the files of volumes
 // whose creation or removal was interrupted.
 func Open(cfg Config) (*Store, error) {
-	s := &Store{cfg: cfg, step: func(string) {}, byName: make(map[string]*volume), unread: make(map[string]bool)}
+	s := &Store{cfg: cfg, step: func(string) {}, patience: writers.Patience, byName: make(map[string]*volume),
+		unread: make(map[string]bool)}
 	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
 		return nil, err
 	}
@@ -139,6 +146,9 @@ func Open(cfg Config) (*Store, error) {
 			s.unread[name] = true
 			continue
 		}
+		if err := tidy(path, r); err != nil {
+			cfg.Log.Warn("files of a volume are left", "name", name, "error", err)
+		}
 		ids[r.ID] = name
 		s.byName[name] = &volume{Volume: *r, phase: ready}
 	}
@@ -166,15 +176,54 @@ func read(dir, name string) (*record.Volume, error) {
 			Reason: fmt.Sprintf("%d: want a multiple of %d from %d to %d", r.SizeBytes, ext4.BlockSize, uint64(MinSize),
 				uint64(MaxSize))}
 	}
-	base := filepath.Join(dir, baseFile)
-	info, err := os.Lstat(base)
-	if err != nil {
+	if err := checkFile(filepath.Join(dir, baseFile), r.SizeBytes); err != nil {
 		return nil, err
 	}
-	if !info.Mode().IsRegular() || uint64(info.Size()) != r.SizeBytes {
-		return nil, fmt.Errorf("%s: %v of %d bytes: want a file of %d bytes", base, info.Mode(), info.Size(), r.SizeBytes)
+	_, _, layerSize := disklayer.Layout(r.SizeBytes)
+	for i, f := range r.Files() {
+		if !strings.HasSuffix(f, layerSuffix) {
+			return nil, &record.Error{Path: path, Field: "layers",
+				Reason: fmt.Sprintf("%.100q: want a name that ends with %s", f, layerSuffix)}
+		}
+		file := filepath.Join(dir, f)
+		if i < len(r.Layers) {
+			err = checkFile(file, layerSize)
+		} else {
+			_, err = os.Lstat(file) // a top is checked when it becomes a layer, see seal
+		}
+		if err != nil {
+			return nil, err
+		}
 	}
 	return r, nil
+}
+
+// checkFile returns an error unless path is a regular file of the given size.
+func checkFile(path string, size uint64) error {
+	info, err := os.Lstat(path)
+	if err != nil {
+		return err
+	}
+	if !info.Mode().IsRegular() || uint64(info.Size()) != size {
+		return fmt.Errorf("%s: %v of %d bytes: want a file of %d bytes", path, info.Mode(), info.Size(), size)
+	}
+	return nil
+}
+
+// tidy removes the files of a volume that its record does not name.
+func tidy(dir string, r *record.Volume) error {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	known := append(r.Files(), baseFile, recordFile)
+	for _, e := range entries {
+		name := e.Name()
+		if !slices.Contains(known, name) && !strings.HasSuffix(name, damagedSuffix) {
+			err = errors.Join(err, writers.Remove(filepath.Join(dir, name), 0))
+		}
+	}
+	return err
 }
 
 func (s *Store) path(name string) string { return filepath.Join(s.cfg.Dir, name) }
@@ -183,35 +232,48 @@ func (s *Store) path(name string) string { return filepath.Join(s.cfg.Dir, name)
 func (s *Store) Get(name string) (Info, error) {
 	s.mu.Lock()
 	v, unread := s.byName[name], s.unread[name]
-	ok := v != nil && v.phase == ready
-	s.mu.Unlock()
-	if !ok {
+	if v == nil || v.phase != ready {
+		s.mu.Unlock()
 		return Info{}, &Error{Name: name, Unread: unread}
 	}
-	return s.info(v), nil
+	info := infoOf(&v.Volume)
+	s.mu.Unlock()
+	return s.measured(info), nil
 }
 
 // List returns the Info of all volumes, sorted by name.
 func (s *Store) List() []Info {
 	s.mu.Lock()
-	all := slices.Collect(maps.Values(s.byName))
-	all = slices.DeleteFunc(all, func(v *volume) bool { return v.phase != ready })
+	var infos []Info
+	for _, v := range s.byName {
+		if v.phase == ready {
+			infos = append(infos, infoOf(&v.Volume))
+		}
+	}
 	s.mu.Unlock()
-	slices.SortFunc(all, func(a, b *volume) int { return strings.Compare(a.Name, b.Name) })
-	infos := make([]Info, len(all))
-	for i, v := range all {
-		infos[i] = s.info(v)
+	slices.SortFunc(infos, func(a, b Info) int { return strings.Compare(a.Name, b.Name) })
+	for i := range infos {
+		infos[i] = s.measured(infos[i])
 	}
 	return infos
 }
 
-// info describes a volume that is ready. If the volume is removed in the meantime, its DiskBytes are
-// 0.
-func (s *Store) info(v *volume) Info {
-	bytes, err := diskBytes(s.path(v.Name))
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		s.cfg.Log.Warn("disk usage of a volume", "name", v.Name, "error", err)
+// infoOf describes a volume, without its DiskBytes.
+func infoOf(r *record.Volume) Info {
+	info := Info{ID: r.ID, Name: r.Name, Owner: r.Owner, Created: r.Created, SizeBytes: r.SizeBytes, Labels: r.Labels,
+		Layers: len(r.Layers)}
+	if r.Writer != nil {
+		info.Writer = r.Writer.SandboxID
 	}
-	return Info{ID: v.ID, Name: v.Name, Owner: v.Owner, Created: v.Created, SizeBytes: v.SizeBytes, DiskBytes: bytes,
-		Labels: v.Labels}
+	return info
+}
+
+// measured adds the DiskBytes. If the volume was removed in the meantime, they are 0.
+func (s *Store) measured(i Info) Info {
+	bytes, err := diskBytes(s.path(i.Name))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		s.cfg.Log.Warn("disk usage of a volume", "name", i.Name, "error", err)
+	}
+	i.DiskBytes = bytes
+	return i
 }

@@ -1,0 +1,91 @@
+package volume
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/forkd/forkd/internal/atomicfile"
+	"github.com/forkd/forkd/internal/format/record"
+)
+
+// lock returns a volume that is ready, and keeps others from changing its record until unlock.
+func (s *Store) lock(name string) (v *volume, unlock func(), err error) {
+	s.mu.Lock()
+	v = s.byName[name]
+	s.mu.Unlock()
+	if v != nil {
+		v.file.Lock()
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if v == nil || v.phase != ready || s.byName[name] != v { // removed while this call waited
+		if v != nil {
+			v.file.Unlock()
+		}
+		return nil, nil, &Error{Name: name, Unread: s.unread[name]}
+	}
+	return v, v.file.Unlock, nil
+}
+
+// errNoWriter says that no sandbox writes to a volume.
+var errNoWriter = errors.New("no sandbox writes to it")
+
+// lockFor is like lock, but the given sandbox must be the volume's writer. If another sandbox is, the
+// error is an *InUseError.
+func (s *Store) lockFor(name, sandbox string) (v *volume, unlock func(), err error) {
+	if v, unlock, err = s.lock(name); err != nil {
+		return nil, nil, err
+	}
+	switch {
+	case v.Writer == nil:
+		err = fmt.Errorf("volume %q: %w", name, errNoWriter)
+	case v.Writer.SandboxID != sandbox:
+		err = &InUseError{Name: name, SandboxID: v.Writer.SandboxID}
+	}
+	if err != nil {
+		unlock()
+		return nil, nil, err
+	}
+	return v, unlock, nil
+}
+
+// save changes the record of a volume. The change is durable. Preconditions: the volume is locked.
+func (s *Store) save(v *volume, change func(*record.Volume)) error {
+	changed := v.Volume
+	changed.Layers = slices.Clone(v.Layers)
+	if v.Writer != nil {
+		w := *v.Writer
+		changed.Writer = &w
+	}
+	change(&changed)
+	p, err := record.EncodeVolume(&changed)
+	if err != nil {
+		return err
+	}
+	path := filepath.Join(s.path(v.Name), recordFile)
+	if err = atomicfile.WriteDurable(path, p, 0o600); err != nil {
+		// The record may have changed, and only the flush have failed. The files that it names must stay.
+		if now, read := os.ReadFile(path); read != nil || !bytes.Equal(now, p) {
+			return err
+		}
+	}
+	s.mu.Lock()
+	v.Volume = changed
+	s.mu.Unlock()
+	s.step("changed the record")
+	return err
+}
+
+// drop removes files of a volume, except those that its record names. The next start removes what
+// stays.
+func (s *Store) drop(v *volume, names ...string) {
+	for _, name := range names {
+		if !slices.Contains(v.Files(), name) {
+			_ = os.Remove(filepath.Join(s.path(v.Name), name))
+		}
+	}
+}

@@ -1,0 +1,294 @@
+package volume
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/forkd/forkd/internal/atomicfile"
+	"github.com/forkd/forkd/internal/format/disklayer"
+	"github.com/forkd/forkd/internal/format/record"
+	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/writers"
+)
+
+const (
+	layerSuffix   = ".layer"   // of the names of layers
+	damagedSuffix = ".damaged" // of layers that no volume uses any more, because a VM has damaged them
+	maxLayers     = 32         // maximum number of layers of a volume with a new writer
+	// MergeLayers is the number of layers from which on Merge is worth its cost. Each layer takes a
+	// descriptor of every VMM that uses the volume, and a request to a VMM has at most 253.
+	MergeLayers = 8
+)
+
+// InUseError reports that a volume has a writer.
+type InUseError struct {
+	Name      string
+	SandboxID string // the writer
+}
+
+func (e *InUseError) Error() string {
+	return fmt.Sprintf("volume %.100q: sandbox %q writes to it: end the sandbox, or use the volume as a copy or read-only",
+		e.Name, e.SandboxID)
+}
+
+// Files are the open files of a volume's disk.
+type Files struct {
+	SizeBytes uint64
+	Lower     []*os.File // base image and layers, oldest first, open for reading
+	Top       *os.File   // an empty layer, open for reading and writing
+}
+
+// Close closes the files.
+func (f *Files) Close() {
+	for _, file := range append(f.Lower, f.Top) {
+		if file != nil {
+			_ = file.Close() // nothing was written through these descriptors
+		}
+	}
+}
+
+// Write makes a sandbox the writer of a volume, and returns the files for the sandbox's VM, with a
+// new top. The caller must close the files. If the sandbox is the writer already, its earlier VM must
+// have exited, and what that VM has written is part of the volume. The error is an *Error, an
+// *InUseError if another sandbox is the writer, or the volume is unchanged.
+func (s *Store) Write(ctx context.Context, name, sandbox string) (*Files, error) {
+	v, unlock, err := s.lock(name)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	if w := v.Writer; w != nil && w.SandboxID != sandbox {
+		return nil, &InUseError{Name: name, SandboxID: w.SandboxID}
+	}
+	if v.Writer != nil {
+		if err := s.seal(ctx, v, &record.VolumeWriter{SandboxID: sandbox}); err != nil {
+			return nil, fmt.Errorf("volume %q: %w", name, err)
+		}
+	}
+	f, err := s.open(v, sandbox)
+	if err != nil {
+		return nil, fmt.Errorf("volume %q: %w", name, err)
+	}
+	return f, nil
+}
+
+// open opens the files of a volume, and records a new top for its writer.
+func (s *Store) open(v *volume, sandbox string) (f *Files, err error) {
+	if len(v.Layers) > maxLayers {
+		return nil, fmt.Errorf("%d layers, at most %d: merge them first", len(v.Layers), maxLayers)
+	}
+	f = &Files{SizeBytes: v.SizeBytes}
+	defer func() {
+		if err != nil {
+			f.Close()
+		}
+	}()
+	for _, name := range append([]string{baseFile}, v.Layers...) {
+		file, err := os.Open(filepath.Join(s.path(v.Name), name))
+		if err != nil {
+			return f, err
+		}
+		f.Lower = append(f.Lower, file)
+	}
+	var top string
+	if f.Top, top, err = s.newTop(v); err != nil {
+		return f, err
+	}
+	err = s.save(v, func(r *record.Volume) { r.Writer = &record.VolumeWriter{SandboxID: sandbox, Top: top} })
+	if err != nil {
+		s.drop(v, top)
+	}
+	return f, err
+}
+
+// newTop makes an empty layer that survives a power failure. Until a record names the layer, the next
+// start removes it.
+func (s *Store) newTop(v *volume) (f *os.File, name string, err error) {
+	dir := s.path(v.Name)
+	name = snapshot.NewID() + layerSuffix
+	if f, err = os.OpenFile(filepath.Join(dir, name), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600); err != nil {
+		return nil, "", err
+	}
+	s.step("made a top")
+	if err = disklayer.Format(f, v.SizeBytes); err == nil {
+		err = errors.Join(f.Sync(), atomicfile.SyncDir(dir))
+	}
+	if err != nil {
+		_ = os.Remove(f.Name()) // the next start removes what stays
+		return nil, "", errors.Join(err, f.Close())
+	}
+	s.step("wrote a top")
+	return f, name, nil
+}
+
+// Swap begins a branch of a sandbox that writes to a volume. It returns a new top, and the present top
+// open for reading, which the caller must close. The VM then replaces its top in one step. Afterwards
+// the caller must call Swapped. If the daemon ends before that, the next Write, Seal or Release keeps
+// the content of both.
+func (s *Store) Swap(name, sandbox string) (next, frozen *os.File, err error) {
+	v, unlock, err := s.lockFor(name, sandbox)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer unlock()
+	if v.Writer.Top == "" || v.Writer.Next != "" {
+		return nil, nil, fmt.Errorf("volume %q: its writer has no VM, or an earlier branch has not ended", name)
+	}
+	if frozen, err = os.Open(filepath.Join(s.path(name), v.Writer.Top)); err != nil {
+		return nil, nil, fmt.Errorf("volume %q: %w", name, err)
+	}
+	next, top, err := s.newTop(v)
+	if err == nil {
+		err = s.save(v, func(r *record.Volume) { r.Writer.Next = top })
+	}
+	if err != nil {
+		if next != nil {
+			err = errors.Join(err, next.Close())
+			s.drop(v, top)
+		}
+		return nil, nil, errors.Join(fmt.Errorf("volume %q: %w", name, err), frozen.Close())
+	}
+	return next, frozen, nil
+}
+
+// Swapped ends a branch that Swap began. The parameter swapped reports whether the VM has replaced its
+// top.
+func (s *Store) Swapped(name, sandbox string, swapped bool) error {
+	v, unlock, err := s.lockFor(name, sandbox)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	old := *v.Writer
+	if old.Next == "" {
+		return fmt.Errorf("volume %q: no branch has begun", name)
+	}
+	err = s.save(v, func(r *record.Volume) {
+		r.Writer.Next = ""
+		if swapped {
+			r.Writer.Top = old.Next
+			r.Layers = append(r.Layers, old.Top)
+		}
+	})
+	if err == nil && !swapped {
+		// A VMM that its guest controls may still have the file open; see package writers.
+		if err := writers.Remove(filepath.Join(s.path(name), old.Next), 0); err != nil {
+			s.cfg.Log.Warn("a file of a volume is left", "name", name, "error", err)
+		}
+	}
+	return err
+}
+
+// Seal makes what the writer has written a part of the volume, durably. The sandbox stays the writer,
+// for example while it is suspended. Its VM must have exited.
+func (s *Store) Seal(ctx context.Context, name, sandbox string) error {
+	v, unlock, err := s.lockFor(name, sandbox)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	return s.seal(ctx, v, &record.VolumeWriter{SandboxID: sandbox})
+}
+
+// Release is like Seal, but the volume then has no writer. If the sandbox is not the writer, Release
+// does nothing.
+func (s *Store) Release(ctx context.Context, name, sandbox string) error {
+	v, unlock, err := s.lockFor(name, sandbox)
+	if inUse := (*InUseError)(nil); errors.As(err, &inUse) || errors.Is(err, errNoWriter) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	return s.seal(ctx, v, nil)
+}
+
+// Recover releases all volumes whose writers do not exist any more. The parameter exists reports
+// whether a sandbox exists, or may still run. Volumes that cannot be released keep their writers.
+func (s *Store) Recover(ctx context.Context, exists func(sandbox string) bool) {
+	for _, i := range s.List() {
+		if i.Writer == "" || exists(i.Writer) {
+			continue
+		}
+		if err := s.Release(ctx, i.Name, i.Writer); err != nil {
+			s.cfg.Log.Error("a volume keeps a writer that does not exist any more", "name", i.Name, "sandbox", i.Writer,
+				"error", err)
+		}
+	}
+}
+
+// seal turns the tops of the writer into layers, and sets the writer. Empty tops are dropped. A top
+// that is not a valid layer is dropped too, but its file stays: only a VMM that its guest controls
+// damages a top.
+func (s *Store) seal(ctx context.Context, v *volume, now *record.VolumeWriter) error {
+	dir := s.path(v.Name)
+	var kept, dropped, damaged []string
+	if v.Writer != nil {
+		for _, top := range []string{v.Writer.Top, v.Writer.Next} {
+			if top == "" {
+				continue
+			}
+			empty, err := s.settle(ctx, v, filepath.Join(dir, top))
+			switch {
+			case errors.Is(err, disklayer.ErrFormat) || errors.Is(err, fs.ErrNotExist):
+				s.cfg.Log.Error("a sandbox has damaged a volume, whose latest changes are lost", "name", v.Name, "sandbox",
+					v.Writer.SandboxID, "error", err)
+				damaged = append(damaged, top)
+			case err != nil:
+				return err
+			case empty:
+				dropped = append(dropped, top)
+			default:
+				kept = append(kept, top)
+			}
+		}
+	}
+	err := s.save(v, func(r *record.Volume) {
+		r.Layers, r.Writer = append(r.Layers, kept...), now
+	})
+	if err != nil {
+		return err
+	}
+	s.drop(v, dropped...)
+	for _, top := range damaged {
+		_ = os.Rename(filepath.Join(dir, top), filepath.Join(dir, top+damagedSuffix)) // fails if the file is gone
+	}
+	s.step("removed tops")
+	return nil
+}
+
+// errFound ends a search.
+var errFound = errors.New("found")
+
+// settle checks a top that no process writes any more, and makes it durable. It reports whether the
+// top has no data.
+func (s *Store) settle(ctx context.Context, v *volume, path string) (empty bool, err error) {
+	if err := writers.None(path, s.patience); err != nil {
+		return false, err
+	}
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		return false, err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	size, err := disklayer.SizeOf(f)
+	if err == nil && size != v.SizeBytes {
+		err = fmt.Errorf("%w: %s is of a disk of %d bytes, want %d", disklayer.ErrFormat, path, size, v.SizeBytes)
+	}
+	if err != nil {
+		return false, err
+	}
+	err = disklayer.Written(ctx, []*os.File{f}, func(uint64, uint64) error { return errFound })
+	if err == nil {
+		return true, nil
+	}
+	if !errors.Is(err, errFound) {
+		return false, err
+	}
+	return false, f.Sync()
+}

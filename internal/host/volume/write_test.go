@@ -1,0 +1,477 @@
+package volume
+
+import (
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/format/disklayer"
+)
+
+// marks is the content of a disk: the first byte of each cluster, by number. The tests write to
+// clusters that are free in an empty file system.
+type marks map[uint64]byte
+
+const cluster = disklayer.ClusterSize
+
+// write changes a top, as a VM does.
+func write(t *testing.T, top *os.File, m marks) {
+	t.Helper()
+	l, err := disklayer.Open(top)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	for c, b := range m {
+		if _, err := top.WriteAt([]byte{b}, int64(c*cluster)); err != nil {
+			t.Fatal(err)
+		}
+		if err := l.Set(c, 1); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// read returns the first byte of each of the clusters 4000 to 4009, except zeros.
+func read10(t *testing.T, files []*os.File) marks {
+	t.Helper()
+	got := marks{}
+	for c := uint64(4000); c < 4010; c++ {
+		var p [1]byte
+		for _, f := range files {
+			if f == files[0] {
+				if _, err := f.ReadAt(p[:], int64(c*cluster)); err != nil {
+					t.Fatal(err)
+				}
+				continue
+			}
+			l, err := disklayer.Open(f)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if l.Has(c) {
+				if _, err := f.ReadAt(p[:], int64(c*cluster)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			l.Close()
+		}
+		if p[0] != 0 {
+			got[c] = p[0]
+		}
+	}
+	return got
+}
+
+// content returns the content of a volume, as a new writer sees it. Afterwards the volume has no
+// writer.
+func content(t *testing.T, s *Store, name string) marks {
+	t.Helper()
+	f, err := s.Write(t.Context(), name, "sb-reader")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := read10(t, append(f.Lower, f.Top))
+	f.Close()
+	if err := s.Release(t.Context(), name, "sb-reader"); err != nil {
+		t.Fatal(err)
+	}
+	return got
+}
+
+func equal(a, b marks) bool {
+	for c := uint64(4000); c < 4010; c++ {
+		if a[c] != b[c] {
+			return false
+		}
+	}
+	return true
+}
+
+// start makes sandbox "sb-1" the writer of the volume "a", and writes to it.
+func startWriter(t *testing.T, s *Store, m marks) {
+	t.Helper()
+	f, err := s.Write(t.Context(), "a", "sb-1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	write(t, f.Top, m)
+}
+
+// branch replaces the top of "sb-1", and writes to the new one.
+func branch(t *testing.T, s *Store, m marks) {
+	t.Helper()
+	next, frozen, err := s.Swap("a", "sb-1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(t, next, m)
+	if err := errors.Join(next.Close(), frozen.Close(), s.Swapped("a", "sb-1", true)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestWriter(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir)
+	create(t, s, "a")
+	startWriter(t, s, marks{4000: 1, 4001: 1})
+	var inUse *InUseError
+	if _, err := s.Write(t.Context(), "a", "sb-2"); !errors.As(err, &inUse) || inUse.SandboxID != "sb-1" {
+		t.Errorf("a second writer: %v", err)
+	}
+	if err := s.Remove("a"); !errors.As(err, &inUse) {
+		t.Errorf("the removal of a volume in use: %v", err)
+	}
+	if err := s.Merge(t.Context(), "a"); !errors.As(err, &inUse) {
+		t.Errorf("the merge of a volume in use: %v", err)
+	}
+	if _, _, err := s.Swap("a", "sb-2"); !errors.As(err, &inUse) {
+		t.Errorf("a branch of another sandbox: %v", err)
+	}
+	if err := s.Release(t.Context(), "a", "sb-2"); err != nil {
+		t.Errorf("a release by another sandbox: %v", err)
+	}
+	if i, err := s.Get("a"); err != nil || i.Writer != "sb-1" || i.Layers != 0 {
+		t.Errorf("%+v %v", i, err)
+	}
+	branch(t, s, marks{4001: 2})
+	if err := s.Seal(t.Context(), "a", "sb-1"); err != nil { // a suspension
+		t.Fatal(err)
+	}
+	if _, _, err := s.Swap("a", "sb-1"); err == nil {
+		t.Error("a branch without a VM")
+	}
+	startWriter(t, s, marks{4002: 3}) // a resumption
+	if err := s.Release(t.Context(), "a", "sb-1"); err != nil {
+		t.Fatal(err)
+	}
+	want := marks{4000: 1, 4001: 2, 4002: 3}
+	for _, s := range []*Store{s, open(t, dir)} {
+		if i, err := s.Get("a"); err != nil || i.Writer != "" || i.Layers != 3 {
+			t.Errorf("%+v %v", i, err)
+		}
+		if got := content(t, s, "a"); !equal(got, want) {
+			t.Errorf("%v, want %v", got, want)
+		}
+		if i, err := s.Get("a"); err != nil || i.Layers != 3 { // the reader's empty top was dropped
+			t.Errorf("%+v %v", i, err)
+		}
+		if _, _, err := s.Swap("a", "sb-1"); err == nil {
+			t.Error("a branch without a writer")
+		}
+	}
+	s = open(t, dir)
+	if err := s.Merge(t.Context(), "a"); err != nil {
+		t.Fatal(err)
+	}
+	if i, err := s.Get("a"); err != nil || i.Layers != 1 || len(files(t, filepath.Join(dir, "a"))) != 3 {
+		t.Errorf("%+v %v %v", i, err, files(t, filepath.Join(dir, "a")))
+	}
+	if got := content(t, s, "a"); !equal(got, want) {
+		t.Errorf("after the merge: %v, want %v", got, want)
+	}
+	if err := s.Remove("a"); err != nil {
+		t.Error(err)
+	}
+}
+
+// A branch that the VM did not make leaves no trace. A branch with an unknown outcome loses nothing.
+func TestUnfinishedBranches(t *testing.T) {
+	s := open(t, t.TempDir())
+	create(t, s, "a")
+	startWriter(t, s, marks{4000: 1})
+	swap := func() *os.File {
+		t.Helper()
+		next, frozen, err := s.Swap("a", "sb-1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		frozen.Close()
+		return next
+	}
+	swap().Close()
+	if _, _, err := s.Swap("a", "sb-1"); err == nil {
+		t.Error("two branches at once")
+	}
+	if err := s.Swapped("a", "sb-1", false); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Swapped("a", "sb-1", false); err == nil {
+		t.Error("the end of no branch")
+	}
+	next := swap()
+	write(t, next, marks{4001: 2})
+	next.Close()
+	if err := s.Release(t.Context(), "a", "sb-1"); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := content(t, s, "a"), (marks{4000: 1, 4001: 2}); !equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+}
+
+// TestCrashOfAWriter copies the files after every step of a writer's life, as a killed daemon would
+// leave them. A daemon that starts with the copy releases the volume, and finds what was written.
+func TestCrashOfAWriter(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "volumes")
+	s := open(t, dir)
+	create(t, s, "a")
+	steps := 0
+	var want, later marks // at the last and at the next check
+	s.step = func(done string) {
+		steps++
+		copied := filepath.Join(t.TempDir(), "volumes")
+		if err := os.CopyFS(copied, os.DirFS(dir)); err != nil {
+			t.Fatal(err)
+		}
+		next := open(t, copied)
+		known := 2 + len(next.byName["a"].Files())
+		if names := files(t, filepath.Join(copied, "a")); len(names) != known {
+			t.Errorf("after %q: %v are left, want %d", done, names, known)
+		}
+		next.Recover(t.Context(), func(sandbox string) bool { return sandbox != "sb-1" })
+		if i, err := next.Get("a"); err != nil || i.Writer != "" {
+			t.Fatalf("after %q: %+v %v", done, i, err)
+		}
+		if got := content(t, next, "a"); !equal(got, want) && !equal(got, later) {
+			t.Errorf("after %q: %v, want %v or %v", done, got, want, later)
+		}
+		if err := next.Merge(t.Context(), "a"); err != nil {
+			t.Errorf("after %q: %v", done, err)
+		}
+		if got := content(t, next, "a"); !equal(got, want) && !equal(got, later) {
+			t.Errorf("after %q and a merge: %v, want %v or %v", done, got, want, later)
+		}
+	}
+	startWriter(t, s, marks{4000: 1})
+	want = marks{4000: 1}
+	later = marks{4000: 1, 4001: 2}
+	branch(t, s, marks{4001: 2})
+	want = later
+	branch(t, s, nil)
+	if err := s.Seal(t.Context(), "a", "sb-1"); err != nil {
+		t.Fatal(err)
+	}
+	startWriter(t, s, marks{4002: 3})
+	want, later = marks{4000: 1, 4001: 2, 4002: 3}, nil
+	if err := s.Release(t.Context(), "a", "sb-1"); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Merge(t.Context(), "a"); err != nil {
+		t.Fatal(err)
+	}
+	if steps < 20 {
+		t.Errorf("only %d steps", steps)
+	}
+}
+
+// A daemon that starts keeps the writers of sandboxes that exist.
+func TestRecoverKeepsWriters(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir)
+	create(t, s, "a")
+	startWriter(t, s, marks{4000: 1})
+	next := open(t, dir)
+	next.Recover(t.Context(), func(string) bool { return true })
+	if i, err := next.Get("a"); err != nil || i.Writer != "sb-1" {
+		t.Errorf("%+v %v", i, err)
+	}
+	branch(t, next, marks{4001: 2})
+	if err := next.Release(t.Context(), "a", "sb-1"); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := content(t, next, "a"), (marks{4000: 1, 4001: 2}); !equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+}
+
+// A VM may do anything to its top. The volume then has the content of the layers below.
+func TestDamagedTops(t *testing.T) {
+	for name, damage := range map[string]func(path string) error{
+		"truncated": func(path string) error { return os.Truncate(path, 1<<20) },
+		"empty":     func(path string) error { return os.Truncate(path, 0) },
+		"gone":      os.Remove,
+		"no footer": func(path string) error {
+			info, err := os.Stat(path)
+			return errors.Join(err, os.Truncate(path, info.Size()-4096), os.Truncate(path, info.Size()))
+		},
+		"of another size": func(path string) error {
+			f, err := os.OpenFile(path, os.O_RDWR, 0)
+			return errors.Join(err, disklayer.Format(f, 16*mib-512), f.Close())
+		},
+	} {
+		dir := t.TempDir()
+		s := open(t, dir)
+		create(t, s, "a")
+		startWriter(t, s, marks{4000: 1})
+		branch(t, s, marks{4001: 2})
+		top := filepath.Join(dir, "a", s.byName["a"].Writer.Top)
+		if err := damage(top); err != nil {
+			t.Fatal(err)
+		}
+		if name != "gone" { // a daemon that starts accepts the volume, because the VM may still run
+			s = open(t, dir)
+		}
+		if err := s.Release(t.Context(), "a", "sb-1"); err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		if got, want := content(t, s, "a"), (marks{4000: 1}); !equal(got, want) {
+			t.Errorf("%s: %v, want %v", name, got, want)
+		}
+		_, err := os.Stat(top + damagedSuffix)
+		if kept := err == nil; kept == (name == "gone") {
+			t.Errorf("%s: the damaged file: %v", name, err)
+		}
+		if got := content(t, open(t, dir), "a"); !equal(got, marks{4000: 1}) {
+			t.Errorf("%s: after a restart: %v", name, got)
+		}
+	}
+}
+
+// A top that a process can still write to is not a part of the volume yet.
+func TestReleaseWaitsForTheVM(t *testing.T) {
+	s := open(t, t.TempDir())
+	create(t, s, "a")
+	f, err := s.Write(t.Context(), "a", "sb-1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.patience = 1
+	if err := s.Release(t.Context(), "a", "sb-1"); err == nil || !strings.Contains(err.Error(), "open for writing") {
+		t.Errorf("%v", err)
+	}
+	if i, err := s.Get("a"); err != nil || i.Writer != "sb-1" {
+		t.Errorf("%+v %v", i, err)
+	}
+	f.Close()
+	s.patience = 1 << 40
+	if err := s.Release(t.Context(), "a", "sb-1"); err != nil {
+		t.Error(err)
+	}
+}
+
+// A copy keeps its content, whatever happens to the volume.
+func TestCopies(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, filepath.Join(dir, "volumes"))
+	create(t, s, "a")
+	startWriter(t, s, marks{4000: 1})
+	branch(t, s, marks{4000: 2})
+	paths, err := s.Copy("a", dir, "volume.0")
+	if err != nil || len(paths) != 2 {
+		t.Fatal(paths, err)
+	}
+	if _, err := s.Copy("a", dir, "volume.0"); err == nil {
+		t.Error("a copy with the names of another copy")
+	}
+	if names := files(t, dir); !slices.Equal(names, []string{"volume.0.0", "volume.0.1", "volumes"}) {
+		t.Errorf("files %v", names)
+	}
+	if err := errors.Join(s.Release(t.Context(), "a", "sb-1"), s.Merge(t.Context(), "a"), s.Remove("a")); err != nil {
+		t.Fatal(err)
+	}
+	var open []*os.File
+	for _, p := range paths {
+		f, err := os.Open(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		open = append(open, f)
+	}
+	if got, want := read10(t, open), (marks{4000: 1}); !equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+	if _, err := s.Copy("a", dir, "x"); !isError(err, false, false) {
+		t.Errorf("a copy of a volume that was removed: %v", err)
+	}
+}
+
+// A full disk leaves a volume without a new writer, or with the content that it has.
+func TestFullDiskOfAWriter(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("only root mounts a file system")
+	}
+	dir := t.TempDir()
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=3m"); err != nil {
+		t.Skipf("mount tmpfs: %v", err)
+	}
+	defer unix.Unmount(dir, unix.MNT_DETACH)
+	volumes, ballast := filepath.Join(dir, "volumes"), filepath.Join(dir, "ballast")
+	s := open(t, volumes)
+	create(t, s, "a")
+	startWriter(t, s, marks{4000: 1})
+	branch(t, s, marks{4001: 2})
+	if err := s.Release(t.Context(), "a", "sb-1"); err != nil {
+		t.Fatal(err)
+	}
+	before := files(t, filepath.Join(volumes, "a"))
+	if err := os.WriteFile(ballast, make([]byte, 4*mib), 0o600); !errors.Is(err, unix.ENOSPC) {
+		t.Fatal(err)
+	}
+	if _, err := s.Write(t.Context(), "a", "sb-2"); !errors.Is(err, unix.ENOSPC) {
+		t.Errorf("a writer on a full disk: %v", err)
+	}
+	if err := s.Merge(t.Context(), "a"); !errors.Is(err, unix.ENOSPC) {
+		t.Errorf("a merge on a full disk: %v", err)
+	}
+	if i, err := s.Get("a"); err != nil || i.Writer != "" || i.Layers != 2 {
+		t.Errorf("%+v %v", i, err)
+	}
+	if after := files(t, filepath.Join(volumes, "a")); !slices.Equal(after, before) {
+		t.Errorf("files %v, want %v", after, before)
+	}
+	if err := os.Remove(ballast); err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range []*Store{s, open(t, volumes)} {
+		if got, want := content(t, s, "a"), (marks{4000: 1, 4001: 2}); !equal(got, want) {
+			t.Errorf("%v, want %v", got, want)
+		}
+	}
+}
+
+// A record that names a layer twice, a path, or no top for a branch is refused.
+func TestRefusedLayers(t *testing.T) {
+	for name, record := range map[string]string{
+		"path":            `"layers":["../b/base.img"]`,
+		"twice":           `"layers":["x.layer","x.layer"]`,
+		"gone":            `"layers":["gone.layer"]`,
+		"base":            `"layers":["base.img"]`,
+		"only-a-next-top": `"writer":{"sandbox_id":"sb-1","next":"x.layer"}`,
+		"no-sandbox":      `"writer":{"sandbox_id":"","top":"x.layer"}`,
+		"top-gone":        `"writer":{"sandbox_id":"sb-1","top":"gone.layer"}`,
+	} {
+		dir := t.TempDir()
+		create(t, open(t, dir), name)
+		path := filepath.Join(dir, name, recordFile)
+		p, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p = append(p[:len(p)-1], []byte(","+record+"}")...)
+		if err := errors.Join(os.WriteFile(path, p, 0o600), os.WriteFile(filepath.Join(dir, name, "x.layer"), nil,
+			0o600)); err != nil {
+			t.Fatal(err)
+		}
+		s, err := Open(Config{Dir: dir, Log: slog.New(slog.DiscardHandler)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.Get(name); !isError(err, false, true) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if _, err := os.Stat(filepath.Join(dir, name, "x.layer")); err != nil {
+			t.Errorf("%s: a file of a refused volume was removed: %v", name, err)
+		}
+	}
+}
