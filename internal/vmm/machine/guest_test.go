@@ -135,9 +135,15 @@ func (g *guest) command(words []string) (string, error) {
 	case "sum":
 		return g.sum(), nil
 	case "write":
-		return "ok", writeDisk(a, b, c)
+		return "ok", writeDisk(guestDisk, a, b, c)
 	case "disk":
-		return sumDisk(a, b)
+		return sumDisk(guestDisk, a, b)
+	case "capacity":
+		return capacity(volumeDevice(a))
+	case "write-volume":
+		return "ok", writeDisk(volumeDevice(a), 0, b, c)
+	case "volume":
+		return sumDisk(volumeDevice(a), 0, b)
 	case "random":
 		return random()
 	case "streams":
@@ -214,12 +220,26 @@ func (g *guest) sum() string {
 	return checksum(g.memory)
 }
 
-// openDisk opens the disk for direct I/O. It also returns an aligned buffer of n bytes.
-func openDisk(flags int, n uint64) (*os.File, []byte, error) {
+// volumeDevice returns the block device of a volume slot. The first slot has the number 0.
+func volumeDevice(slot uint64) string { return "/dev/vd" + string(rune('b'+slot%8)) }
+
+// capacity returns the size of a block device in bytes.
+func capacity(device string) (string, error) {
+	f, err := os.Open(device)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	n, err := f.Seek(0, io.SeekEnd)
+	return fmt.Sprint(n), err
+}
+
+// openDisk opens a disk for direct I/O. It also returns an aligned buffer of n bytes.
+func openDisk(device string, flags int, n uint64) (*os.File, []byte, error) {
 	if n == 0 || n%diskBlock != 0 {
 		return nil, nil, fmt.Errorf("%d bytes are no whole blocks", n)
 	}
-	f, err := os.OpenFile(guestDisk, flags|unix.O_DIRECT, 0)
+	f, err := os.OpenFile(device, flags|unix.O_DIRECT, 0)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -227,9 +247,9 @@ func openDisk(flags int, n uint64) (*os.File, []byte, error) {
 	return f, p, err
 }
 
-// writeDisk writes n bytes, which depend on the seed, at an offset of the disk.
-func writeDisk(off, n, seed uint64) error {
-	f, p, err := openDisk(os.O_WRONLY|unix.O_SYNC, n)
+// writeDisk writes n bytes, which depend on the seed, at an offset of a disk.
+func writeDisk(device string, off, n, seed uint64) error {
+	f, p, err := openDisk(device, os.O_WRONLY|unix.O_SYNC, n)
 	if err != nil {
 		return err
 	}
@@ -239,9 +259,9 @@ func writeDisk(off, n, seed uint64) error {
 	return errors.Join(err, unix.Munmap(p))
 }
 
-// sumDisk returns the checksum of n bytes at an offset of the disk.
-func sumDisk(off, n uint64) (string, error) {
-	f, p, err := openDisk(os.O_RDONLY, n)
+// sumDisk returns the checksum of n bytes at an offset of a disk.
+func sumDisk(device string, off, n uint64) (string, error) {
+	f, p, err := openDisk(device, os.O_RDONLY, n)
 	if err != nil {
 		return "", err
 	}

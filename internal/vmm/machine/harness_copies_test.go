@@ -21,6 +21,7 @@ type snapshot struct {
 	layers  []string
 	extents []vm.Extent
 	files   []string // paths of the disk's files
+	volumes volumes
 }
 
 // save pauses v for good and makes a snapshot of it.
@@ -50,14 +51,14 @@ func (v *testVM) restore(t *testing.T, s *snapshot) {
 // restoreWith is like restore, with a network peer.
 func (v *testVM) restoreWith(t *testing.T, s *snapshot, peer *vnet.Peer) {
 	t.Helper()
-	v.files = append(slices.Clone(s.files), v.host.newTop(t))
+	v.files, v.volumes = append(slices.Clone(s.files), v.host.newTop(t)), s.volumes.withTops(t, v.host)
 	var memory []*os.File
 	for _, name := range append([]string{s.state}, s.layers...) {
 		f := open(t, name, os.O_RDONLY)
 		defer f.Close()
 		memory = append(memory, f)
 	}
-	cfg := machine.RestoreConfig{State: int(memory[0].Fd()), Extents: s.extents, Disks: disks(t, v.files),
+	cfg := machine.RestoreConfig{State: int(memory[0].Fd()), Extents: s.extents, Disks: disks(t, v.files, v.volumes...),
 		VMGenID: generation(), Resume: true, Net: peer}
 	for _, f := range memory[1:] {
 		cfg.Layers = append(cfg.Layers, int(f.Fd()))
@@ -98,6 +99,13 @@ func (v *testVM) branchWith(t *testing.T, base *snapshot, cfg machine.BranchConf
 	v.serial++
 	cfg.MaxExtents, cfg.Serial, cfg.State, cfg.Layer, cfg.Device = 4096, v.serial, state, layer, device
 	cfg.Tops, cfg.Frozen = []*os.File{open(t, top, os.O_RDWR)}, []*os.File{open(t, v.files[len(v.files)-1], os.O_RDONLY)}
+	next := v.volumes.withTops(t, v.host)
+	for i, files := range v.volumes {
+		if len(files) > 0 {
+			cfg.Tops = append(cfg.Tops, open(t, next[i][len(files)], os.O_RDWR))
+			cfg.Frozen = append(cfg.Frozen, open(t, files[len(files)-1], os.O_RDONLY))
+		}
+	}
 	cfg.Copied = func(b vmmproto.Branched) { v.copied <- b }
 	r, err := v.Branch(cfg)
 	if err != nil {
@@ -111,8 +119,9 @@ func (v *testVM) branchWith(t *testing.T, base *snapshot, cfg machine.BranchConf
 			t.Fatal(b.Failed.Text)
 		}
 	}
-	s := &snapshot{state: state.Name(), layers: []string{layer.Name()}, extents: r.Save.Extents, files: v.files}
-	v.files = append(slices.Clone(v.files), top)
+	s := &snapshot{state: state.Name(), layers: []string{layer.Name()}, extents: r.Save.Extents, files: v.files,
+		volumes: v.volumes}
+	v.files, v.volumes = append(slices.Clone(v.files), top), next
 	if mode != vm.BranchFull { // the layers of base are below the new layer
 		s.layers = append(slices.Clone(base.layers), layer.Name())
 		for i := range s.extents {

@@ -40,6 +40,7 @@ type host struct {
 	kernel string
 	initrd string
 	base   string // path of the raw disk image
+	slots  int    // number of volume slots of new guests
 	shape  vm.Shape
 }
 
@@ -138,13 +139,18 @@ type testVM struct {
 	host    *host
 	socket  string
 	files   []string // paths of the disk's files: base image, layers, top
-	serial  uint64   // serial of the latest branch
+	volumes volumes
+	serial  uint64 // serial of the latest branch
 	dialed  chan uint32
 	exited  chan vm.Exit
 	copied  chan vmmproto.Branched
 	stalled chan struct{}
 	console *console
 }
+
+// volumes are the paths of the files of each volume slot: base image, layers, top. An empty slot has
+// none. All volumes have the size of the disk.
+type volumes [][]string
 
 // console stores the guest's output.
 type console struct {
@@ -238,18 +244,40 @@ func open(t *testing.T, path string, flags int) *os.File {
 	return f
 }
 
-// disks opens the files of a machine's disk. The machine will own them. The last file is writable.
-func disks(t *testing.T, files []string) []machine.Disk {
+// disks opens the files of a machine's disk and of its volumes. The machine will own them. The last
+// file of each is writable.
+func disks(t *testing.T, files []string, volumes ...[]string) []machine.Disk {
 	t.Helper()
-	d := machine.Disk{SizeBytes: diskSize}
-	for i, name := range files {
-		flags := os.O_RDONLY
-		if i == len(files)-1 {
-			flags = os.O_RDWR
+	all := []machine.Disk{{SizeBytes: diskSize}}
+	for _, v := range volumes {
+		d := machine.Disk{Volume: true}
+		if len(v) > 0 {
+			d.SizeBytes = diskSize
 		}
-		d.Layers = append(d.Layers, open(t, name, flags))
+		all = append(all, d)
 	}
-	return []machine.Disk{d}
+	for n, names := range append([][]string{files}, volumes...) {
+		for i, name := range names {
+			flags := os.O_RDONLY
+			if i == len(names)-1 {
+				flags = os.O_RDWR
+			}
+			all[n].Layers = append(all[n].Layers, open(t, name, flags))
+		}
+	}
+	return all
+}
+
+// withTops returns the files of volumes with a new top for each volume.
+func (v volumes) withTops(t *testing.T, h *host) (with volumes) {
+	t.Helper()
+	for _, files := range v {
+		if len(files) > 0 {
+			files = append(slices.Clone(files), h.newTop(t))
+		}
+		with = append(with, files)
+	}
+	return with
 }
 
 func generation() (id [16]byte) {
@@ -261,12 +289,12 @@ func generation() (id [16]byte) {
 func (h *host) boot(t *testing.T) *testVM {
 	t.Helper()
 	v := h.newVM(t)
-	v.files = []string{h.base, h.newTop(t)}
+	v.files, v.volumes = []string{h.base, h.newTop(t)}, make(volumes, h.slots)
 	kernel, initrd := open(t, h.kernel, os.O_RDONLY), open(t, h.initrd, os.O_RDONLY)
 	defer kernel.Close()
 	defer initrd.Close()
 	if err := v.Boot(machine.BootConfig{Kernel: kernel, Initrd: initrd, Cmdline: vmtest.Cmdline(guestEnv + "=1"),
-		Disks: disks(t, v.files), VMGenID: generation()}); err != nil {
+		Disks: disks(t, v.files, v.volumes...), VMGenID: generation()}); err != nil {
 		t.Fatal(err)
 	}
 	if err := v.Resume(); err != nil {
