@@ -113,7 +113,8 @@ func Format(w io.WriterAt, size int64, uuid [16]byte) error {
 	return format(w, size, uuid, 0)
 }
 
-// FormatJournaled is like Format, but the file system has a journal.
+// FormatJournaled is like Format, but the file system has a journal, and all users may write to its
+// root directory, because no image says which user will.
 func FormatJournaled(w io.WriterAt, size int64, uuid [16]byte) error {
 	return format(w, size, uuid, journalBlocks(size))
 }
@@ -328,7 +329,7 @@ func (l *layout) writeDirectories(w io.WriterAt) error {
 		block uint64
 		names []entry
 	}{
-		{rootInode, 0o040755, 3, l.root, []entry{{rootInode, "."}, {rootInode, ".."}, {lostFoundInode, "lost+found"}}},
+		{rootInode, l.rootMode(), 3, l.root, []entry{{rootInode, "."}, {rootInode, ".."}, {lostFoundInode, "lost+found"}}},
 		{lostFoundInode, 0o040700, 2, l.lost, []entry{{lostFoundInode, "."}, {rootInode, ".."}}},
 	} {
 		if _, err := w.WriteAt(directory(d.names, l.inodeSeed(d.inode)), int64(d.block)*BlockSize); err != nil {
@@ -368,6 +369,14 @@ func putExtent(p []byte, block, blocks uint64) {
 	le.PutUint16(p[0x4:], 4) // room for four extents
 	le.PutUint16(p[0x10:], uint16(blocks))
 	le.PutUint32(p[0x14:], uint32(block))
+}
+
+// rootMode returns the mode of the root directory.
+func (l *layout) rootMode() uint16 {
+	if l.journalBlocks > 0 { // see FormatJournaled
+		return 0o040777
+	}
+	return 0o040755
 }
 
 type entry struct {

@@ -82,6 +82,9 @@ func TestJournalIsReplayed(t *testing.T) {
 		t.Fatal(err)
 	}
 	mount(t, disk, mounted)
+	if info, err := os.Stat(mounted); err != nil || info.Mode().Perm() != 0o777 {
+		t.Errorf("the root directory: %v, %v", info.Mode(), err)
+	}
 	name := filepath.Join(mounted, "file")
 	if err := os.WriteFile(name, []byte("synced"), 0o600); err != nil {
 		t.Fatal(err)
