@@ -83,6 +83,8 @@ type (
 	Admission        = v1.Admission
 	CachedImage      = v1.CachedImage
 	PrunedImages     = v1.PrunedImages
+
+	VolumeSnapshotRequest = v1.VolumeSnapshotRequest
 )
 
 // CachedBlob is the Kind of a CachedImage that is a compressed file of a snapshot.

@@ -14,6 +14,12 @@ func (c *Client) CreateVolume(ctx context.Context, req VolumeRequest) (v Volume,
 	return v, err
 }
 
+// SnapshotVolume makes a volume with the content and the size of the volume with the given name.
+func (c *Client) SnapshotVolume(ctx context.Context, name string, req VolumeSnapshotRequest) (v Volume, err error) {
+	err = c.call(ctx, http.MethodPost, volumePath(name)+"/snapshot", req, &v)
+	return v, err
+}
+
 // VolumePage lists a part of the volumes, sorted by name; see SandboxPage.
 func (c *Client) VolumePage(ctx context.Context, req PageRequest) (list []Volume, next string, err error) {
 	next, err = c.page(ctx, "/v1/volumes", req, &list)

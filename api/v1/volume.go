@@ -11,6 +11,12 @@ type Volume struct {
 	CreatedAt int64             `json:"created_at_unix"`
 }
 
+// VolumeSnapshotRequest requests a volume with the content and the size of another volume.
+type VolumeSnapshotRequest struct {
+	Name   string            `json:"name"` // of the new volume
+	Labels map[string]string `json:"labels,omitempty"`
+}
+
 // VolumeRequest requests a volume.
 type VolumeRequest struct {
 	Name    string            `json:"name"`

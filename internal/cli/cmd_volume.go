@@ -16,7 +16,8 @@ func newVolumeCmd() *cobra.Command {
 		Args:  usageArgs(knownCommand),
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(newVolumeCreateCmd(), newVolumeListCmd(), newVolumeInspectCmd(), newVolumeRemoveCmd())
+	cmd.AddCommand(newVolumeCreateCmd(), newVolumeListCmd(), newVolumeInspectCmd(), newVolumeSnapshotCmd(),
+		newVolumeRemoveCmd())
 	return cmd
 }
 
@@ -43,9 +44,8 @@ func newVolumeCreateCmd() *cobra.Command {
 			})
 		},
 	}
-	f := cmd.Flags()
-	f.Var((*mibValue)(&req.SizeMiB), "size", "size in MiB, or such as 10g, up to 1 TiB (default 1g)")
-	f.StringArrayVarP(&labels, "label", "l", nil, "NAME=VALUE to find the volume by (repeatable)")
+	cmd.Flags().Var((*mibValue)(&req.SizeMiB), "size", "size in MiB, or such as 10g, up to 1 TiB (default 1g)")
+	volumeLabelFlag(cmd, &labels)
 	c.register(cmd)
 	return cmd
 }
@@ -110,6 +110,39 @@ func newVolumeInspectCmd() *cobra.Command {
 	c.complete(cmd, volumeNames)
 	c.register(cmd)
 	return cmd
+}
+
+func newVolumeSnapshotCmd() *cobra.Command {
+	var c common
+	var labels []string
+	cmd := &cobra.Command{
+		Use:   "snapshot NAME NEW",
+		Short: "Make a volume with the content of another volume",
+		Long: "Prints the name of the new volume. It has the size of the other volume, and shares data with it until one\n" +
+			"of them changes.",
+		Args: usageArgs(arguments(2, 2)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			given, err := parseLabels(labels)
+			if err != nil {
+				return err
+			}
+			return show(cmd, &c, func(ctx context.Context, cl *client.Client) (client.Volume, error) {
+				return cl.SnapshotVolume(ctx, args[0], client.VolumeSnapshotRequest{Name: args[1], Labels: given})
+			}, func(v client.Volume) error {
+				printLine(cmd.OutOrStdout(), v.Name)
+				return nil
+			})
+		},
+	}
+	volumeLabelFlag(cmd, &labels)
+	c.complete(cmd, volumeNames)
+	c.register(cmd)
+	return cmd
+}
+
+// volumeLabelFlag registers --label for a command that makes a volume.
+func volumeLabelFlag(cmd *cobra.Command, to *[]string) {
+	cmd.Flags().StringArrayVarP(to, "label", "l", nil, "NAME=VALUE to find the volume by (repeatable)")
 }
 
 func newVolumeRemoveCmd() *cobra.Command {

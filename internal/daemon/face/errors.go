@@ -101,6 +101,8 @@ func codeOf(err error) code {
 		return codeNoWorkspace
 	case errors.As(err, &disk):
 		return codeOfVolume(disk)
+	case is[*volume.InUseError](err):
+		return codeVolumeInUse
 	case errors.Is(err, once.ErrOther):
 		return codeKeyReused
 	case errors.Is(err, once.ErrUnknown):

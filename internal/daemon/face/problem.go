@@ -56,6 +56,7 @@ const (
 	codeSnapshotUnusable code = "snapshot_unusable"
 	codeWorkspaceExists  code = "workspace_exists"
 	codeVolumeExists     code = "volume_exists"
+	codeVolumeInUse      code = "volume_in_use"
 	codeVolumeUnusable   code = "volume_unusable"
 	codeOutcomeUnknown   code = "outcome_unknown"
 	codeTooLarge         code = "body_too_large"
@@ -164,6 +165,8 @@ var problems = map[code]problem{
 		"delete the workspace first, or choose another name", 0},
 	codeVolumeExists: {http.StatusConflict, "A volume with this name exists",
 		"remove the volume first, or choose another name", 0},
+	codeVolumeInUse: {http.StatusConflict, "A sandbox writes to the volume",
+		"end the sandbox that the detail names", 0},
 	codeVolumeUnusable: {http.StatusConflict, "The volume cannot be used",
 		"do what the daemon's log says about the volume, and restart the daemon", 0},
 	codeOutcomeUnknown: {http.StatusConflict, "The outcome of the first request is unknown",

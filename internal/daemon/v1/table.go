@@ -142,6 +142,7 @@ func (a *api) volumeRoutes() []route {
 		{"POST /v1/volumes", auth.Run, nil, f.Work, f.Once(callWith(defaults, http.StatusCreated, a.createVolume))},
 		{"GET /v1/volumes/{volume}", auth.Read, nil, f.Reads, get(a.getVolume)},
 		{"DELETE /v1/volumes/{volume}", auth.Run, nil, f.Ends, end(a.deleteVolume)},
+		{"POST /v1/volumes/{volume}/snapshot", auth.Run, nil, f.Work, f.Once(call(http.StatusCreated, a.snapshotVolume))},
 	}
 }
 

@@ -22,6 +22,11 @@ func (a *api) createVolume(r *http.Request, req *apiv1.VolumeRequest) (apiv1.Vol
 		Labels: req.Labels}))
 }
 
+func (a *api) snapshotVolume(r *http.Request, req *apiv1.VolumeSnapshotRequest) (apiv1.Volume, error) {
+	return described(a.volumesFor(r))(a.view(r).SnapshotVolume(r.PathValue("volume"), volume.Request{Name: req.Name,
+		Labels: req.Labels}))
+}
+
 func (a *api) listVolumes(r *http.Request) (l list[volume.Info, apiv1.Volume], err error) {
 	wanted, err := selectorOf(r)
 	if err != nil {

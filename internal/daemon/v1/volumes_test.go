@@ -64,8 +64,15 @@ func lifeOfVolumes(t *testing.T, dir string) {
 	if err != nil || !slices.Equal(names(list), []string{"data"}) {
 		t.Errorf("%v %v", names(list), err)
 	}
+	copied, err := r.SnapshotVolume(ctx, "data", client.VolumeSnapshotRequest{Name: "b.2",
+		Labels: map[string]string{"job": "8"}})
+	if err != nil || copied.ID == made.ID || copied.SizeBytes != made.SizeBytes || copied.Labels["job"] != "8" {
+		t.Errorf("%+v %v", copied, err)
+	}
+	must(t, r.DeleteVolume(ctx, "b.2"))
 	must(t, r.DeleteVolume(ctx, "b"))
-	for what, err := range map[string]error{"get": second(r.Volume(ctx, "b")), "delete": r.DeleteVolume(ctx, "b")} {
+	for what, err := range map[string]error{"get": second(r.Volume(ctx, "b")), "delete": r.DeleteVolume(ctx, "b"),
+		"snapshot": second(r.SnapshotVolume(ctx, "b", client.VolumeSnapshotRequest{Name: "c"}))} {
 		if !errors.Is(err, client.ErrVolumeNotFound) {
 			t.Errorf("%s after the removal: %v", what, err)
 		}
@@ -127,6 +134,7 @@ func TestVolumesOfTenants(t *testing.T) {
 		"get of all":    second(w.a.Volume(ctx, "common")),
 		"delete of b":   w.a.DeleteVolume(ctx, "team-b.data"),
 		"delete of all": w.a.DeleteVolume(ctx, "common"),
+		"snapshot of b": second(w.a.SnapshotVolume(ctx, "team-b.data", client.VolumeSnapshotRequest{Name: "team-a.x"})),
 	} {
 		if !errors.Is(err, client.ErrVolumeNotFound) {
 			t.Errorf("%s: %v", what, err)
@@ -138,6 +146,10 @@ func TestVolumesOfTenants(t *testing.T) {
 		if !errors.Is(err, client.ErrScope) {
 			t.Errorf("create %s: %v", name, err)
 		}
+	}
+	_, err := w.b.SnapshotVolume(ctx, "team-b.data", client.VolumeSnapshotRequest{Name: "team-a.data"})
+	if !errors.Is(err, client.ErrScope) {
+		t.Errorf("a snapshot with a name of others: %v", err)
 	}
 	for who, want := range map[*client.Client]string{w.a: "[]", w.b: "[team-b.data]", w.Client: "[common team-b.data]"} {
 		if list, err := who.Volumes(ctx); err != nil || fmt.Sprint(names(list)) != want {

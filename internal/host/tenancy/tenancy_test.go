@@ -248,6 +248,9 @@ func TestLimits(t *testing.T) {
 			t.Errorf("a volume with a name of others: %v", err)
 		}
 	}
+	if _, err := b.view.SnapshotVolume(b.volume, volume.Request{Name: "a.new"}); !errors.As(err, &limit) {
+		t.Errorf("a snapshot of a volume with a name of others: %v", err)
+	}
 	if _, err := nobody.CreateVolume(volume.Request{Name: "new", SizeMiB: 16}); err == nil {
 		t.Error("nobody has created a volume")
 	}

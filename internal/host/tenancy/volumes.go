@@ -43,6 +43,19 @@ func (v *View) CreateVolume(req volume.Request) (volume.Info, error) {
 	return v.host.volumes.Create(req)
 }
 
+// SnapshotVolume calls Store.Snapshot for the principal, which owns the new volume. If the principal may
+// not use the name, the error is a *owner.PrefixError.
+func (v *View) SnapshotVolume(from string, req volume.Request) (volume.Info, error) {
+	if err := v.HasVolume(from); err != nil {
+		return volume.Info{}, err
+	}
+	if err := v.MayName("name", req.Name); err != nil {
+		return volume.Info{}, err
+	}
+	req.Owner = v.p.Name
+	return v.host.volumes.Snapshot(from, req)
+}
+
 // RemoveVolume calls Store.Remove.
 func (v *View) RemoveVolume(name string) error {
 	if err := v.HasVolume(name); err != nil {

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"syscall"
 	"time"
 
@@ -42,15 +43,45 @@ func (r *Request) check() error {
 // error, nothing is left of the volume. The error is an *Error, an *invalid.Error, or an
 // *admit.Error if the owner's quota or the host has no room.
 func (s *Store) Create(req Request) (Info, error) {
-	if err := req.check(); err != nil {
+	v, err := s.reserve(req)
+	if err != nil {
 		return Info{}, err
 	}
-	v := &volume{Volume: record.Volume{ID: "vol-" + snapshot.NewID(), Name: req.Name, Owner: req.Owner,
-		Created: time.Now().UTC(), SizeBytes: req.SizeMiB << 20, Labels: req.Labels}}
-	if err := s.reserve(v); err != nil {
+	return s.finish(v, func(dir string) error { return s.makeBase(v, dir) })
+}
+
+// Snapshot makes a volume with the content and the size of another volume. The two volumes share
+// files of the host until one of them changes. The size in the request has no effect. Errors are those
+// of Create, and an *InUseError if the other volume has a writer.
+func (s *Store) Snapshot(from string, req Request) (Info, error) {
+	source, unlock, err := s.lock(from)
+	if err != nil {
 		return Info{}, err
 	}
-	err := s.make(v)
+	defer unlock()
+	if w := source.Writer; w != nil {
+		return Info{}, &InUseError{Name: from, SandboxID: w.SandboxID}
+	}
+	req.SizeMiB = source.SizeBytes >> 20
+	v, err := s.reserve(req)
+	if err != nil {
+		return Info{}, err
+	}
+	v.Layers = slices.Clone(source.Layers)
+	return s.finish(v, func(dir string) error {
+		for _, f := range append([]string{baseFile}, v.Layers...) {
+			if err := os.Link(filepath.Join(s.path(from), f), filepath.Join(dir, f)); err != nil {
+				return err
+			}
+		}
+		s.step("linked the files")
+		return nil
+	})
+}
+
+// finish makes a volume whose name is reserved. It calls fill to make the files in a directory.
+func (s *Store) finish(v *volume, fill func(dir string) error) (Info, error) {
+	err := s.make(v, fill)
 	s.mu.Lock()
 	if err == nil {
 		v.phase = ready
@@ -65,11 +96,16 @@ func (s *Store) Create(req Request) (Info, error) {
 }
 
 // reserve takes the name of a new volume, and room in its owner's quota.
-func (s *Store) reserve(v *volume) error {
+func (s *Store) reserve(req Request) (*volume, error) {
+	if err := req.check(); err != nil {
+		return nil, err
+	}
+	v := &volume{Volume: record.Volume{ID: "vol-" + snapshot.NewID(), Name: req.Name, Owner: req.Owner,
+		Created: time.Now().UTC(), SizeBytes: req.SizeMiB << 20, Labels: req.Labels}}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.byName[v.Name] != nil || s.unread[v.Name] {
-		return &Error{Name: v.Name, Exists: true, Unread: s.unread[v.Name]}
+		return nil, &Error{Name: v.Name, Exists: true, Unread: s.unread[v.Name]}
 	}
 	count, total := 0, uint64(0)
 	for _, other := range s.byName {
@@ -78,21 +114,21 @@ func (s *Store) reserve(v *volume) error {
 		}
 	}
 	if count >= MaxPerOwner {
-		return &admit.Error{Code: admit.CodeVolumeQuota, Reason: fmt.Sprintf(
+		return nil, &admit.Error{Code: admit.CodeVolumeQuota, Reason: fmt.Sprintf(
 			"%s has %d volumes, the maximum for one client; remove some", v.Owner, count)}
 	}
 	if most := s.cfg.Most; most > 0 && total+v.SizeBytes > most {
-		return &admit.Error{Code: admit.CodeVolumeQuota, Reason: fmt.Sprintf(
+		return nil, &admit.Error{Code: admit.CodeVolumeQuota, Reason: fmt.Sprintf(
 			"a volume of %d MiB would exceed the maximum of %d MiB for the volumes of %s, which have %d MiB; remove some, "+
 				"choose a smaller size, or raise the daemon's --max-volumes-gib", v.SizeBytes>>20, most>>20, v.Owner, total>>20)}
 	}
 	s.byName[v.Name] = v
-	return nil
+	return v, nil
 }
 
-// make makes the files of a new volume in a directory of their own, and then gives the directory
-// the volume's name.
-func (s *Store) make(v *volume) error {
+// make calls fill to make the files of a new volume in a directory of their own. Then it gives the
+// directory the volume's name.
+func (s *Store) make(v *volume, fill func(dir string) error) error {
 	var undo cleanup.Stack
 	defer undo.Run()
 	dir := filepath.Join(s.cfg.Dir, newPrefix+v.ID)
@@ -101,7 +137,10 @@ func (s *Store) make(v *volume) error {
 	}
 	undo.Add(func() { _ = os.RemoveAll(dir) }) // the next start removes what stays
 	s.step("made the directory")
-	if err := s.makeBase(v, dir); err != nil {
+	if err := s.checkRoom(dir); err != nil {
+		return err
+	}
+	if err := fill(dir); err != nil {
 		return err
 	}
 	p, err := record.EncodeVolume(&v.Volume)
@@ -126,9 +165,6 @@ func (s *Store) make(v *volume) error {
 
 // makeBase writes the base image, an empty file system.
 func (s *Store) makeBase(v *volume, dir string) (err error) {
-	if err := s.checkRoom(dir); err != nil {
-		return err
-	}
 	f, err := os.OpenFile(filepath.Join(dir, baseFile), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o400)
 	if err != nil {
 		return err

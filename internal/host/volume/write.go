@@ -18,10 +18,9 @@ import (
 const (
 	layerSuffix   = ".layer"   // of the names of layers
 	damagedSuffix = ".damaged" // of layers that no volume uses any more, because a VM has damaged them
-	maxLayers     = 32         // maximum number of layers of a volume with a new writer
-	// MergeLayers is the number of layers from which on Merge is worth its cost. Each layer takes a
+	// maxLayers is the maximum number of layers of a volume with a new writer. Each layer takes a
 	// descriptor of every VMM that uses the volume, and a request to a VMM has at most 253.
-	MergeLayers = 8
+	maxLayers = 32
 )
 
 // InUseError reports that a volume has a writer.
@@ -31,8 +30,7 @@ type InUseError struct {
 }
 
 func (e *InUseError) Error() string {
-	return fmt.Sprintf("volume %.100q: sandbox %q writes to it: end the sandbox, or use the volume as a copy or read-only",
-		e.Name, e.SandboxID)
+	return fmt.Sprintf("volume %.100q: sandbox %q writes to it: end the sandbox first", e.Name, e.SandboxID)
 }
 
 // Files are the open files of a volume's disk.
@@ -223,8 +221,8 @@ func (s *Store) Recover(ctx context.Context, exists func(sandbox string) bool) {
 }
 
 // seal turns the tops of the writer into layers, and sets the writer. Empty tops are dropped. A top
-// that is not a valid layer is dropped too, but its file stays: only a VMM that its guest controls
-// damages a top.
+// that is not a valid layer is dropped too, with the top above it, but their files stay: only a VMM that
+// its guest controls damages a top.
 func (s *Store) seal(ctx context.Context, v *volume, now *record.VolumeWriter) error {
 	dir := s.path(v.Name)
 	var kept, dropped, damaged []string
@@ -235,6 +233,8 @@ func (s *Store) seal(ctx context.Context, v *volume, now *record.VolumeWriter) e
 			}
 			empty, err := s.settle(ctx, v, filepath.Join(dir, top))
 			switch {
+			case len(damaged) > 0:
+				damaged = append(damaged, top)
 			case errors.Is(err, disklayer.ErrFormat) || errors.Is(err, fs.ErrNotExist):
 				s.cfg.Log.Error("a sandbox has damaged a volume, whose latest changes are lost", "name", v.Name, "sandbox",
 					v.Writer.SandboxID, "error", err)

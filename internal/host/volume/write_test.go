@@ -337,6 +337,29 @@ func TestDamagedTops(t *testing.T) {
 	}
 }
 
+// A top above a damaged one is lost too, because its data is of a disk that no longer exists.
+func TestDamagedTopBelowAnother(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir)
+	create(t, s, "a")
+	startWriter(t, s, marks{4000: 1})
+	next, frozen, err := s.Swap("a", "sb-1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(t, next, marks{4001: 2})
+	path := filepath.Join(dir, "a", s.byName["a"].Writer.Top)
+	if err := errors.Join(next.Close(), frozen.Close(), os.Truncate(path, 0)); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Release(t.Context(), "a", "sb-1"); err != nil {
+		t.Fatal(err)
+	}
+	if got := content(t, s, "a"); !equal(got, nil) {
+		t.Errorf("%v, want nothing", got)
+	}
+}
+
 // A top that a process can still write to is not a part of the volume yet.
 func TestReleaseWaitsForTheVM(t *testing.T) {
 	s := open(t, t.TempDir())
@@ -356,6 +379,70 @@ func TestReleaseWaitsForTheVM(t *testing.T) {
 	s.patience = 1 << 40
 	if err := s.Release(t.Context(), "a", "sb-1"); err != nil {
 		t.Error(err)
+	}
+}
+
+// A snapshot of a volume is a volume of its own.
+func TestSnapshots(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "volumes")
+	s := open(t, dir)
+	source := create(t, s, "a")
+	startWriter(t, s, marks{4000: 1})
+	req := Request{Name: "b", Owner: "token:other", Labels: map[string]string{"c": "d"}}
+	var inUse *InUseError
+	if _, err := s.Snapshot("a", req); !errors.As(err, &inUse) {
+		t.Errorf("a snapshot beside a writer: %v", err)
+	}
+	branch(t, s, marks{4001: 2})
+	if err := s.Release(t.Context(), "a", "sb-1"); err != nil {
+		t.Fatal(err)
+	}
+	// A daemon that is killed in between leaves the whole snapshot or none.
+	steps := 0
+	s.step = func(done string) {
+		steps++
+		copied := filepath.Join(t.TempDir(), "volumes")
+		if err := os.CopyFS(copied, os.DirFS(dir)); err != nil {
+			t.Fatal(err)
+		}
+		next := open(t, copied)
+		want := []string{"a"}
+		if _, err := next.Get("b"); err == nil {
+			want = []string{"a", "b"}
+		}
+		if names := files(t, copied); !slices.Equal(names, want) {
+			t.Errorf("after %q: %v, want %v", done, names, want)
+		}
+		for _, name := range want {
+			if got := content(t, next, name); !equal(got, marks{4000: 1, 4001: 2}) {
+				t.Errorf("after %q: %s has %v", done, name, got)
+			}
+		}
+	}
+	b, err := s.Snapshot("a", req)
+	s.step = func(string) {}
+	if err != nil || b.ID == source.ID || b.Owner != "token:other" || b.Labels["c"] != "d" || b.Layers != 2 ||
+		b.SizeBytes != source.SizeBytes || steps != 4 {
+		t.Fatalf("%+v %v, %d steps", b, err, steps)
+	}
+	if _, err := s.Snapshot("a", req); !isError(err, true, false) {
+		t.Errorf("a second snapshot with the name: %v", err)
+	}
+	if _, err := s.Snapshot("none", Request{Name: "c"}); !isError(err, false, false) {
+		t.Errorf("a snapshot of nothing: %v", err)
+	}
+	startWriter(t, s, marks{4000: 9})
+	if err := errors.Join(s.Release(t.Context(), "a", "sb-1"), s.Merge(t.Context(), "a"), s.Remove("a")); err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range []*Store{s, open(t, dir)} {
+		if got := content(t, s, "b"); !equal(got, marks{4000: 1, 4001: 2}) {
+			t.Errorf("%v", got)
+		}
+	}
+	s.cfg.Most = 16 * mib
+	if _, err := s.Snapshot("b", Request{Name: "c", Owner: "token:other"}); err == nil {
+		t.Error("a snapshot beyond the quota")
 	}
 }
 

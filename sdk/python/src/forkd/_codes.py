@@ -258,6 +258,13 @@ class VolumeExistsError(ForkdError):
     """
 
 
+class VolumeInUseError(ForkdError):
+    """A sandbox writes to the volume (volume_in_use, 409).
+
+    What helps: end the sandbox that the detail names.
+    """
+
+
 class VolumeUnusableError(ForkdError):
     """The volume cannot be used (volume_unusable, 409).
 
@@ -443,6 +450,7 @@ BY_CODE: dict[str, type[ForkdError]] = {
     "snapshot_unusable": SnapshotUnusableError,
     "workspace_exists": WorkspaceExistsError,
     "volume_exists": VolumeExistsError,
+    "volume_in_use": VolumeInUseError,
     "volume_unusable": VolumeUnusableError,
     "outcome_unknown": OutcomeUnknownError,
     "body_too_large": BodyTooLargeError,
@@ -518,6 +526,7 @@ __all__ = [
     "SnapshotUnusableError",
     "WorkspaceExistsError",
     "VolumeExistsError",
+    "VolumeInUseError",
     "VolumeUnusableError",
     "OutcomeUnknownError",
     "BodyTooLargeError",

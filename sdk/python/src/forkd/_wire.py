@@ -1271,6 +1271,15 @@ class CreateVolume(Record):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class SnapshotVolume(Record):
+    """The message SnapshotVolume of the API."""
+
+    name: str
+    """name of the new volume"""
+    labels: dict[str, str] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class VolumeInfo(Record):
     """The message VolumeInfo of the API."""
 
@@ -2210,6 +2219,7 @@ __all__ = [
     "SignatureRequest",
     "SnapshotInfo",
     "SnapshotInfoDetail",
+    "SnapshotVolume",
     "Stats",
     "SuspendWorkspace",
     "TTL",

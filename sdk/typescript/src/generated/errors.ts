@@ -107,6 +107,9 @@ export class WorkspaceExistsError extends ForkdError {}
 /** A volume with this name exists (409, `volume_exists`). */
 export class VolumeExistsError extends ForkdError {}
 
+/** A sandbox writes to the volume (409, `volume_in_use`). */
+export class VolumeInUseError extends ForkdError {}
+
 /** The volume cannot be used (409, `volume_unusable`). */
 export class VolumeUnusableError extends ForkdError {}
 
@@ -207,6 +210,7 @@ export const errorClasses: Readonly<Record<string, typeof ForkdError>> = {
   snapshot_unusable: SnapshotUnusableError,
   workspace_exists: WorkspaceExistsError,
   volume_exists: VolumeExistsError,
+  volume_in_use: VolumeInUseError,
   volume_unusable: VolumeUnusableError,
   outcome_unknown: OutcomeUnknownError,
   body_too_large: BodyTooLargeError,
