@@ -100,8 +100,8 @@ func (s *Store) reserve(req Request) (*volume, error) {
 	if err := req.check(); err != nil {
 		return nil, err
 	}
-	v := &volume{Volume: record.Volume{ID: "vol-" + snapshot.NewID(), Name: req.Name, Owner: req.Owner,
-		Created: time.Now().UTC(), SizeBytes: req.SizeMiB << 20, Labels: req.Labels}}
+	v := newVolume(&record.Volume{ID: "vol-" + snapshot.NewID(), Name: req.Name, Owner: req.Owner,
+		Created: time.Now().UTC(), SizeBytes: req.SizeMiB << 20, Labels: req.Labels}, creating)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.byName[v.Name] != nil || s.unread[v.Name] {

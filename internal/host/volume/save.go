@@ -18,17 +18,20 @@ func (s *Store) lock(name string) (v *volume, unlock func(), err error) {
 	v = s.byName[name]
 	s.mu.Unlock()
 	if v != nil {
-		v.file.Lock()
+		v.file <- struct{}{}
+		unlock = func() { <-v.file }
 	}
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	if v == nil || v.phase != ready || s.byName[name] != v { // removed while this call waited
-		if v != nil {
-			v.file.Unlock()
-		}
-		return nil, nil, &Error{Name: name, Unread: s.unread[name]}
+	there := v != nil && v.phase == ready && s.byName[name] == v // it may have been removed during the wait
+	unread := s.unread[name]
+	s.mu.Unlock()
+	if there {
+		return v, unlock, nil
 	}
-	return v, v.file.Unlock, nil
+	if v != nil {
+		unlock()
+	}
+	return nil, nil, &Error{Name: name, Unread: unread}
 }
 
 // errNoWriter says that no sandbox writes to a volume.

@@ -67,7 +67,13 @@ type Store struct {
 type volume struct {
 	record.Volume // content of the record
 	phase         phase
-	file          sync.Mutex // held while the record or the files change; locked before the Store's mu
+	// lock that is held while the record or the files change; taken before the Store's mu; has room for
+	// one value
+	file chan struct{}
+}
+
+func newVolume(r *record.Volume, p phase) *volume {
+	return &volume{Volume: *r, phase: p, file: make(chan struct{}, 1)}
 }
 
 // phase is the phase of a volume. In every phase the volume's name is taken, and its size counts.
@@ -150,7 +156,7 @@ func Open(cfg Config) (*Store, error) {
 			cfg.Log.Warn("files of a volume are left", "name", name, "error", err)
 		}
 		ids[r.ID] = name
-		s.byName[name] = &volume{Volume: *r, phase: ready}
+		s.byName[name] = newVolume(r, ready)
 	}
 	return s, nil
 }

@@ -3,6 +3,7 @@ package volume
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"os/exec"
@@ -362,7 +363,9 @@ func TestQuota(t *testing.T) {
 func TestNumberIsLimited(t *testing.T) {
 	s := open(t, t.TempDir())
 	for i := range MaxPerOwner {
-		s.byName[string(rune('A'+i/26))+string(rune('a'+i%26))] = &volume{phase: creating}
+		if _, err := s.reserve(Request{Name: fmt.Sprint("v", i), SizeMiB: 16}); err != nil {
+			t.Fatal(err)
+		}
 	}
 	_, err := s.Create(Request{Name: "one-more", SizeMiB: 16})
 	if e := (*admit.Error)(nil); !errors.As(err, &e) || e.Code != admit.CodeVolumeQuota {

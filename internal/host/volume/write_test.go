@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/forkd/forkd/internal/format/disklayer"
+	"github.com/forkd/forkd/internal/format/record"
 )
 
 // marks is the content of a disk: the first byte of each cluster, by number. The tests write to
@@ -67,6 +68,13 @@ func read10(t *testing.T, files []*os.File) marks {
 		}
 	}
 	return got
+}
+
+// recordOf returns the record of the volume "a".
+func recordOf(s *Store) record.Volume {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.byName["a"].Volume
 }
 
 // content returns the content of a volume, as a new writer sees it. Afterwards the volume has no
@@ -233,7 +241,8 @@ func TestCrashOfAWriter(t *testing.T) {
 			t.Fatal(err)
 		}
 		next := open(t, copied)
-		known := 2 + len(next.byName["a"].Files())
+		r := recordOf(next)
+		known := 2 + len(r.Files())
 		if names := files(t, filepath.Join(copied, "a")); len(names) != known {
 			t.Errorf("after %q: %v are left, want %d", done, names, known)
 		}
@@ -313,7 +322,7 @@ func TestDamagedTops(t *testing.T) {
 		create(t, s, "a")
 		startWriter(t, s, marks{4000: 1})
 		branch(t, s, marks{4001: 2})
-		top := filepath.Join(dir, "a", s.byName["a"].Writer.Top)
+		top := filepath.Join(dir, "a", recordOf(s).Writer.Top)
 		if err := damage(top); err != nil {
 			t.Fatal(err)
 		}
@@ -348,7 +357,7 @@ func TestDamagedTopBelowAnother(t *testing.T) {
 		t.Fatal(err)
 	}
 	write(t, next, marks{4001: 2})
-	path := filepath.Join(dir, "a", s.byName["a"].Writer.Top)
+	path := filepath.Join(dir, "a", recordOf(s).Writer.Top)
 	if err := errors.Join(next.Close(), frozen.Close(), os.Truncate(path, 0)); err != nil {
 		t.Fatal(err)
 	}
@@ -529,7 +538,7 @@ func TestFullDiskOfAWriter(t *testing.T) {
 
 // A record that names a layer twice, a path, or no top for a branch is refused.
 func TestRefusedLayers(t *testing.T) {
-	for name, record := range map[string]string{
+	for name, field := range map[string]string{
 		"path":            `"layers":["../b/base.img"]`,
 		"twice":           `"layers":["x.layer","x.layer"]`,
 		"gone":            `"layers":["gone.layer"]`,
@@ -545,7 +554,7 @@ func TestRefusedLayers(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		p = append(p[:len(p)-1], []byte(","+record+"}")...)
+		p = append(p[:len(p)-1], []byte(","+field+"}")...)
 		if err := errors.Join(os.WriteFile(path, p, 0o600), os.WriteFile(filepath.Join(dir, name, "x.layer"), nil,
 			0o600)); err != nil {
 			t.Fatal(err)
