@@ -22,7 +22,7 @@ import (
 // Version must be changed together with any message, and together with the form of the state that a
 // VMM saves. Otherwise a VMM of an earlier daemon could save a state that the VMMs of the next
 // daemon cannot restore. A VMM refuses a daemon with another version.
-const Version = 18
+const Version = 19
 
 // Kind is the first byte of every message.
 type Kind = codec.Kind
