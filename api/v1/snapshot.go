@@ -13,6 +13,7 @@ type Snapshot struct {
 	MemSizeMiB   uint64   `json:"mem_size_mib,omitempty"`
 	VCPUs        uint32   `json:"vcpus,omitempty"`
 	CPUTemplate  string   `json:"cpu_template,omitempty"`
+	VolumeSlots  uint32   `json:"volume_slots,omitempty"` // number of volumes that a child can mount
 	Accel        string   `json:"accel,omitempty"`
 	Kernel       string   `json:"kernel,omitempty"`
 	Warm         []string `json:"warm,omitempty"`
@@ -79,12 +80,13 @@ type BakeRequest struct {
 	Initrd string `json:"initrd,omitempty"` // empty: the daemon creates one
 	Rootfs string `json:"rootfs,omitempty"`
 	// Tag of a snapshot whose disk the parent boots from, instead of rootfs. The snapshot supplies
-	// an omitted kernel, mem_size_mib, vcpus, cpu_template, network, limits or unique. env is added
-	// to the snapshot's env.
+	// an omitted kernel, mem_size_mib, vcpus, cpu_template, volume_slots, network, limits or unique.
+	// env is added to the snapshot's env.
 	From              string            `json:"from,omitempty"`
 	MemSizeMiB        uint64            `json:"mem_size_mib,omitempty"` // 0 means 512
 	VCPUs             uint32            `json:"vcpus,omitempty"`        // 0 means 1
 	CPUTemplate       string            `json:"cpu_template,omitempty"`
+	VolumeSlots       uint32            `json:"volume_slots,omitempty"` // number of volumes that a child can mount
 	Env               map[string]string `json:"env,omitempty"`
 	Warmup            Warmup            `json:"warmup,omitzero"`
 	ReadyTimeoutSecs  float64           `json:"ready_timeout_secs,omitempty"`

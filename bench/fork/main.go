@@ -22,6 +22,7 @@ import (
 	"github.com/forkd/forkd/bench/internal/report"
 	"github.com/forkd/forkd/internal/cleanup"
 	"github.com/forkd/forkd/internal/host/sandbox"
+	"github.com/forkd/forkd/internal/proto/vm"
 )
 
 // options are the flags.
@@ -31,6 +32,7 @@ type options struct {
 	ns            lab.Numbers
 	samples       int
 	extents       int
+	slots         uint
 	coldAll       bool
 	floorBin      string
 	floorRuns     int
@@ -50,6 +52,7 @@ func main() {
 	flag.StringVar(&b.opt.guest, "guest", "linux", "linux, or stub: user-mode code without an operating system")
 	flag.StringVar(&b.opt.recipe, "recipe", "python-numpy", "image of the Linux guest")
 	flag.Uint64Var(&b.opt.memoryMiB, "memory", 512, "guest RAM in MiB, 64 to 3072")
+	flag.UintVar(&b.opt.slots, "slots", 0, "volume slots of the guest, 0 to 8")
 	flag.Var(&b.opt.ns, "n", "children per fork")
 	flag.IntVar(&b.opt.samples, "samples", 20, "fork at least this many children for every row of the table")
 	flag.IntVar(&b.opt.extents, "extents", 0, "with -guest=stub: so many more extents in the snapshot's memory map")
@@ -65,6 +68,8 @@ func (o *options) check() error {
 		return fmt.Errorf("-guest %q: want linux or stub", o.guest)
 	case o.memoryMiB < 64 || o.memoryMiB > 3072:
 		return fmt.Errorf("-memory %d: want 64 to 3072", o.memoryMiB)
+	case o.slots > vm.MaxVolumeSlots:
+		return fmt.Errorf("-slots %d: want 0 to %d", o.slots, vm.MaxVolumeSlots)
 	case len(o.ns.List) == 0 || o.samples < 1 || o.floorRuns < 1:
 		return errors.New("-n wants a number, -samples and -floor-runs want 1 or more")
 	case o.extents < 0 || o.extents > lab.MaxStubExtents || o.extents > 0 && o.guest != "stub":
@@ -87,8 +92,8 @@ func (b *bench) measure(ctx context.Context) (*report.Report, error) {
 	if b.host, err = lab.NewDaemon(host, &undo); err != nil {
 		return nil, err
 	}
-	if b.guest = linuxGuest(b.host, o.recipe, o.memoryMiB); o.guest == "stub" {
-		b.guest = stubGuest(b.host, o.memoryMiB, o.extents)
+	if b.guest = linuxGuest(b.host, o.recipe, o.memoryMiB, o.slots); o.guest == "stub" {
+		b.guest = stubGuest(b.host, o.memoryMiB, o.extents, o.slots)
 	}
 	r := b.Report(host)
 	var f *floor

@@ -31,7 +31,7 @@ func newHost(dir string) (h *host, err error) {
 		return nil, err
 	}
 	h.hub, err = hub.New(hub.Config{Store: h.store, Dir: hub.Dir(root), Memory: 1 << 40,
-		Try:  func(context.Context, vm.Shape, uint64, *os.File) error { return nil }, // no VM runs here
+		Try:  func(context.Context, snapshot.Machine, uint64, *os.File) error { return nil }, // no VM runs here
 		Room: func(uint64, *os.File) error { return nil }, Log: slog.New(slog.DiscardHandler)})
 	return h, err
 }

@@ -51,7 +51,7 @@ func (stubGuest) peers() []string {
 }
 
 func (g stubGuest) bake(ctx context.Context, d *lab.Daemon, m *lab.Manager) error {
-	return d.BakeStub(ctx, m, tag, g.memoryMiB, 0)
+	return d.BakeStub(ctx, m, tag, g.memoryMiB, 0, 0)
 }
 
 func (stubGuest) client() func(_, vsock string) sandbox.Guest { return lab.StubClient }

@@ -19,6 +19,8 @@ func (o *buildOptions) registerFrom(f *pflag.FlagSet) {
 		"memory of the VM, in MiB or such as 4g, with --from (default: the snapshot's) or for a Dockerfile that starts from an image (default: 1024)")
 	f.Uint32Var(&o.from.VCPUs, "vcpus", 0,
 		"processors of the VM, with --from (default: the snapshot's) or for a Dockerfile that starts from an image (default: 1)")
+	f.Uint32Var(&o.from.VolumeSlots, "volume-slots", 0,
+		"number of volumes that a sandbox can mount, with --from (default: the snapshot's)")
 }
 
 // runFrom makes a parent that boots from the disk of a snapshot.

@@ -68,7 +68,8 @@ func newBuildCmd() *cobra.Command {
 			"With --from, a parent boots from the disk of a snapshot, optionally with other memory and processors.",
 		Example: "  forkd build -t app .\n  forkd build -f Dockerfile.dev --build-arg VERSION=2 -t app-dev .\n" +
 			"  forkd build python-numpy\n  forkd build docker://python:3.12-slim --tag py\n" +
-			"  forkd build --from py --tag py-large --memory-mib 4096 --vcpus 2",
+			"  forkd build --from py --tag py-large --memory-mib 4096 --vcpus 2\n" +
+			"  forkd build --from py --tag py-volumes --volume-slots 4",
 		Args: usageArgs(arguments(0, 1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if o.from.From != "" {
@@ -78,6 +79,10 @@ func newBuildCmd() *cobra.Command {
 					return err
 				}
 				return o.runFrom(cmd, &c, args)
+			}
+			if o.from.VolumeSlots != 0 {
+				return usageError{errors.New("--volume-slots goes with --from: build first, and then boot from the disk of " +
+					"that snapshot")}
 			}
 			if len(args) == 0 {
 				return usageError{errors.New("give a RECIPE, a directory with one or with a Dockerfile, or --from TAG")}

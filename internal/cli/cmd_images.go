@@ -126,6 +126,7 @@ func newSnapshotInfoCmd() *cobra.Command {
 					row("persisted", d.Persist)
 					row("directory", d.Dir)
 					row("machine", fmt.Sprintf("%d MiB, %d vCPUs, CPU template %s", d.MemSizeMiB, d.VCPUs, d.CPUTemplate))
+					row("volume slots", d.VolumeSlots)
 					row("guest", fmt.Sprintf("kernel %s, warm %s", d.Kernel, strings.Join(d.Warm, " ")))
 					row("memory", fmt.Sprintf("%d MiB on disk", d.MemoryPhysical>>20))
 					row("disk", fmt.Sprintf("%d MiB on disk", d.DiskPhysical>>20))

@@ -363,18 +363,16 @@ func (s *server) entering(t vmmproto.RestoreResult) *kvm.Notice {
 
 // disks takes the descriptors of the layers of all disks. It also lowers the limit on the length of
 // files that this process may write. The new limit is the length that the memory layer and the disk
-// layers need. A later restore may put any volume into a volume slot, and the limit cannot be raised.
+// layers need. The limit cannot be raised, so the volumes of a later restore must not be larger.
 func (s *server) disks(files *donated, specs []vmmproto.Disk) ([]machine.Disk, error) {
 	most := s.memory
 	for i, d := range specs {
-		bytes := d.SizeBytes
-		if d.Volume {
-			if bytes = vm.MaxVolumeBytes; d.SizeBytes > bytes {
-				return nil, fmt.Errorf("disk %d: a volume of %d bytes, at most %d", i, d.SizeBytes, bytes)
-			}
+		if d.Volume && d.SizeBytes > vm.MaxVolumeBytes {
+			return nil, fmt.Errorf("disk %d: a volume of %d bytes, at most %d", i, d.SizeBytes, uint64(vm.MaxVolumeBytes))
 		}
-		_, _, size := disklayer.Layout(bytes)
-		most = max(most, size)
+		if _, _, size := disklayer.Layout(d.SizeBytes); d.Layers > 0 {
+			most = max(most, size)
+		}
 	}
 	if err := s.limitFiles(most); err != nil {
 		return nil, err

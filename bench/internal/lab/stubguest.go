@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -22,9 +23,10 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// BakeStub makes a snapshot of a running stub whose memory map has the given number of additional
-// extents. Bake cannot be used, because it waits until the guest says that it is ready.
-func (d *Daemon) BakeStub(ctx context.Context, m *Manager, tag string, memoryMiB uint64, extents int) error {
+// BakeStub makes a snapshot of a running stub with the given number of volume slots, whose memory map
+// has the given number of additional extents. Bake cannot be used, because it waits until the guest
+// says that it is ready.
+func (d *Daemon) BakeStub(ctx context.Context, m *Manager, tag string, memoryMiB uint64, extents int, slots uint) error {
 	kernel := filepath.Join(d.Dir, "stub.elf")
 	if err := os.WriteFile(kernel, stub.Kernel(), 0o600); err != nil {
 		return err
@@ -36,10 +38,11 @@ func (d *Daemon) BakeStub(ctx context.Context, m *Manager, tag string, memoryMiB
 		return err
 	}
 	defer vmm.Kill()
-	if err := runStub(ctx, vmm, kernel); err != nil {
+	if err := runStub(ctx, vmm, kernel, slots); err != nil {
 		return err
 	}
-	return saveStub(ctx, m.Snapshots(), tag, vmm, machine, d.Host.Accel, extents)
+	return saveStub(ctx, m.Snapshots(), tag, vmm, snapshot.Machine{MemoryBytes: machine.MemoryBytes, VCPUs: machine.VCPUs,
+		Template: machine.Template, Accel: d.Host.Accel, VolumeSlots: uint32(slots)}, extents)
 }
 
 // StubSettle is how long the parent of stubs runs before it is saved. This time is more than enough
@@ -47,13 +50,14 @@ func (d *Daemon) BakeStub(ctx context.Context, m *Manager, tag string, memoryMiB
 // microseconds even on emulated hosts.
 const StubSettle = 300 * time.Millisecond
 
-func runStub(ctx context.Context, vmm vmpool.VMM, kernel string) error {
+func runStub(ctx context.Context, vmm vmpool.VMM, kernel string, slots uint) error {
 	f, err := os.Open(kernel)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	if err := vmm.Boot(ctx, vmmproto.Boot{}, vmmclient.BootFiles{Kernel: f}); err != nil {
+	boot := vmmproto.Boot{Disks: slices.Repeat([]vmmproto.Disk{{Volume: true}}, int(slots))}
+	if err := vmm.Boot(ctx, boot, vmmclient.BootFiles{Kernel: f, Disks: make([][]*os.File, slots)}); err != nil {
 		return err
 	}
 	if err := vmm.Resume(ctx); err != nil {
@@ -78,7 +82,7 @@ const (
 // MaxStubExtents is the number of such extents that fit into a guest with 64 MiB of RAM.
 const MaxStubExtents = (64<<20 - extentsFrom) / extentStep
 
-func saveStub(ctx context.Context, s *store.Store, tag string, vmm vmpool.VMM, machine vm.Shape, accel string,
+func saveStub(ctx context.Context, s *store.Store, tag string, vmm vmpool.VMM, machine snapshot.Machine,
 	more int) error {
 	staging, err := s.Stage(tag)
 	if err != nil {
@@ -109,10 +113,8 @@ func saveStub(ctx context.Context, s *store.Store, tag string, vmm vmpool.VMM, m
 	}
 	staging.DurableFirst()
 	_, err = staging.Publish(&snapshot.Manifest{
-		Machine: snapshot.Machine{
-			MemoryBytes: machine.MemoryBytes, VCPUs: machine.VCPUs, Template: machine.Template, Accel: accel,
-		},
-		Guest: snapshot.Guest{Kernel: "stub", Hostname: "stub"},
+		Machine: machine,
+		Guest:   snapshot.Guest{Kernel: "stub", Hostname: "stub"},
 	}, saved.Extents, nil)
 	return err
 }

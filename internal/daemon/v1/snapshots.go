@@ -23,7 +23,8 @@ func snapshotOf(view *tenancy.View, i store.Info) apiv1.Snapshot {
 		Tag: i.Tag, Dir: i.Dir, CreatedAt: i.Created.Unix(), BranchedFrom: i.Parent, Status: "ready", Bootable: true,
 		Persist:    "done",
 		MemSizeMiB: i.Machine.MemoryBytes >> 20, VCPUs: i.Machine.VCPUs, CPUTemplate: i.Machine.Template,
-		Accel: i.Machine.Accel, Kernel: i.Guest.Kernel, Warm: i.Guest.Warm, Sandboxes: i.Leases,
+		VolumeSlots: i.Machine.VolumeSlots, Accel: i.Machine.Accel, Kernel: i.Guest.Kernel, Warm: i.Guest.Warm,
+		Sandboxes: i.Leases,
 	}
 	switch {
 	case i.Writing:
@@ -131,8 +132,8 @@ func (a *api) createSnapshot(r *http.Request, req *apiv1.BakeRequest) (out apiv1
 	res, err := a.Baker.Bake(r.Context(), bake.Request{
 		Client: auth.From(r.Context()).Who, From: from,
 		Tag: req.Tag, Kernel: req.Kernel, Initrd: req.Initrd, Rootfs: req.Rootfs, MemoryMiB: req.MemSizeMiB,
-		VCPUs: req.VCPUs, Template: req.CPUTemplate, Env: req.Env, Commands: req.Warmup.Commands,
-		Python: req.Warmup.Python, Ready: ready, Warmup: limit, Network: network, Limits: *limits,
+		VCPUs: req.VCPUs, Template: req.CPUTemplate, VolumeSlots: req.VolumeSlots, Env: req.Env,
+		Commands: req.Warmup.Commands, Python: req.Warmup.Python, Ready: ready, Warmup: limit, Network: network, Limits: *limits,
 		Strict: strict == unique.Refuse,
 	})
 	if err != nil {

@@ -169,6 +169,8 @@ func (m *Machine) check() error {
 		return fmt.Errorf("vcpus %d: want 1 to %d", m.VCPUs, vm.MaxVCPUs)
 	case m.Template == "":
 		return errors.New("cpu_template is empty")
+	case m.VolumeSlots > vm.MaxVolumeSlots:
+		return fmt.Errorf("volume_slots %d: want at most %d", m.VolumeSlots, vm.MaxVolumeSlots)
 	}
 	return nil
 }

@@ -104,6 +104,8 @@ type Machine struct {
 	VCPUs       uint32 `json:"vcpus"`
 	Template    string `json:"cpu_template"`
 	Accel       string `json:"accel"` // accelerator that the saved VM ran on: "kvm", or "tcg" on an emulated host
+	// number of disks after the root disk that are volume slots; an older manifest has none
+	VolumeSlots uint32 `json:"volume_slots,omitempty"`
 }
 
 // Shape returns the shape of a VM for the snapshot's state.

@@ -85,6 +85,24 @@ func TestGolden(t *testing.T) {
 	}
 }
 
+// A manifest keeps the number of volume slots. One without them does not name the field.
+func TestVolumeSlots(t *testing.T) {
+	m := sample(t)
+	for _, slots := range []uint32{0, vm.MaxVolumeSlots} {
+		m.Machine.VolumeSlots = slots
+		text, err := m.Encode()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if again, err := ParseManifest(text); err != nil || again.Machine.VolumeSlots != slots {
+			t.Errorf("%d slots, read again: %+v, %v", slots, again, err)
+		}
+		if named := bytes.Contains(text, []byte("volume_slots")); named != (slots > 0) {
+			t.Errorf("%d slots: %s", slots, text)
+		}
+	}
+}
+
 // Manifests of the previous version can be read, and get the present version when they are written
 // again. They have no default user and no default directory.
 func TestOlderVersionIsRead(t *testing.T) {
@@ -262,6 +280,7 @@ func TestManifestRules(t *testing.T) {
 		"no base":                func(m *Manifest) { m.Disk.Base.Digest = "" },
 		"base by its path":       func(m *Manifest) { m.Disk.Base.Digest = "/etc/passwd" },
 		"too much memory":        func(m *Manifest) { m.Machine.MemoryBytes = vm.MaxMemoryBytes + 4096 },
+		"too many volume slots":  func(m *Manifest) { m.Machine.VolumeSlots = vm.MaxVolumeSlots + 1 },
 		"too many vcpus":         func(m *Manifest) { m.Machine.VCPUs = vm.MaxVCPUs + 1 },
 		"env name":               func(m *Manifest) { m.Guest.Env["a=b"] = "" },
 		"env bytes":              func(m *Manifest) { m.Guest.Env["a"] = "\xff" },

@@ -324,8 +324,11 @@ func (b *bake) boot(ctx context.Context) error {
 		Cmdline: b.cfg.Cmdline, VMGenID: identity.NewGenerationID(), Net: b.link != nil,
 		Disks: []vmmproto.Disk{{SizeBytes: size}},
 	}
-	err = b.vmm.Boot(ctx, req, vmmclient.BootFiles{Kernel: kernel, Initrd: initrd,
-		Disks: [][]*os.File{append(own, top)}})
+	files := vmmclient.BootFiles{Kernel: kernel, Initrd: initrd, Disks: [][]*os.File{append(own, top)}}
+	for range b.req.VolumeSlots {
+		req.Disks, files.Disks = append(req.Disks, vmmproto.Disk{Volume: true}), append(files.Disks, nil)
+	}
+	err = b.vmm.Boot(ctx, req, files)
 	if err != nil {
 		return err
 	}
@@ -446,6 +449,7 @@ func (b *bake) save(ctx context.Context) (*snapshot.Manifest, []vm.Extent, error
 	m := &snapshot.Manifest{
 		Machine: snapshot.Machine{
 			MemoryBytes: b.req.MemoryMiB << 20, VCPUs: b.req.VCPUs, Template: b.req.Template, Accel: b.cfg.Accel,
+			VolumeSlots: b.req.VolumeSlots,
 		},
 		Guest: snapshot.Guest{
 			Kernel: b.result.Ready.Kernel, Warm: b.result.Ready.Warm, Hostname: parentHostname,

@@ -21,6 +21,7 @@ import (
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/host/vmfake"
 	"github.com/forkd/forkd/internal/proto/vm"
+	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
 // kitchen is a Baker with fake VMs and guests, and the directories that its bakes must leave clean.
@@ -78,6 +79,7 @@ func TestBadRequestsNameTheField(t *testing.T) {
 		"tag": func(r *Request) { r.Tag = "" }, "kernel": func(r *Request) { r.Kernel = "/nonexistent" },
 		"initrd": func(r *Request) { r.Initrd = "relative" }, "rootfs": func(r *Request) { r.Rootfs = w.dir },
 		"mem_size_mib": func(r *Request) { r.MemoryMiB = 1 }, "vcpus": func(r *Request) { r.VCPUs = 9999 },
+		"volume_slots": func(r *Request) { r.VolumeSlots = vm.MaxVolumeSlots + 1 },
 		"cpu_template": func(r *Request) { r.Template = "magic" },
 	} {
 		req := w.request
@@ -97,6 +99,24 @@ func TestBadRequestsNameTheField(t *testing.T) {
 		t.Errorf("more memory than the host has: %v, want %q", err, want)
 	}
 	w.checkClean(t)
+}
+
+// The machine of a parent has the requested volume slots, which are empty, and its snapshot says so.
+func TestVolumeSlots(t *testing.T) {
+	w := newKitchen(t)
+	w.request.VolumeSlots = 3
+	baked, err := w.Bake(t.Context(), w.request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := baked.Info.Machine.VolumeSlots; n != 3 {
+		t.Errorf("the snapshot has %d slots", n)
+	}
+	slot := vmmproto.Disk{Volume: true}
+	want := []vmmproto.Disk{{SizeBytes: 4096, Layers: 2}, slot, slot, slot}
+	if len(w.vmms.Disks) != 1 || !slices.Equal(w.vmms.Disks[0], want) {
+		t.Errorf("booted with %+v, want %+v", w.vmms.Disks, want)
+	}
 }
 
 // If a request names no initramfs, the Baker makes one for the kernel.

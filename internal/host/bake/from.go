@@ -31,6 +31,7 @@ func (b *bake) acquire(req *Request) (err error) {
 	}
 	req.MemoryMiB = cmp.Or(req.MemoryMiB, m.Machine.MemoryBytes>>20)
 	req.VCPUs = cmp.Or(req.VCPUs, m.Machine.VCPUs)
+	req.VolumeSlots = cmp.Or(req.VolumeSlots, m.Machine.VolumeSlots)
 	req.Template = cmp.Or(req.Template, m.Machine.Template)
 	req.Env = m.Guest.With(snapshot.Defaults{Env: req.Env}).Env
 	if req.Limits == (vm.Limits{}) {

@@ -27,20 +27,22 @@ type Request struct {
 	// path of the initramfs with the agent; empty: the Baker makes one for Kernel; must be empty
 	// without Kernel, because the bake then uses the snapshot's initramfs
 	Initrd    string
-	Rootfs    string             // path of the raw root file system, which is never written
-	MemoryMiB uint64             // 0 means as in From, or 512 without From
-	VCPUs     uint32             // 0 means as in From, or 1 without From
-	Template  string             // CPU template; empty: as in From, or the Baker's default without From
-	Env       map[string]string  // added to the environment of From
-	Commands  []string           // warm-up commands, run one after another by /bin/sh -c
-	Python    string             // warm-up code, run in the warm interpreter after Commands
-	Ready     time.Duration      // time limit of the guest's boot; 0 means 300 s
-	Network   *netclient.Setting // nil: no network; children have the setting of From, or the default without From
-	Limits    vm.Limits          // default for children; zero: the limits of From
-	Hooks     snapshot.Hooks     // hooks of children; zero: the hooks of From
-	Strict    bool               // children are strict (see unique.Strict), as they always are if From is strict
-	Warmup    time.Duration      // time limit of each warm-up step; 0 means 600 s
-	Transient bool               // the parent is booted for a fork; the snapshot is deleted after its last sandbox
+	Rootfs    string // path of the raw root file system, which is never written
+	MemoryMiB uint64 // 0 means as in From, or 512 without From
+	VCPUs     uint32 // 0 means as in From, or 1 without From
+	// number of volumes that a child can mount, at most vm.MaxVolumeSlots; 0 means as in From
+	VolumeSlots uint32
+	Template    string             // CPU template; empty: as in From, or the Baker's default without From
+	Env         map[string]string  // added to the environment of From
+	Commands    []string           // warm-up commands, run one after another by /bin/sh -c
+	Python      string             // warm-up code, run in the warm interpreter after Commands
+	Ready       time.Duration      // time limit of the guest's boot; 0 means 300 s
+	Network     *netclient.Setting // nil: no network; children have the setting of From, or the default without From
+	Limits      vm.Limits          // default for children; zero: the limits of From
+	Hooks       snapshot.Hooks     // hooks of children; zero: the hooks of From
+	Strict      bool               // children are strict (see unique.Strict), as they always are if From is strict
+	Warmup      time.Duration      // time limit of each warm-up step; 0 means 600 s
+	Transient   bool               // the parent is booted for a fork; the snapshot is deleted after its last sandbox
 }
 
 // Defaults and limits of the fields of a Request.
@@ -89,6 +91,9 @@ func (r *Request) check() error {
 	}
 	if r.VCPUs < 1 || r.VCPUs > vm.MaxVCPUs {
 		return invalid.Errorf("vcpus", "%d: want 1 to %d", r.VCPUs, vm.MaxVCPUs)
+	}
+	if r.VolumeSlots > vm.MaxVolumeSlots {
+		return invalid.Errorf("volume_slots", "%d: want at most %d", r.VolumeSlots, vm.MaxVolumeSlots)
 	}
 	if err := vm.CheckTemplate(r.Template); err != nil {
 		return &invalid.Error{Field: "cpu_template", Reason: err.Error()}

@@ -53,7 +53,7 @@ type Config struct {
 	Trust  Trust
 
 	// Try returns an error if this host cannot restore a saved state, see vmpool.Trials.
-	Try func(ctx context.Context, shape vm.Shape, disk uint64, state *os.File) error
+	Try func(ctx context.Context, m snapshot.Machine, disk uint64, state *os.File) error
 
 	// Room returns an error if the host has no room for more data on the file system that contains
 	// the file disk.

@@ -59,12 +59,12 @@ func (h *host) open(t *testing.T) {
 }
 
 // trial is the hub's Config.Try.
-func (h *host) trial(_ context.Context, shape vm.Shape, size uint64, state *os.File) error {
+func (h *host) trial(_ context.Context, m snapshot.Machine, size uint64, state *os.File) error {
 	content, err := io.ReadAll(state)
 	if err != nil {
 		return err
 	}
-	h.tried = append(h.tried, trial{shape, size, string(content)})
+	h.tried = append(h.tried, trial{m.Shape(), size, string(content)})
 	return h.tryErr
 }
 

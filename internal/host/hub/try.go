@@ -38,7 +38,7 @@ func (h *Hub) try(ctx context.Context, who string, a *artifact.Artifact, from so
 	if d := a.Snapshot.Disk; d != nil {
 		disk = d.SizeBytes
 	}
-	err = h.cfg.Try(ctx, a.Snapshot.Machine.Shape(), disk, state)
+	err = h.cfg.Try(ctx, a.Snapshot.Machine, disk, state)
 	if errors.Is(err, vm.ErrCPU) || errors.Is(err, vm.ErrBadState) || errors.Is(err, vm.ErrShape) {
 		return refuse("%w", err)
 	}

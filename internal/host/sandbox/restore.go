@@ -42,7 +42,7 @@ func (m *Manager) restore(ctx context.Context, start time.Time, v *liveVM, data 
 		return Timing{}, err
 	}
 	v.link = link
-	result, err := chain.Restore(ctx, v.vmm, v.lease, top, link != nil)
+	result, err := chain.Restore(ctx, v.vmm, v.lease, top, nil, link != nil)
 	timing := Timing{VMM: time.Since(start), Restore: result}
 	link.Ready()
 	return timing, err

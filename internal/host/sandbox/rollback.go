@@ -170,7 +170,7 @@ func (m *Manager) rollBack(ctx context.Context, s *Sandbox, v *liveVM, rec *ledg
 	top *os.File, release func(), r *RollbackResult, start time.Time) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), branchTimeout)
 	defer cancel()
-	_, err := chain.Restore(ctx, v.vmm, lease, top, v.link != nil)
+	_, err := chain.Restore(ctx, v.vmm, lease, top, nil, v.link != nil)
 	v.link.Ready()
 	release()
 	if err != nil {

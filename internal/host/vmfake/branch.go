@@ -72,20 +72,29 @@ func (v *VMM) saveLocked(r *vmmproto.SaveResult, f vmmclient.BranchFiles) error 
 	return errors.Join(err, err2, f.Layer.Truncate(int64(r.LayerBytes)))
 }
 
-// swapTopsLocked puts new tops on all disks. If it returns an error, it has not changed any disk.
+// swapTopsLocked puts new tops on all disks except empty volume slots. If it returns an error, it has
+// not changed any disk.
 func (v *VMM) swapTopsLocked(f vmmclient.BranchFiles) error {
-	if len(f.Tops) != len(v.disks) || len(f.Frozen) != len(v.disks) {
-		return fmt.Errorf("%d new and %d frozen disk tops for %d disks", len(f.Tops), len(f.Frozen), len(v.disks))
+	var disks []*layers
+	for i := range v.disks {
+		if d := &v.disks[i]; d.top != nil {
+			disks = append(disks, d)
+		}
 	}
-	for i, top := range f.Tops {
-		if !sameFile(v.top, f.Frozen[i]) {
+	if len(f.Tops) != len(disks) || len(f.Frozen) != len(disks) {
+		return fmt.Errorf("%d new and %d frozen disk tops for %d disks", len(f.Tops), len(f.Frozen), len(disks))
+	}
+	for i, d := range disks {
+		if !sameFile(d.top, f.Frozen[i]) {
 			return errors.New("the file to read the former top through is another one")
 		}
-		if err := v.swapTopLocked(top); err != nil {
+	}
+	for i, d := range disks {
+		if err := v.swapTopLocked(d, f.Tops[i]); err != nil {
 			return err
 		}
-		v.disks[i].now++
-		v.all.Most = max(v.all.Most, v.disks[i].now-v.disks[i].first)
+		d.now++
+		v.all.Most = max(v.all.Most, d.now-d.first)
 	}
 	return nil
 }

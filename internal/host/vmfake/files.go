@@ -1,12 +1,15 @@
 package vmfake
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/forkd/forkd/internal/format/console"
+	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
 func newConsole(path string) (*console.Ring, error) {
@@ -57,25 +60,45 @@ func (v *VMM) holdLocked(f *os.File) error {
 	return err
 }
 
-// swapTopLocked makes the VM write to another top. It duplicates the descriptor of the new top and
-// closes the old top.
-func (v *VMM) swapTopLocked(top *os.File) error {
+// swapTopLocked makes the VM write to another top of a disk. It duplicates the descriptor of the new
+// top and closes the old top.
+func (v *VMM) swapTopLocked(d *layers, top *os.File) error {
 	if v.all.KeepTops {
-		v.kept = append(v.kept, v.top)
+		v.kept = append(v.kept, d.top)
 	} else {
-		v.top.Close() // Close of a nil file only returns an error
+		d.top.Close() // Close of a nil file only returns an error
 	}
 	var err error
-	v.top, err = duplicate(top)
+	d.top, err = duplicate(top)
 	return err
 }
 
-// takeDisksLocked makes the VM write to the top of each disk.
-func (v *VMM) takeDisksLocked(disks [][]*os.File) error {
+// takeDisksLocked makes the VM write to the tops of other disks. Empty volume slots have no files.
+func (v *VMM) takeDisksLocked(specs []vmmproto.Disk, disks [][]*os.File) error {
+	if len(specs) != len(disks) {
+		return fmt.Errorf("files of %d disks for %d disks", len(disks), len(specs))
+	}
+	specs = slices.Clone(specs)
+	for i := range specs {
+		specs[i].Layers = uint32(len(disks[i]))
+	}
+	v.all.Disks = append(v.all.Disks, specs)
+	old := v.disks
 	v.disks = nil
-	for _, disk := range disks {
-		v.disks = append(v.disks, layers{len(disk) - 1, len(disk) - 1})
-		if err := v.swapTopLocked(disk[len(disk)-1]); err != nil {
+	for i, disk := range disks {
+		d := layers{first: len(disk) - 1, now: len(disk) - 1}
+		if i < len(old) {
+			d.top = old[i].top
+		}
+		var err error
+		if len(disk) > 0 {
+			err = v.swapTopLocked(&d, disk[len(disk)-1])
+		} else if d.top != nil {
+			d.top.Close()
+			d.top = nil
+		}
+		v.disks = append(v.disks, d)
+		if err != nil {
 			return err
 		}
 	}

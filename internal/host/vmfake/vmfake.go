@@ -21,6 +21,7 @@ import (
 	"github.com/forkd/forkd/internal/host/vmpool"
 	"github.com/forkd/forkd/internal/proto/agentproto"
 	"github.com/forkd/forkd/internal/proto/vm"
+	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
 // VMMs starts fake VMs. Its exported fields decide what the VMs do.
@@ -32,11 +33,12 @@ type VMMs struct {
 	SpawnErr   error
 	RestoreErr func(n int) error // returns the error of the n-th restore; n begins with 1
 	Restores   int
-	Expected   [][]vm.Range // the FirstWrites of each restore
-	Writes     []vm.Range   // result of Written
-	WritesErr  error        // error of Written
-	WritesRead int          // number of calls of Written
-	BootExit   *vm.Exit     // if set, the guest ends in this way and never becomes ready
+	Expected   [][]vm.Range      // the FirstWrites of each restore
+	Disks      [][]vmmproto.Disk // the disks of each boot and restore
+	Writes     []vm.Range        // result of Written
+	WritesErr  error             // error of Written
+	WritesRead int               // number of calls of Written
+	BootExit   *vm.Exit          // if set, the guest ends in this way and never becomes ready
 	ForkedErr  func(n int) error
 	Forked     []agentproto.Forked
 	Defaults   []agentclient.Defaults // settings that guests have received

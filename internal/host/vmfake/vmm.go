@@ -43,7 +43,6 @@ type VMM struct {
 	exit    vm.Exit
 	frames  *os.File // frame socket; may be nil
 	waiting *os.File // newest frame socket of DialFrames, which the VM does not use yet; may be nil
-	top     *os.File // top of the disk, open for writing; nil if there is no disk
 	kept    []io.Closer
 	console *console.Ring
 	limits  vm.Limits
@@ -64,7 +63,10 @@ type VMM struct {
 
 // layers counts the layers of a disk above its base image, including the top: the field first is
 // the number after the restore, and the field now is the present number.
-type layers struct{ first, now int }
+type layers struct {
+	first, now int
+	top        *os.File // open for writing; nil: an empty volume slot
+}
 
 // Stall makes the VM pause itself until it is resumed, as if its disk were full.
 func (v *VMM) Stall() {
@@ -99,11 +101,15 @@ func (v *VMM) End(x vm.Exit) {
 		defer v.all.Mu.Unlock()
 		v.exit = x
 		delete(v.all.Live, v.dir)
-		for _, f := range append(v.kept, v.frames, v.waiting, v.top) {
+		open := append(v.kept, v.frames, v.waiting)
+		for _, d := range v.disks {
+			open = append(open, d.top)
+		}
+		for _, f := range open {
 			f.Close() // Close of a nil file only returns an error
 		}
 		_ = v.console.Close() // only once, because it unmaps memory
-		v.frames, v.waiting, v.top, v.console = nil, nil, nil, nil
+		v.frames, v.waiting, v.disks, v.console = nil, nil, nil, nil
 		close(v.done)
 		close(v.conns)
 	})
@@ -147,7 +153,7 @@ func (v *VMM) Boot(ctx context.Context, req vmmproto.Boot, files vmmclient.BootF
 	if files.Initrd == nil {
 		v.ends = &vm.Exit{Reason: vm.ExitPanic, Detail: "Kernel panic - not syncing: no initramfs"}
 	}
-	return v.takeDisksLocked(files.Disks)
+	return v.takeDisksLocked(req.Disks, files.Disks)
 }
 
 // Restore implements vmpool.VMM.
@@ -165,11 +171,11 @@ func (v *VMM) Restore(ctx context.Context, req vmmproto.Restore, files vmmclient
 	v.all.Restores++
 	v.all.Expected = append(v.all.Expected, req.FirstWrites)
 	for _, disk := range files.Disks {
-		for _, layer := range disk[:len(disk)-1] {
+		for _, layer := range disk[:max(len(disk)-1, 0)] {
 			_, _ = layer.Seek(1, io.SeekStart) // a real VM also moves the offset, when it looks for holes
 		}
 	}
-	if err := v.takeDisksLocked(files.Disks); err != nil {
+	if err := v.takeDisksLocked(req.Disks, files.Disks); err != nil {
 		return vmmproto.RestoreResult{}, err
 	}
 	if v.all.RestoreErr != nil {

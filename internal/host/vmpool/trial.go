@@ -9,8 +9,8 @@ import (
 
 	"github.com/forkd/forkd/internal/cleanup"
 	"github.com/forkd/forkd/internal/format/disklayer"
+	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/vmmclient"
-	"github.com/forkd/forkd/internal/proto/vm"
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
@@ -20,14 +20,14 @@ type Trials struct {
 	RunDir string // has the directories of the VMs
 }
 
-// Try returns an error if this host cannot restore the saved state of a VM with a disk of the given size in bytes, or
-// without a disk if the size is 0. If the reason is the state or the host's CPU, the error has the code of a failed
+// Try returns an error if this host cannot restore the saved state of a machine with a disk of the given size in bytes,
+// or without a disk if the size is 0. If the reason is the state or the host's CPU, the error has the code of a failed
 // restore (such as vm.ErrCPU), and its text names the missing feature.
 //
-// Try needs neither the memory nor the disk of the VM: it restores the state into a new VM with empty memory and an
-// empty disk, which never runs. The state may come from an attacker. Only the VMM reads it, in its jail.
-func (t Trials) Try(ctx context.Context, shape vm.Shape, disk uint64, state *os.File) (err error) {
-	s, err := Spawn(ctx, t.VMMs, t.RunDir, shape)
+// Try needs neither the memory nor the disks of the machine: it restores the state into a new VM with empty memory, an
+// empty disk and empty volume slots, which never runs. The state may come from an attacker. Only the VMM reads it, in its jail.
+func (t Trials) Try(ctx context.Context, m snapshot.Machine, disk uint64, state *os.File) (err error) {
+	s, err := Spawn(ctx, t.VMMs, t.RunDir, m.Shape())
 	if err != nil {
 		return err
 	}
@@ -42,6 +42,9 @@ func (t Trials) Try(ctx context.Context, shape vm.Shape, disk uint64, state *os.
 			return fmt.Errorf("make an empty disk: %w", err)
 		}
 		req.Disks, files.Disks = []vmmproto.Disk{{SizeBytes: disk}}, [][]*os.File{empty}
+	}
+	for range m.VolumeSlots {
+		req.Disks, files.Disks = append(req.Disks, vmmproto.Disk{Volume: true}), append(files.Disks, nil)
 	}
 	_, err = s.VMM.Restore(ctx, req, files)
 	return err

@@ -15,7 +15,8 @@ type Volume struct {
 	ReadOnly bool   `json:"read_only,omitempty"`
 }
 
-// MaxVolumeSlots bounds the number of a machine's volume slots.
+// MaxVolumeSlots bounds the numbers of slots in requests. It is larger than the number of slots that
+// a machine has now.
 const MaxVolumeSlots = 16
 
 // VolumeSerial returns the serial number of a guest's volume slot. The agent finds the block device

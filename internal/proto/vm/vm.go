@@ -44,6 +44,9 @@ const MaxVCPUs = 255
 // is mapped.
 const MaxMemoryBytes = 1 << 40
 
+// MaxVolumeSlots bounds the number of a machine's volume slots.
+const MaxVolumeSlots = 8
+
 // MaxVolumeBytes bounds the size of a volume.
 const MaxVolumeBytes = 1 << 40
 

@@ -108,7 +108,7 @@ func (h *Host) boot(t *testing.T) *guest {
 func (g *guest) load(t *testing.T, ctx context.Context, initrd string) error {
 	t.Helper()
 	disk := []*os.File{open(t, g.host.Base), g.host.newTop(t)}
-	files := vmmclient.BootFiles{Kernel: open(t, g.host.Kernel), Disks: [][]*os.File{disk}}
+	files := vmmclient.BootFiles{Kernel: open(t, g.host.Kernel), Disks: [][]*os.File{disk, nil}}
 	if initrd != "" {
 		files.Initrd = open(t, initrd)
 	}
@@ -232,17 +232,20 @@ func (g *guest) restoreWith(t *testing.T, ctx context.Context, s *saved, resume,
 	req := vmmproto.Restore{Extents: s.Save.Extents, Disks: g.host.disks(t), VMGenID: [16]byte{2}, Resume: resume,
 		Net: network}
 	_, err := g.Restore(ctx, req, vmmclient.RestoreFiles{State: open(t, s.state.Name()),
-		Layers: []*os.File{open(t, s.layer.Name())}, Disks: [][]*os.File{disk}})
+		Layers: []*os.File{open(t, s.layer.Name())}, Disks: [][]*os.File{disk, nil}})
 	if err == nil {
 		g.disk = disk
 	}
 	return err
 }
 
-// disks describes the disk of every guest.
+// slots is the number of empty volume slots of every guest.
+const slots = 1
+
+// disks describes the disk and the volume slot of every guest.
 func (h *Host) disks(t *testing.T) []vmmproto.Disk {
 	t.Helper()
-	return []vmmproto.Disk{{SizeBytes: sizeOf(t, h.Base)}}
+	return []vmmproto.Disk{{SizeBytes: sizeOf(t, h.Base)}, {Volume: true}}
 }
 
 // newTop returns an empty top for the disk.

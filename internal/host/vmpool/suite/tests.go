@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/forkd/forkd/internal/format/disklayer"
+	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/vmmclient"
 	"github.com/forkd/forkd/internal/host/vmpool"
@@ -431,8 +432,10 @@ func try(t *testing.T, h *Host) {
 	g := h.boot(t)
 	s := g.mustBranch(t, vmmproto.Branch{Mode: vm.BranchFull})
 	trials, size := vmpool.Trials{VMMs: h.VMMs, RunDir: h.Dir}, sizeOf(t, h.Base)
+	machine := snapshot.Machine{MemoryBytes: h.Shape.MemoryBytes, VCPUs: h.Shape.VCPUs, Template: h.Shape.Template,
+		VolumeSlots: slots}
 	trial := func(state string) error {
-		return trials.Try(t.Context(), h.Shape, size, open(t, state))
+		return trials.Try(t.Context(), machine, size, open(t, state))
 	}
 	before, err := os.ReadDir(h.Dir)
 	if err != nil {
@@ -446,7 +449,7 @@ func try(t *testing.T, h *Host) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := trials.Try(ctx, h.Shape, size, open(t, s.state.Name())); err == nil {
+	if err := trials.Try(ctx, machine, size, open(t, s.state.Name())); err == nil {
 		t.Error("a canceled trial succeeded")
 	}
 	if after, err := os.ReadDir(h.Dir); err != nil || len(after) != len(before) {
