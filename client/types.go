@@ -69,6 +69,7 @@ type (
 	WorkspaceRequest = v1.WorkspaceRequest
 	Volume           = v1.Volume
 	VolumeRequest    = v1.VolumeRequest
+	VolumeMount      = v1.VolumeMount
 	Network          = v1.Network
 	NetworkLimits    = v1.NetworkLimits
 	NetworkSecret    = v1.NetworkSecret

@@ -31,9 +31,10 @@ type Sandbox struct {
 	// credentials. Empty if unknown, or if it is hidden from the client of the request.
 	Owner string `json:"owner,omitempty"`
 	// The workspace to which the sandbox belongs, and with which it is deleted.
-	Workspace string `json:"workspace,omitempty"`
-	Network   string `json:"network"` // mode of the network policy
-	Limits    Limits `json:"limits,omitzero"`
+	Workspace string        `json:"workspace,omitempty"`
+	Volumes   []VolumeMount `json:"volumes,omitempty"`
+	Network   string        `json:"network"` // mode of the network policy
+	Limits    Limits        `json:"limits,omitzero"`
 
 	Labels map[string]string `json:"labels,omitempty"`
 
@@ -95,6 +96,9 @@ type ForkRequest struct {
 	Unique string `json:"unique,omitempty"`
 
 	Labels map[string]string `json:"labels,omitempty"` // labels of the children; nothing is inherited
+
+	// Volumes that each child mounts. The snapshot must have as many volume slots.
+	Volumes []VolumeMount `json:"volumes,omitempty"`
 
 	// Options that clients of forkd 0.5 send. The daemon accepts and ignores them.
 	PerChildNetns bool `json:"per_child_netns,omitempty"`

@@ -6,7 +6,8 @@ type Volume struct {
 	Name      string            `json:"name"`
 	Owner     string            `json:"owner,omitempty"` // client that created it; empty for clients with a label prefix
 	SizeBytes uint64            `json:"size_bytes"`
-	DiskBytes uint64            `json:"disk_bytes"` // bytes on the disk of the daemon's host
+	DiskBytes uint64            `json:"disk_bytes"`       // bytes on the disk of the daemon's host
+	Writer    string            `json:"writer,omitempty"` // id of the sandbox that writes to it
 	Labels    map[string]string `json:"labels,omitempty"`
 	CreatedAt int64             `json:"created_at_unix"`
 }
@@ -22,4 +23,11 @@ type VolumeRequest struct {
 	Name    string            `json:"name"`
 	SizeMiB uint64            `json:"size_mib,omitempty"` // 0: 1024
 	Labels  map[string]string `json:"labels,omitempty"`
+}
+
+// VolumeMount is a volume that a sandbox mounts.
+type VolumeMount struct {
+	Name string `json:"name"`
+	Path string `json:"path"`           // absolute path in the guest
+	Mode string `json:"mode,omitempty"` // "ro" or "copy"; empty: the sandbox writes to the volume
 }

@@ -101,8 +101,9 @@ type Rig struct {
 
 	SSH RunningSSH // set with Options.SSH
 
-	agents *agents
-	images *build.Images
+	agents  *agents
+	images  *build.Images
+	volumes *volume.Store
 }
 
 // VolumeQuota bounds the volumes of each owner, in bytes.
@@ -188,6 +189,7 @@ func New(t T, o Options) *Rig {
 		NewTop: disklayer.Format, RunDir: run, DataDir: filepath.Join(dir, "data"),
 		Observer: counts, Events: events, Log: slog.New(slog.DiscardHandler), Admit: o.Admit,
 		IsParent: func(tag string) bool { return r.Steps != nil && r.Steps.IsParent(tag) },
+		Volumes:  r.openVolumes(t, dir),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -200,9 +202,7 @@ func New(t T, o Options) *Rig {
 		}
 	}
 	if o.Damaged != "" || o.Dir != "" {
-		if _, err := m.Recover(); err != nil {
-			t.Fatal(err)
-		}
+		r.recover(t, m)
 	}
 	workspaces, err := workspace.Open(filepath.Join(dir, "workspaces"), m, slog.New(slog.DiscardHandler))
 	if err != nil {
@@ -250,7 +250,7 @@ func New(t T, o Options) *Rig {
 		t.Fatal(err)
 	}
 	m.SetBoot(boots(baker))
-	shared := face.New(face.Config{Host: tenancy.New(m, workspaces, r.volumes(t, dir)), Guard: guard, Audit: log,
+	shared := face.New(face.Config{Host: tenancy.New(m, workspaces, r.volumes), Guard: guard, Audit: log,
 		Answers: answers, Limits: o.Limits, Counts: counts, Requests: counts.RequestDone, Stopping: o.Stopping, Log: discard})
 	r.serveSSH(t, o.SSH, dir, shared, counts)
 	snapshots := newHub(t, dir, run, o.TrustedKeys, st, vmms)
@@ -272,15 +272,25 @@ func New(t T, o Options) *Rig {
 	return r
 }
 
-// volumes returns the volumes, which an earlier rig may have left in dir.
-func (r *Rig) volumes(t T, dir string) *volume.Store {
+// recover makes the rig take over what an earlier rig has left.
+func (r *Rig) recover(t T, m *sandbox.Manager) {
 	t.Helper()
-	v, err := volume.Open(volume.Config{Dir: filepath.Join(dir, "volumes"), Most: VolumeQuota,
+	if _, err := m.Recover(); err != nil {
+		t.Fatal(err)
+	}
+	r.volumes.Recover(context.Background(), m.Has)
+}
+
+// openVolumes returns the volumes, which an earlier rig may have left in dir.
+func (r *Rig) openVolumes(t T, dir string) *volume.Store {
+	t.Helper()
+	var err error
+	r.volumes, err = volume.Open(volume.Config{Dir: filepath.Join(dir, "volumes"), Most: VolumeQuota,
 		Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return v
+	return r.volumes
 }
 
 // openTags returns the tags of templates, which an earlier rig may have left in dir.

@@ -72,6 +72,7 @@ func newForkCmd() *cobra.Command {
 				return err
 			}
 			defer dirs.close()
+			req.Volumes = dirs.volumes
 			switch {
 			case old.tag != "" && cmd.Name() == spawn: // sandboxes of the old command spawn outlive the command
 				req.SnapshotTag = old.tag

@@ -64,6 +64,7 @@ func newRunCmd() *cobra.Command {
 				return err
 			}
 			defer dirs.close()
+			req.Volumes = dirs.volumes
 			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
 				if req.SnapshotTag, err = snapshotFor(ctx, cmd, cl, args[0]); err != nil {
 					return err

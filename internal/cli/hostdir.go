@@ -25,15 +25,32 @@ type hostDir struct {
 	size   int64
 }
 
-// hostDirs are the directories that the flag --volume names.
+// hostDirs are the directories and volumes that the flag --volume names.
 type hostDirs struct {
-	given []string
-	dirs  []hostDir
+	given   []string
+	dirs    []hostDir
+	volumes []client.VolumeMount
 }
 
 func (h *hostDirs) register(f *pflag.FlagSet) {
 	f.StringArrayVarP(&h.given, "volume", "v", nil,
-		"DIR:/PATH: copy the directory DIR of this host to /PATH of each new sandbox (repeatable); DIR begins with / or .")
+		"NAME:/PATH[:ro|copy]: mount the volume NAME; DIR:/PATH: copy the directory DIR of this host to /PATH of each "+
+			"new sandbox; DIR begins with / or . (repeatable)")
+}
+
+// isHostDir reports whether a value of --volume names a directory of this host. Otherwise it names a
+// volume.
+func isHostDir(text string) bool { return text == "" || text[0] == '/' || text[0] == '.' }
+
+// parseVolume parses NAME:/PATH, NAME:/PATH:ro and NAME:/PATH:copy. The daemon checks the parts.
+func parseVolume(text string) (v client.VolumeMount, err error) {
+	v.Name, v.Path, _ = strings.Cut(text, ":")
+	v.Path, v.Mode, _ = strings.Cut(v.Path, ":")
+	if !path.IsAbs(v.Path) {
+		return v, usageError{fmt.Errorf("--volume %.200q: want NAME:/PATH with the name of a volume ('forkd volume ls'), or "+
+			"DIR:/PATH with a directory that begins with / or . ('forkd cp -r' copies into sandboxes that run)", text)}
+	}
+	return v, nil
 }
 
 // parseHostDir parses DIR:/PATH and DIR:/PATH:copy.
@@ -55,10 +72,19 @@ func parseHostDir(text string) (d hostDir, err error) {
 	return hostDir{local: local, remote: path.Clean(remote)}, nil
 }
 
-// pack reads each directory once, into a file without a name, before a sandbox is forked. So a wrong
-// directory leaves no sandbox behind, and all sandboxes get the same files.
+// pack parses the values of the flag. It reads each directory once, into a file without a name, before
+// a sandbox is forked. So a wrong directory leaves no sandbox behind, and all sandboxes get the same
+// files.
 func (h *hostDirs) pack() (err error) {
 	for _, text := range h.given {
+		if !isHostDir(text) {
+			v, err := parseVolume(text)
+			if err != nil {
+				return err
+			}
+			h.volumes = append(h.volumes, v)
+			continue
+		}
 		d, err := parseHostDir(text)
 		if err != nil {
 			return err

@@ -137,6 +137,7 @@ func wire(ctx context.Context, cfg Config, guard *auth.Guard, kvm *kvmState) (*w
 		Net:      w.net,
 		Guest:    guestsOf(&agentclient.Owners{}),
 		NewTop:   disklayer.Format,
+		Volumes:  w.volumes,
 		Branches: cfg.Branches,
 		RunDir:   runDir, DataDir: dataDir,
 		PoolSize: cfg.PoolSize, PoolMost: cfg.PoolMost, Admit: cfg.Admit,
@@ -147,14 +148,9 @@ func wire(ctx context.Context, cfg Config, guard *auth.Guard, kvm *kvmState) (*w
 	if err != nil {
 		return nil, err
 	}
-	n, err := w.manager.Recover()
+	n, err := w.recover(ctx, &cfg, runDir)
 	if err != nil {
 		return nil, err
-	}
-	w.net.Forget() // drops the networks of sandboxes that were not taken over
-	needed := func(leaf string) bool { return leaf == netclient.Leaf || exists(filepath.Join(runDir, leaf)) }
-	if err := w.cgroups.Sweep(needed); err != nil {
-		cfg.Log.Warn("cgroups of an earlier daemon are left", "error", err)
 	}
 	workspaces, answers, err := w.openBooks(&cfg, dataDir)
 	if err != nil {
@@ -200,6 +196,21 @@ func (w *wired) openDocker(cfg *Config) (err error) {
 			Version: cfg.Version})
 	}
 	return err
+}
+
+// recover takes over the sandboxes of an earlier daemon, and drops what belonged to other sandboxes. It
+// returns how many sandboxes continue.
+func (w *wired) recover(ctx context.Context, cfg *Config, runDir string) (n int, err error) {
+	if n, err = w.manager.Recover(); err != nil {
+		return n, err
+	}
+	w.volumes.Recover(ctx, w.manager.Has)
+	w.net.Forget() // drops the networks of sandboxes that were not taken over
+	needed := func(leaf string) bool { return leaf == netclient.Leaf || exists(filepath.Join(runDir, leaf)) }
+	if err := w.cgroups.Sweep(needed); err != nil {
+		cfg.Log.Warn("cgroups of an earlier daemon are left", "error", err)
+	}
+	return n, nil
 }
 
 // startBaker returns the baker of parents, and gives it to the template builder.
@@ -285,15 +296,9 @@ func openKeys(dir string, domain inbound.Domain) (links *auth.Links, keys *auth.
 	return links, keys, err
 }
 
-// openBooks opens the records of workspaces, of answers to requests, and of tags of templates. It
-// also opens the volumes.
+// openBooks opens the records of workspaces, of answers to requests, and of tags of templates.
 func (w *wired) openBooks(cfg *Config, dataDir string) (*workspace.Set, *once.Book, error) {
 	workspaces, err := workspace.Open(filepath.Join(dataDir, "workspaces"), w.manager, cfg.Log)
-	if err != nil {
-		return nil, nil, err
-	}
-	w.volumes, err = volume.Open(volume.Config{Dir: filepath.Join(cfg.StateDir, "volumes"),
-		Most: cfg.MaxVolumesGiB << 30, Room: cfg.Admit.RoomOnDisk, Log: cfg.Log})
 	if err != nil {
 		return nil, nil, err
 	}
@@ -390,7 +395,7 @@ func (w *wired) openCgroups(cfg *Config) (missing string) {
 	return err.Error()
 }
 
-// openStore opens the store and the hub, and logs the defects of the store's snapshots.
+// openStore opens the store, the hub and the volumes, and logs the defects of the store's snapshots.
 func (w *wired) openStore(ctx context.Context, cfg *Config, events *event.Ring, vmms vmpool.VMMs, runDir string) (
 	err error,
 ) {
@@ -405,6 +410,11 @@ func (w *wired) openStore(ctx context.Context, cfg *Config, events *event.Ring, 
 		Try: vmpool.Trials{VMMs: vmms, RunDir: runDir}.Try, Trust: trust, Room: cfg.Admit.Room,
 		Reserve: cfg.Admit.DiskReserve, Certs: registry.CertsDir,
 		Log: cfg.Log, Stopping: ctx})
+	if err != nil {
+		return errors.Join(err, w.store.Close())
+	}
+	w.volumes, err = volume.Open(volume.Config{Dir: filepath.Join(cfg.StateDir, "volumes"),
+		Most: cfg.MaxVolumesGiB << 30, Room: cfg.Admit.RoomOnDisk, Log: cfg.Log})
 	if err != nil {
 		return errors.Join(err, w.store.Close())
 	}

@@ -80,7 +80,7 @@ var rooms = []room{
 			"owner", "unique", "procmem", "agentclient", "cgroup", "process", "netclient", "vmmclient", "store",
 			"vmpool", "vmpool/suite", "vmfake",
 			"identity", "chain", "helpervm", "imagevm", "diff", "hub", "bake", "admit", "ledger", "hook", "conlog",
-			"tally", "idle", "unwatched", "sandbox", "history", "workspace", "recent", "volume", "tenancy",
+			"tally", "idle", "unwatched", "volume", "mounts", "sandbox", "history", "workspace", "recent", "tenancy",
 			"fanout"},
 		imports: []string{"internal/proto/...", "internal/format/...", "internal/jail/..."},
 		reason: "the daemon's side knows VMs by contract only and never runs a guest: it owns files and processes, and " +

@@ -26,7 +26,8 @@ import (
 // BakeStub makes a snapshot of a running stub with the given number of volume slots, whose memory map
 // has the given number of additional extents. Bake cannot be used, because it waits until the guest
 // says that it is ready.
-func (d *Daemon) BakeStub(ctx context.Context, m *Manager, tag string, memoryMiB uint64, extents int, slots uint) error {
+func (d *Daemon) BakeStub(ctx context.Context, m *Manager, tag string, memoryMiB uint64, extents int,
+	slots uint) error {
 	kernel := filepath.Join(d.Dir, "stub.elf")
 	if err := os.WriteFile(kernel, stub.Kernel(), 0o600); err != nil {
 		return err

@@ -22,6 +22,7 @@ import (
 	"github.com/forkd/forkd/internal/host/hub"
 	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/loglimit"
+	"github.com/forkd/forkd/internal/host/mounts"
 	"github.com/forkd/forkd/internal/host/owner"
 	"github.com/forkd/forkd/internal/host/sandbox"
 	"github.com/forkd/forkd/internal/host/store"
@@ -103,6 +104,10 @@ func codeOf(err error) code {
 		return codeOfVolume(disk)
 	case is[*volume.InUseError](err):
 		return codeVolumeInUse
+	case is[*mounts.SlotsError](err):
+		return codeNoVolumeSlots
+	case is[*mounts.HeldError](err):
+		return codeHasVolumes
 	case errors.Is(err, once.ErrOther):
 		return codeKeyReused
 	case errors.Is(err, once.ErrUnknown):

@@ -58,6 +58,8 @@ const (
 	codeVolumeExists     code = "volume_exists"
 	codeVolumeInUse      code = "volume_in_use"
 	codeVolumeUnusable   code = "volume_unusable"
+	codeNoVolumeSlots    code = "no_volume_slots"
+	codeHasVolumes       code = "sandbox_has_volumes"
 	codeOutcomeUnknown   code = "outcome_unknown"
 	codeTooLarge         code = "body_too_large"
 	codeKeyReused        code = "idempotency_key_reused"
@@ -167,6 +169,10 @@ var problems = map[code]problem{
 		"remove the volume first, or choose another name", 0},
 	codeVolumeInUse: {http.StatusConflict, "A sandbox writes to the volume",
 		"end the sandbox that the detail names", 0},
+	codeNoVolumeSlots: {http.StatusConflict, "The snapshot has too few volume slots",
+		"make a snapshot with more volume slots (forkd build --from TAG --tag NEW --volume-slots N)", 0},
+	codeHasVolumes: {http.StatusConflict, "The sandbox has mounted volumes",
+		"save the data of the sandbox in a volume, and start another sandbox with that volume", 0},
 	codeVolumeUnusable: {http.StatusConflict, "The volume cannot be used",
 		"do what the daemon's log says about the volume, and restart the daemon", 0},
 	codeOutcomeUnknown: {http.StatusConflict, "The outcome of the first request is unknown",

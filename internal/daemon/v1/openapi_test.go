@@ -48,6 +48,7 @@ func TestOpenAPIHasTheFieldsOfTheCode(t *testing.T) {
 		"Limits": apiv1.Limits{},
 		"Hooks":  apiv1.Hooks{}, "Hook": apiv1.Hook{},
 		"TTL":           apiv1.TTLRequest{},
+		"VolumeMount":   apiv1.VolumeMount{},
 		"SandboxLimits": apiv1.SandboxLimits{}, "Usage": apiv1.Usage{}, "Admission": apiv1.Admission{},
 		"Eval":    apiv1.EvalRequest{},
 		"Metrics": apiv1.Metrics{}, "MetricPoint": apiv1.MetricPoint{},

@@ -35,7 +35,7 @@ func (a *api) sandboxOf(view *tenancy.View, i sandbox.Info) apiv1.Sandbox {
 		HasBranched: i.BranchCount > 0, BranchCount: i.BranchCount, IdleTimeout: i.IdleTimeout.Seconds(),
 		Owner: view.OwnerOf(i), Workspace: i.Workspace,
 		Network: i.Network.Policy.Mode.String(), Limits: apiv1.Limits(i.Limits), Labels: i.Labels, Calls: i.Calls,
-		Unique: uniqueOf(i.Unique), UniqueStrict: i.Strict,
+		Unique: uniqueOf(i.Unique), UniqueStrict: i.Strict, Volumes: mountsFor(i.Volumes),
 	}
 	s.LatestTag = view.TagOf(&i.At)
 	s.DeletedBytes = view.UnnamedBytes(i)
@@ -110,7 +110,7 @@ func (a *api) fork(r *http.Request, req *apiv1.ForkRequest) (forked apiv1.Forked
 	fork := sandbox.ForkRequest{
 		Tag: req.SnapshotTag, N: req.N, Env: req.Env, HostnamePrefix: req.HostnamePrefix, AllowPartial: req.AllowPartial,
 		Limits: limits, TTL: ttl, IdleTimeout: idle, Network: network, Labels: req.Labels,
-		Strict: unique.Strict(req.Unique), Hooks: hooksOf(req.Hooks),
+		Strict: unique.Strict(req.Unique), Hooks: hooksOf(req.Hooks), Volumes: mountsOf(req.Volumes),
 	}
 	var res sandbox.ForkResult
 	var pause time.Duration

@@ -133,8 +133,8 @@ func (a *api) createSnapshot(r *http.Request, req *apiv1.BakeRequest) (out apiv1
 		Client: auth.From(r.Context()).Who, From: from,
 		Tag: req.Tag, Kernel: req.Kernel, Initrd: req.Initrd, Rootfs: req.Rootfs, MemoryMiB: req.MemSizeMiB,
 		VCPUs: req.VCPUs, Template: req.CPUTemplate, VolumeSlots: req.VolumeSlots, Env: req.Env,
-		Commands: req.Warmup.Commands, Python: req.Warmup.Python, Ready: ready, Warmup: limit, Network: network, Limits: *limits,
-		Strict: strict == unique.Refuse,
+		Commands: req.Warmup.Commands, Python: req.Warmup.Python, Ready: ready, Warmup: limit, Network: network,
+		Limits: *limits, Strict: strict == unique.Refuse,
 	})
 	if err != nil {
 		return out, err

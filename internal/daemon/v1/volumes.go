@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	apiv1 "github.com/forkd/forkd/api/v1"
+	"github.com/forkd/forkd/internal/host/mounts"
 	"github.com/forkd/forkd/internal/host/volume"
 )
 
@@ -13,8 +14,23 @@ func (a *api) volumesFor(r *http.Request) func(volume.Info) apiv1.Volume {
 	view := a.view(r)
 	return func(i volume.Info) apiv1.Volume {
 		return apiv1.Volume{ID: i.ID, Name: i.Name, Owner: view.OwnerOfVolume(i), SizeBytes: i.SizeBytes,
-			DiskBytes: i.DiskBytes, Labels: i.Labels, CreatedAt: i.Created.Unix()}
+			DiskBytes: i.DiskBytes, Writer: i.Writer, Labels: i.Labels, CreatedAt: i.Created.Unix()}
 	}
+}
+
+// mountsOf returns the volumes in a request, and mountsFor the volumes of a sandbox.
+func mountsOf(list []apiv1.VolumeMount) (m []mounts.Mount) {
+	for _, v := range list {
+		m = append(m, mounts.Mount(v))
+	}
+	return m
+}
+
+func mountsFor(m []mounts.Mount) (list []apiv1.VolumeMount) {
+	for _, v := range m {
+		list = append(list, apiv1.VolumeMount(v))
+	}
+	return list
 }
 
 func (a *api) createVolume(r *http.Request, req *apiv1.VolumeRequest) (apiv1.Volume, error) {

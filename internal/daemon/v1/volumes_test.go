@@ -7,10 +7,12 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/forkd/forkd/client"
 	"github.com/forkd/forkd/internal/apirig"
+	"github.com/forkd/forkd/internal/host/vmfake"
 )
 
 func names(list []client.Volume) (names []string) {
@@ -162,4 +164,66 @@ func TestVolumesOfTenants(t *testing.T) {
 	if v, err := w.Volume(ctx, "team-b.data"); err != nil || v.Owner != "token:b" {
 		t.Errorf("for the admin: %q %v", v.Owner, err)
 	}
+}
+
+// A sandbox names its volumes, and a volume names its writer. Errors have a code, and name the field.
+func TestVolumesOfSandboxes(t *testing.T) {
+	r := start(t, apirig.Options{Guest: vmfake.Guest{All: &vmfake.VMMs{}}})
+	ctx := t.Context()
+	bake := r.Parent
+	bake.VolumeSlots = 1
+	made, err := r.Bake(ctx, bake)
+	must(t, err)
+	if made.VolumeSlots != 1 {
+		t.Errorf("the snapshot has %d slots", made.VolumeSlots)
+	}
+	for _, name := range []string{"a", "b"} {
+		must(t, second(r.CreateVolume(ctx, client.VolumeRequest{Name: name, SizeMiB: 16})))
+	}
+	fork := func(n int, v ...client.VolumeMount) (client.Forked, error) {
+		return r.Fork(ctx, client.ForkRequest{SnapshotTag: bake.Tag, N: n, Volumes: v})
+	}
+	data := client.VolumeMount{Name: "a", Path: "/data"}
+	f, err := fork(1, data)
+	must(t, err)
+	id := f.Sandboxes[0].ID
+	if s, err := r.Sandbox(ctx, id); err != nil || !slices.Equal(s.Volumes, []client.VolumeMount{data}) {
+		t.Errorf("the sandbox has %+v, %v", s.Volumes, err)
+	}
+	if v, err := r.Volume(ctx, "a"); err != nil || v.Writer != id {
+		t.Errorf("the volume has the writer %q, %v", v.Writer, err)
+	}
+	other, missing := client.VolumeMount{Name: "b", Path: "/b"}, client.VolumeMount{Name: "c", Path: "/c"}
+	branch := client.BranchRequest{Tag: "x"}
+	for what, c := range map[string]struct {
+		do   func() error
+		want error
+	}{
+		"a second writer":  {func() error { return second(fork(1, data)) }, client.ErrVolumeInUse},
+		"too many volumes": {func() error { return second(fork(1, data, other)) }, client.ErrNoVolumeSlots},
+		"no such volume":   {func() error { return second(fork(1, missing)) }, client.ErrVolumeNotFound},
+		"a branch":         {func() error { return second(r.Branch(ctx, id, branch)) }, client.ErrSandboxHasVolumes},
+		"a suspension":     {func() error { return second(r.Suspend(ctx, id)) }, client.ErrSandboxHasVolumes},
+		"a removal":        {func() error { return r.DeleteVolume(ctx, "a") }, client.ErrVolumeInUse},
+	} {
+		if err := c.do(); !errors.Is(err, c.want) {
+			t.Errorf("%s: %v, want %v", what, err, c.want)
+		}
+	}
+	for field, v := range map[string]client.VolumeMount{
+		"volumes[0].name": {Name: "-", Path: "/b"}, "volumes[0].path": {Name: "b", Path: "/proc/b"},
+		"volumes[0].mode": {Name: "b", Path: "/b", Mode: "rw"},
+	} {
+		if _, err := fork(1, v); !errors.Is(err, client.ErrInvalidField) || !strings.Contains(err.Error(), field) {
+			t.Errorf("%s: %v", field, err)
+		}
+	}
+	if _, err := fork(2, other); !errors.Is(err, client.ErrInvalidField) {
+		t.Errorf("two writers at once: %v", err)
+	}
+	must(t, r.Kill(ctx, id))
+	if v, err := r.Volume(ctx, "a"); err != nil || v.Writer != "" {
+		t.Errorf("after the end of the sandbox: writer %q, %v", v.Writer, err)
+	}
+	must(t, r.DeleteVolume(ctx, "a"))
 }

@@ -86,6 +86,8 @@ func set(t *testing.T, v reflect.Value, n *int) {
 	case v.Type() == reflect.TypeFor[snapshot.Hook]():
 		v.Set(reflect.ValueOf(snapshot.Hook{Args: []string{fmt.Sprint("text ", *n)}, TimeoutSecs: 200 + *n%100,
 			OnFailure: snapshot.HookContinues}))
+	case v.Type() == reflect.TypeFor[Mount]():
+		v.Set(reflect.ValueOf(Mount{Name: fmt.Sprint("text ", *n), Path: fmt.Sprint("/text/", *n), Mode: MountCopy}))
 	case v.Type() == reflect.TypeFor[time.Time]():
 		v.Set(reflect.ValueOf(time.Date(2026, 1, 2, 3, 4, 5, *n, time.UTC)))
 	default:
@@ -168,7 +170,7 @@ func TestGolden(t *testing.T) {
 func TestGoldenFilesAreWhole(t *testing.T) {
 	all := golden(t)
 	for name, v := range map[string]any{
-		"sandbox.v0.json": &sandboxV0{}, "sandbox-restoring.v1.json": &sandboxFile{},
+		"sandbox.v0.json": &sandboxV0{}, "sandbox-volumes.v1.json": &sandboxFile{},
 		"workspace.v0.json": &workspaceV0{}, "workspace.v1.json": &workspaceFile{},
 		"once.v0.json": &onceV0{}, "once.v1.json": &onceFile{},
 		"secrets.v1.json": &secretsFile{}, "base.v0.json": &Base{}, "base.v1.json": &baseFile{},
@@ -223,7 +225,7 @@ const optional = " origin owner expires fork limits env labels annotation idle_t
 	"hooks before_branch after_fork before_suspend after_resume " +
 	"unique_strict unique top tops frozen branches branch_count suspends at rebased rebasing pending paused restoring restoring_to " +
 	"allow deny allow_ech bytes_per_second packets_per_second connections " + // fields of a network that has a mode
-	"layers writer top next memory_mib swap_mib cpus cpu_weight io_bytes_per_second io_ops_per_second reseeded repeats more pid answer "
+	"layers writer top next volumes memory_mib swap_mib cpus cpu_weight io_bytes_per_second io_ops_per_second reseeded repeats more pid answer "
 
 // mutated makes one change after another in an object, and in each object inside it, by calling
 // change(object, name) for each member. While a change is in effect, mutated calls f(field).

@@ -43,6 +43,10 @@ type Sandbox struct {
 	Count    int         `json:"branch_count,omitempty"`
 	Suspends int         `json:"suspends,omitempty"`
 
+	// Volumes has the volumes that the sandbox has mounted. The index of a volume is the number of its
+	// slot. A record of an earlier version of forkd has none.
+	Volumes []Mount `json:"volumes,omitempty"`
+
 	// At is the snapshot of the latest branch or rollback. If there was none, At is nil, and the
 	// sandbox is at the snapshot that it was forked from.
 	At *snapshot.Ref `json:"at,omitempty"`
@@ -188,7 +192,7 @@ func (s *Sandbox) check() *fault {
 	if err := s.Hooks.Check(); err != nil {
 		return wrong("hooks", "%v; %s", err, otherForkd)
 	}
-	return nil
+	return checkMounts(s.Volumes)
 }
 
 // suspendedFile is the content of the record of a suspended sandbox.

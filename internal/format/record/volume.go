@@ -1,6 +1,7 @@
 package record
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -99,4 +100,33 @@ func (v *Volume) Files() []string {
 		}
 	}
 	return files
+}
+
+// Mount is a volume that a sandbox has mounted.
+type Mount struct {
+	Name string `json:"name"` // name of the volume
+	Path string `json:"path"` // absolute path in the guest
+	Mode string `json:"mode,omitempty"`
+}
+
+// Modes of a Mount.
+const (
+	MountWriter   = ""     // the sandbox writes to the volume
+	MountReadOnly = "ro"   // the sandbox reads the content that the volume had at the time of the mount
+	MountCopy     = "copy" // the same, and the sandbox may change its own copy of the content
+)
+
+func checkMounts(mounts []Mount) *fault {
+	for i, m := range mounts {
+		field := fmt.Sprintf("volumes[%d].", i)
+		switch {
+		case m.Name == "":
+			return wrong(field+"name", "empty: want the name of a volume; %s", otherForkd)
+		case m.Path == "":
+			return wrong(field+"path", "empty: want a path in the guest; %s", otherForkd)
+		case m.Mode != MountWriter && m.Mode != MountReadOnly && m.Mode != MountCopy:
+			return wrong(field+"mode", "%.70q: want no mode, %q or %q; %s", m.Mode, MountReadOnly, MountCopy, otherForkd)
+		}
+	}
+	return nil
 }

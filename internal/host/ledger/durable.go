@@ -23,7 +23,7 @@ func (r *Record) durable() *durable.Sandbox {
 		Hooks: r.Hooks, Env: r.Env, Labels: r.Labels, Annotation: r.Annotation, IdleTimeoutNS: int64(r.IdleTimeout),
 		ExpirySuspends: r.ExpirySuspends, AutoResume: r.AutoResume, Strict: r.Strict, Unique: durableUnique(r.Unique),
 		Top: r.Top, Tops: r.Tops, Frozen: r.Frozen, Count: r.Count, Suspends: r.Suspends,
-		At:      r.At,
+		Volumes: r.Volumes, At: r.At,
 		Rebased: r.Rebased, Rebasing: r.Rebasing, Pending: r.Pending, Paused: r.Paused, Restoring: r.Restoring,
 		RestoringTo: r.RestoringTo,
 	}
@@ -46,7 +46,7 @@ func fromDurable(path string, d *durable.Sandbox) (Record, error) {
 		Hooks: d.Hooks, Env: d.Env, Labels: d.Labels, Annotation: d.Annotation, IdleTimeout: time.Duration(d.IdleTimeoutNS),
 		ExpirySuspends: d.ExpirySuspends, AutoResume: d.AutoResume, Strict: d.Strict, Unique: fromUnique(d.Unique),
 		Top: d.Top, Tops: d.Tops, Frozen: d.Frozen, Count: d.Count, Suspends: d.Suspends,
-		At:      d.At,
+		Volumes: d.Volumes, At: d.At,
 		Rebased: d.Rebased, Rebasing: d.Rebasing, Pending: d.Pending, Paused: d.Paused, Restoring: d.Restoring,
 		RestoringTo: d.RestoringTo,
 	}, nil

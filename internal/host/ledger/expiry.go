@@ -1,6 +1,24 @@
 package ledger
 
-import "time"
+import (
+	"time"
+
+	"github.com/forkd/forkd/internal/host/invalid"
+)
+
+// MinIdle is the minimum idle timeout, because suspending takes most of a second on a slow disk.
+const MinIdle = time.Second
+
+// CheckTimes checks the lifetime and the idle timeout in a request for a fork. Zero means never.
+func CheckTimes(ttl, idle time.Duration) error {
+	switch {
+	case ttl < 0:
+		return &invalid.Error{Field: "ttl_secs", Reason: "negative"}
+	case idle != 0 && idle < MinIdle:
+		return invalid.Errorf("idle_timeout_secs", "%g: want 0, or at least %g", idle.Seconds(), MinIdle.Seconds())
+	}
+	return nil
+}
 
 // Expiry says when a sandbox expires and what happens then.
 type Expiry struct {

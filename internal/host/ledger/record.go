@@ -64,6 +64,8 @@ type Record struct {
 	Count    int
 	Suspends int // number of suspensions; a suspended state that is newer than a VM's record has another number
 
+	Volumes []durable.Mount // volumes that the sandbox has mounted; the index of a volume is the number of its slot
+
 	At *snapshot.Ref // snapshot of the latest branch or rollback; nil: the snapshot that the sandbox was forked from
 
 	Rebased  *durable.Rebased       // nil: the memory is based on the sandbox's snapshot

@@ -45,6 +45,7 @@ func wholeRecord(t *testing.T) Record {
 			Repeats: []agentproto.Generator{{PID: 18, Program: "p", Library: "l"}}, More: 19},
 		Strict: true, Paused: true, Pending: &durable.PendingTop{Name: "n", Owner: "o", Swaps: 20}, Restoring: true,
 		RestoringTo: &snapshot.Ref{ID: "z", Tag: "to"},
+		Volumes:     []durable.Mount{{Name: "v", Path: "/p", Mode: durable.MountReadOnly}},
 	}
 	secrets := &r.Network.Secrets // compared separately, because the record does not contain secrets
 	*secrets = []netproto.Secret{{Host: "h", Header: "X", Value: "v"}}

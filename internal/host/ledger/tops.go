@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/forkd/forkd/internal/host/writers"
 )
@@ -15,6 +16,9 @@ const FirstTop = "disk.top"
 
 // NextTop returns the file name for the sandbox's next top.
 func (r *Record) NextTop() string { return fmt.Sprintf("%s.%d", FirstTop, r.Tops+1) }
+
+// VolumeFiles is the prefix of the names of files that belong to the sandbox's copies of volumes.
+const VolumeFiles = "volume"
 
 // FrozenOwners returns the IDs of the snapshots that own the sandbox's frozen tops.
 func (r *Record) FrozenOwners() (owners []string) {
@@ -37,7 +41,7 @@ func (r *Record) ClearOrphans(data string) {
 	}
 	entries, _ := os.ReadDir(data) // a sandbox without a disk has no data directory
 	for _, e := range entries {
-		if !slices.Contains(keep, e.Name()) {
+		if !slices.Contains(keep, e.Name()) && !strings.HasPrefix(e.Name(), VolumeFiles) {
 			_ = writers.Remove(filepath.Join(data, e.Name()), 0)
 		}
 	}

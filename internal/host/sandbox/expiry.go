@@ -126,9 +126,6 @@ func (m *Manager) suspendExpired(s *Sandbox) {
 	s.expiry = time.AfterFunc(expiryRetry, func() { m.timed.Do(func() { m.expire(s) }) })
 }
 
-// minIdle is the minimum idle timeout, because suspending takes most of a second on a slow disk.
-const minIdle = time.Second
-
 func (m *Manager) suspendIdle(s *Sandbox) {
 	if m.works(s) || m.hook(m.timed.Context(), s.id, hook.BeforeSuspend) != nil {
 		s.usage.Touch() // try again after another timeout

@@ -8,13 +8,13 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sync/errgroup"
-
 	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/gate"
 	"github.com/forkd/forkd/internal/host/event"
 	"github.com/forkd/forkd/internal/host/hook"
 	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/ledger"
+	"github.com/forkd/forkd/internal/host/mounts"
 	"github.com/forkd/forkd/internal/host/netclient"
 	"github.com/forkd/forkd/internal/host/owner"
 )
@@ -42,16 +42,8 @@ func (r *ForkRequest) checkChildren() error {
 			return err
 		}
 	}
-	if err := r.Strict.Check(); err != nil {
-		return err
-	}
-	if r.TTL < 0 {
-		return &invalid.Error{Field: "ttl_secs", Reason: "negative"}
-	}
-	if r.IdleTimeout != 0 && r.IdleTimeout < minIdle {
-		return invalid.Errorf("idle_timeout_secs", "%g: want 0, or at least %g", r.IdleTimeout.Seconds(), minIdle.Seconds())
-	}
-	return nil
+	return cmp.Or(r.Strict.Check(), ledger.CheckTimes(r.TTL, r.IdleTimeout),
+		mounts.Check(r.Volumes, r.N, r.IdleTimeout != 0 || r.ExpirySuspends))
 }
 
 // checkAgainst checks the parts of a request that depend on the snapshot to be forked.
@@ -68,7 +60,10 @@ func (m *Manager) checkAgainst(ctx context.Context, r *ForkRequest, parent *snap
 			return err
 		}
 	}
-	return m.cfg.VMMs.CheckLimits("limits.", *cmp.Or(r.Limits, &parent.Guest.Limits))
+	if err := m.cfg.VMMs.CheckLimits("limits.", *cmp.Or(r.Limits, &parent.Guest.Limits)); err != nil {
+		return err
+	}
+	return mounts.Admit(ctx, m.cfg.Volumes, r.Volumes, parent)
 }
 
 // Fork starts children of a snapshot. A child has started when its agent has confirmed its new
@@ -201,27 +196,21 @@ func (m *Manager) afterFork(ctx context.Context, start time.Time, req ForkReques
 	errs []error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	var group errgroup.Group
-	group.SetLimit(m.wave)
-	for i, s := range children {
+	gate.Each(m.wave, children, func(i int, s *Sandbox) {
 		if s == nil {
-			continue
+			return
 		}
-		group.Go(func() error {
-			if errs[i] = m.hookIn(ctx, s.live, &s.record, hook.AfterFork); errs[i] == nil {
-				errs[i] = s.ready(start, fork)
+		if errs[i] = m.hookIn(ctx, s.live, &s.record, hook.AfterFork); errs[i] == nil {
+			errs[i] = s.ready(start, fork)
+		}
+		if errs[i] != nil {
+			if !req.AllowPartial {
+				cancel()
 			}
-			if errs[i] != nil {
-				if !req.AllowPartial {
-					cancel()
-				}
-				m.end(s)
-				children[i] = nil
-			}
-			return nil
-		})
-	}
-	_ = group.Wait()
+			m.end(s)
+			children[i] = nil
+		}
+	})
 }
 
 // countFailed counts the children that did not start. It returns an error if the request requires

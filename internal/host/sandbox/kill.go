@@ -6,16 +6,16 @@ import (
 	"slices"
 	"time"
 
-	"golang.org/x/sync/errgroup"
-
 	"github.com/forkd/forkd/internal/gate"
 	"github.com/forkd/forkd/internal/host/event"
+	"github.com/forkd/forkd/internal/host/mounts"
 	"github.com/forkd/forkd/internal/host/vmpool"
 )
 
 // free releases everything that s has, except its VMM process.
 func (m *Manager) free(s *Sandbox) {
 	s.freed.Do(func() {
+		m.cfg.Volumes.ReleaseAll(s.id)
 		if err := os.RemoveAll(s.data); err != nil {
 			m.cfg.Log.Warn("remove the files of a sandbox", "sandbox", s.id, "error", err)
 		}
@@ -85,11 +85,13 @@ func (m *Manager) Kill(id string) error {
 func (m *Manager) remove(s *Sandbox) error {
 	id := s.id
 	var v *liveVM
+	var volumes []mounts.Mount
 	reason := "delete"
 	err := s.transition("delete", Stopping, func() {
 		if s.expired {
 			reason = "expiry"
 		}
+		volumes = s.record.Volumes
 		if v = cmp.Or(s.live, s.resuming); v != nil {
 			v.cut(&CutOffError{ID: id, By: byDelete})
 		}
@@ -102,6 +104,7 @@ func (m *Manager) remove(s *Sandbox) error {
 	}
 	s.usage.Stop()
 	if v != nil {
+		mounts.Leave(m.cfg.Log, id, v.vmm, v.guest.Dial, volumes)
 		m.kill(id, v)
 	}
 	m.free(s)
@@ -114,30 +117,19 @@ func (m *Manager) remove(s *Sandbox) error {
 
 // KillAll kills all sandboxes except those of workspaces.
 func (m *Manager) KillAll() {
-	var group errgroup.Group
-	group.SetLimit(vmpool.AtOnce)
-	for _, info := range m.List() {
+	gate.Each(vmpool.AtOnce, m.List(), func(_ int, info Info) {
 		if info.Workspace != "" {
-			continue
+			return
 		}
-		group.Go(func() error {
-			if err := m.Kill(info.ID); err != nil {
-				m.cfg.Log.Info("end a sandbox", "sandbox", info.ID, "error", err)
-			}
-			return nil
-		})
-	}
-	_ = group.Wait()
+		if err := m.Kill(info.ID); err != nil {
+			m.cfg.Log.Info("end a sandbox", "sandbox", info.ID, "error", err)
+		}
+	})
 }
 
 // endAll ends all given children of a fork that has failed.
 func (m *Manager) endAll(children []*Sandbox) {
-	var group errgroup.Group
-	group.SetLimit(vmpool.AtOnce)
-	for _, s := range children {
-		group.Go(func() error { m.end(s); return nil })
-	}
-	_ = group.Wait()
+	gate.Each(vmpool.AtOnce, children, func(_ int, s *Sandbox) { m.end(s) })
 }
 
 // end kills a child whose fork has failed. No client knows the child yet, so end reports no event.

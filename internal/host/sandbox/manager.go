@@ -21,6 +21,7 @@ import (
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/host/unwatched"
 	"github.com/forkd/forkd/internal/host/vmpool"
+	"github.com/forkd/forkd/internal/host/volume"
 	"github.com/forkd/forkd/internal/host/writers"
 )
 
@@ -38,11 +39,12 @@ type Observer interface {
 
 // Config configures a Manager. All fields are required unless a comment says otherwise.
 type Config struct {
-	Store  *store.Store
-	VMMs   vmpool.VMMs
-	Net    *netclient.Client                        // nil: sandboxes have no network
-	Guest  func(owner, vsockPath string) Guest      // returns the agent behind the vsock socket of a VM
-	NewTop func(f *os.File, sizeBytes uint64) error // makes f an empty private disk top
+	Store   *store.Store
+	VMMs    vmpool.VMMs
+	Net     *netclient.Client                        // nil: sandboxes have no network
+	Volumes *volume.Store                            // nil: there are no volumes
+	Guest   func(owner, vsockPath string) Guest      // returns the agent behind the vsock socket of a VM
+	NewTop  func(f *os.File, sizeBytes uint64) error // makes f an empty private disk top
 	// directory for sockets and records of sandboxes; only this manager uses it
 	RunDir   string
 	DataDir  string // directory for private disk tops; only this manager uses it
@@ -176,6 +178,12 @@ func (m *Manager) IDs() []string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return slices.Collect(maps.Keys(m.sandboxes))
+}
+
+// Has reports whether a sandbox with the given id exists, or was left alone and may still run.
+func (m *Manager) Has(id string) bool {
+	_, err := m.Get(id)
+	return err == nil || slices.ContainsFunc(m.left, func(l left) bool { return l.ID == id })
 }
 
 // PoolSize returns how many VMMs wait for a fork.

@@ -13,6 +13,7 @@ import (
 
 	"github.com/forkd/forkd/internal/host/event"
 	"github.com/forkd/forkd/internal/host/ledger"
+	"github.com/forkd/forkd/internal/host/mounts"
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/host/vmmclient"
 	"github.com/forkd/forkd/internal/host/vmpool"
@@ -36,8 +37,7 @@ func (m *Manager) Recover() (int, error) {
 	}
 	for _, d := range data {
 		id := d.Name()
-		_, unknown := m.Get(id)
-		if vmpool.IsID(id) && unknown != nil && !slices.ContainsFunc(m.left, func(l left) bool { return l.ID == id }) {
+		if vmpool.IsID(id) && !m.Has(id) {
 			if err := m.recoverData(id); err != nil {
 				return len(m.List()), fmt.Errorf("recover sandboxes: %w", err)
 			}
@@ -213,6 +213,9 @@ func (m *Manager) settleTakenOver(s *Sandbox) error {
 	paused, err := s.settle(ctx, v)
 	if err == nil {
 		err = s.settlePause(ctx, v, paused)
+	}
+	if err == nil && !s.record.Paused { // the earlier daemon may have been about to delete the sandbox
+		err = mounts.InGuest(ctx, v.guest.Dial, s.record.Volumes)
 	}
 	if errors.Is(err, vmmclient.ErrGone) { // the VMM has ended since the sandbox was taken over
 		m.kill(s.id, v)

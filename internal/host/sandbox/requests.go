@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/mounts"
 	"github.com/forkd/forkd/internal/host/netclient"
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/host/unique"
@@ -57,6 +58,7 @@ type ForkRequest struct {
 	NoHooks        bool               // do not run the hook after_fork: the daemon makes the children for itself
 	hooked         bool               // whether a hook after_fork must run; set by Fork
 	Labels         map[string]string  // labels of each child
+	Volumes        []mounts.Mount     // volumes that each child mounts; the client must be able to see them
 	Strict         unique.Strict      // what happens if the programs in a child repeat random numbers
 	Annotation     json.RawMessage    // data of the API that makes the request, stored with each child; may be nil
 	Provisional    bool               // if the daemon dies before ForkResult.Keep, the next daemon kills all children

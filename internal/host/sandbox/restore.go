@@ -2,6 +2,7 @@ package sandbox
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"time"
@@ -11,6 +12,7 @@ import (
 	"github.com/forkd/forkd/internal/host/excerpt"
 	"github.com/forkd/forkd/internal/host/identity"
 	"github.com/forkd/forkd/internal/host/ledger"
+	"github.com/forkd/forkd/internal/host/mounts"
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/host/vmpool"
 )
@@ -26,8 +28,8 @@ func (m *Manager) newTopOver(data string, lease *store.Lease, name string) (*os.
 }
 
 // restore restores the snapshot of v.lease in the VM v. The disk of the VM gets the empty top that
-// r names. The parameter start is when the request arrived. The caller must hold a place in
-// m.restores.
+// r names, and its volume slots get the volumes that r names. The parameter start is when the request
+// arrived. The caller must hold a place in m.restores.
 func (m *Manager) restore(ctx context.Context, start time.Time, v *liveVM, data string,
 	r *ledger.Record) (Timing, error) {
 	top, err := m.newTopOver(data, v.lease, r.Top)
@@ -37,21 +39,26 @@ func (m *Manager) restore(ctx context.Context, start time.Time, v *liveVM, data 
 	if top != nil {
 		defer top.Close()
 	}
+	disks, err := mounts.Open(ctx, m.cfg.Volumes, r.ID, data, r.Volumes)
+	if err != nil {
+		return Timing{}, err
+	}
+	defer disks.Close()
 	link, err := m.join(v, r)
 	if err != nil {
 		return Timing{}, err
 	}
 	v.link = link
-	result, err := chain.Restore(ctx, v.vmm, v.lease, top, nil, link != nil)
+	result, err := chain.Restore(ctx, v.vmm, v.lease, top, disks.Volumes, link != nil)
 	timing := Timing{VMM: time.Since(start), Restore: result}
 	link.Ready()
 	return timing, err
 }
 
 // confirm gives the guest of a VM a new identity and, if the sandbox has secrets, the certificate
-// of the CA for the secrets' hosts. It waits for the agent's answers. It records in r which
-// generators repeat random numbers. The error is an *unconfirmedError, a *unique.Error, or the
-// error of ctx.
+// of the CA for the secrets' hosts. Then it makes the guest mount the sandbox's volumes. It waits for
+// the agent's answers. It records in r which generators repeat random numbers. The error is an
+// *unconfirmedError, a *unique.Error, a *mounts.Error, or the error of ctx.
 func (m *Manager) confirm(ctx context.Context, v *liveVM, r *ledger.Record) error {
 	wait, cancel := context.WithTimeout(ctx, m.cfg.Confirm)
 	defer cancel()
@@ -62,7 +69,13 @@ func (m *Manager) confirm(ctx context.Context, v *liveVM, r *ledger.Record) erro
 		err = m.trust(wait, v, r.Network)
 	}
 	if err == nil {
-		return r.AdmitUnique(found)
+		if err := r.AdmitUnique(found); err != nil {
+			return err
+		}
+		err = mounts.InGuest(wait, v.guest.Dial, r.Volumes)
+		if err == nil || errors.As(err, new(*agentclient.Error)) { // the guest has answered
+			return err
+		}
 	}
 	if agentclient.IsBrokenOff(err) { // the VMM may be about to exit
 		select {

@@ -21,6 +21,7 @@ import (
 	"github.com/forkd/forkd/internal/host/event"
 	"github.com/forkd/forkd/internal/host/idle"
 	"github.com/forkd/forkd/internal/host/ledger"
+	"github.com/forkd/forkd/internal/host/mounts"
 	"github.com/forkd/forkd/internal/host/netclient"
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/host/tally"
@@ -113,6 +114,7 @@ type Info struct {
 	Workspace   string // the workspace that the sandbox belongs to; empty: none
 	Network     netclient.Setting
 	Labels      map[string]string // must not be changed
+	Volumes     []mounts.Mount    // must not be changed
 	DiskFull    bool              // the sandbox is paused until the host has room for its writes
 
 	Unique *agentproto.Unique // what the agent found at the sandbox's latest start; nil: the agent did not search
@@ -137,7 +139,7 @@ func (s *Sandbox) Info() Info {
 		Expires: r.Expires, Limits: r.Limits, Timing: s.timing, StateID: r.SnapshotID,
 		BranchCount: r.Count, IdleTimeout: r.IdleTimeout, Silent: s.silent, Workspace: s.workspace, Network: r.Network,
 		DiskFull: s.full && s.state == Paused, MemoryBytes: r.MemoryBytes,
-		ExpirySuspends: r.ExpirySuspends, Annotation: r.Annotation, Labels: r.Labels,
+		ExpirySuspends: r.ExpirySuspends, Annotation: r.Annotation, Labels: r.Labels, Volumes: r.Volumes,
 		Unique: r.Unique, Strict: r.Strict, Hooks: r.Hooks, At: r.Latest(), Calls: s.since.CallsSince()}
 	if s.state == Suspended {
 		info.StateTag = r.SnapshotTag

@@ -53,23 +53,14 @@ func (s State) mayBecome(to State) bool { return slices.Contains(next[s], to) }
 // hasVM reports whether a sandbox in state s has a VM that has not ended.
 func (s State) hasVM() bool { return s == Running || s == Paused }
 
+// names has the names of the states in the API.
+var names = [...]string{Starting: "starting", Running: "running", Paused: "paused", Suspended: "suspended",
+	Restoring: "restoring", Exited: "exited", Stopping: "stopping"}
+
 // String returns the name of the state in the API.
 func (s State) String() string {
-	switch s {
-	case Starting:
-		return "starting"
-	case Running:
-		return "running"
-	case Paused:
-		return "paused"
-	case Suspended:
-		return "suspended"
-	case Restoring:
-		return "restoring"
-	case Exited:
-		return "exited"
-	case Stopping:
-		return "stopping"
+	if s < 0 || int(s) >= len(names) {
+		return fmt.Sprintf("state %d", int(s))
 	}
-	return fmt.Sprintf("state %d", int(s))
+	return names[s]
 }

@@ -172,7 +172,7 @@ func TestIdleSandboxIsSuspended(t *testing.T) {
 	if _, err := w.Bake(t.Context(), w.bake); err != nil {
 		t.Fatal(err)
 	}
-	r, err := w.Fork(t.Context(), ForkRequest{Tag: "p", N: 1, IdleTimeout: minIdle})
+	r, err := w.Fork(t.Context(), ForkRequest{Tag: "p", N: 1, IdleTimeout: ledger.MinIdle})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -305,7 +305,7 @@ func TestMemoryWithASecretIsNotSaved(t *testing.T) {
 	defer w.stop()
 	w.boots(t)
 	mustBake(t, w)
-	id := forkOne(t, w, ForkRequest{IdleTimeout: minIdle})
+	id := forkOne(t, w, ForkRequest{IdleTimeout: ledger.MinIdle})
 	if err := w.KeepSecret(t.Context(), id); err != nil {
 		t.Fatal(err)
 	}

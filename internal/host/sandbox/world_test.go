@@ -17,6 +17,7 @@ import (
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/host/vmfake"
 	"github.com/forkd/forkd/internal/host/vmpool"
+	"github.com/forkd/forkd/internal/host/volume"
 	"github.com/forkd/forkd/internal/host/writers/writertest"
 )
 
@@ -59,6 +60,8 @@ type world struct {
 	events *event.Ring // events of the latest manager
 	admit  admit.Rules
 
+	volumes *volume.Store // the volumes of the latest manager
+
 	poolMost int
 }
 
@@ -96,6 +99,10 @@ func (w *world) start(t testing.TB, poolSize int) {
 			t.Fatal(err)
 		}
 	}
+	w.volumes, err = volume.Open(volume.Config{Dir: filepath.Join(w.dir, "volumes"), Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
 	vmms := vmpool.VMMs(w.vmms)
 	if w.hosts != nil {
 		vmms = w.hosts
@@ -103,6 +110,7 @@ func (w *world) start(t testing.TB, poolSize int) {
 	w.Manager, err = New(Config{
 		Store: st, VMMs: vmms, Net: w.net, Guest: func(string, string) Guest { return vmfake.Guest{All: w.vmms} },
 		NewTop:   disklayer.Format,
+		Volumes:  w.volumes,
 		RunDir:   filepath.Join(w.dir, "run"),
 		DataDir:  filepath.Join(w.dir, "data"),
 		PoolSize: poolSize, PoolMost: w.poolMost, Admit: w.admit,

@@ -73,6 +73,9 @@ func (v *View) Fork(ctx context.Context, req sandbox.ForkRequest) (res sandbox.F
 	if v.isEmpty() {
 		return res, &store.NotFoundError{Tag: req.Tag}
 	}
+	if err := v.haveVolumes(req.Volumes); err != nil {
+		return res, err
+	}
 	return v.host.manager.Fork(v.as(ctx), req)
 }
 
@@ -80,6 +83,9 @@ func (v *View) Fork(ctx context.Context, req sandbox.ForkRequest) (res sandbox.F
 func (v *View) ForkSandbox(ctx context.Context, id string, mode sandbox.BranchRequest,
 	req sandbox.ForkRequest) (res sandbox.ForkResult, b sandbox.BranchResult, err error) {
 	err = v.reach(ctx, id, func(ctx context.Context, m *sandbox.Manager) (err error) {
+		if err := v.haveVolumes(req.Volumes); err != nil {
+			return err
+		}
 		res, b, err = m.ForkSandbox(ctx, id, mode, req)
 		return err
 	})

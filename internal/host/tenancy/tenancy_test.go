@@ -15,6 +15,7 @@ import (
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/bake"
 	"github.com/forkd/forkd/internal/host/event"
+	"github.com/forkd/forkd/internal/host/mounts"
 	"github.com/forkd/forkd/internal/host/owner"
 	"github.com/forkd/forkd/internal/host/sandbox"
 	"github.com/forkd/forkd/internal/host/store"
@@ -250,6 +251,10 @@ func TestLimits(t *testing.T) {
 	}
 	if _, err := b.view.SnapshotVolume(b.volume, volume.Request{Name: "a.new"}); !errors.As(err, &limit) {
 		t.Errorf("a snapshot of a volume with a name of others: %v", err)
+	}
+	fork := sandbox.ForkRequest{Tag: "p", N: 1, Volumes: []mounts.Mount{{Name: a.volume, Path: "/data"}}}
+	if _, err := b.view.Fork(t.Context(), fork); !errors.As(err, new(*volume.Error)) {
+		t.Errorf("a fork with a volume of others: %v", err)
 	}
 	if _, err := nobody.CreateVolume(volume.Request{Name: "new", SizeMiB: 16}); err == nil {
 		t.Error("nobody has created a volume")

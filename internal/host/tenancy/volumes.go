@@ -3,6 +3,7 @@ package tenancy
 import (
 	"slices"
 
+	"github.com/forkd/forkd/internal/host/mounts"
 	"github.com/forkd/forkd/internal/host/volume"
 )
 
@@ -18,6 +19,16 @@ func (v *View) Volume(name string) (volume.Info, error) {
 func (v *View) HasVolume(name string) error {
 	if v.isEmpty() || !v.p.Prefix.HasTag(name) {
 		return &volume.Error{Name: name}
+	}
+	return nil
+}
+
+// haveVolumes returns a "not found" error if the principal may not see one of the volumes.
+func (v *View) haveVolumes(list []mounts.Mount) error {
+	for _, m := range list {
+		if err := v.HasVolume(m.Name); err != nil {
+			return err
+		}
 	}
 	return nil
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"net"
+	"slices"
 
 	"github.com/forkd/forkd/internal/host/agentclient"
 	"github.com/forkd/forkd/internal/proto/agentproto"
@@ -19,7 +20,8 @@ func (g Guest) told(req agentproto.Request) error {
 	switch {
 	case g.All.Told != nil:
 		return g.All.Told(req)
-	case req.Op == agentproto.OpFreeze, req.Op == agentproto.OpThaw, req.Op == agentproto.OpBusy:
+	case slices.Contains([]agentproto.Op{agentproto.OpFreeze, agentproto.OpThaw, agentproto.OpBusy, agentproto.OpMount,
+		agentproto.OpUnmount}, req.Op):
 		return nil
 	}
 	return errNoGuest
@@ -70,7 +72,7 @@ func (g Guest) SetDefaults(_ context.Context, d agentclient.Defaults) error {
 }
 
 // Dial connects only to the control port, because tests that use other ports need no guest. If Told
-// is nil, the guest supports only OpFreeze, OpThaw and OpBusy.
+// is nil, the guest supports only OpFreeze, OpThaw, OpBusy, OpMount and OpUnmount.
 func (g Guest) Dial(_ context.Context, port uint32) (net.Conn, error) {
 	if port != agentproto.ControlPort {
 		return nil, errNoGuest

@@ -25,7 +25,8 @@ type Trials struct {
 // restore (such as vm.ErrCPU), and its text names the missing feature.
 //
 // Try needs neither the memory nor the disks of the machine: it restores the state into a new VM with empty memory, an
-// empty disk and empty volume slots, which never runs. The state may come from an attacker. Only the VMM reads it, in its jail.
+// empty disk and empty volume slots, which never runs. The state may come from an attacker. Only the VMM reads it, in
+// its jail.
 func (t Trials) Try(ctx context.Context, m snapshot.Machine, disk uint64, state *os.File) (err error) {
 	s, err := Spawn(ctx, t.VMMs, t.RunDir, m.Shape())
 	if err != nil {

@@ -63,12 +63,13 @@ func (s *Store) merge(ctx context.Context, v *volume) (err error) {
 }
 
 // Copy links the immutable files of a volume into a directory of the same file system: the base image
-// and the layers, oldest first, with the given names and a number. It returns the paths. They do not
-// depend on the volume any more. What a writer has written since its latest branch is not included.
-func (s *Store) Copy(name, dir, prefix string) (paths []string, err error) {
+// and the layers, oldest first, with the given prefix and a number. It returns the paths and the size
+// of the volume. The links do not depend on the volume any more. What a writer has written since its
+// latest branch is not included.
+func (s *Store) Copy(name, dir, prefix string) (paths []string, size uint64, err error) {
 	v, unlock, err := s.lock(name)
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	defer unlock()
 	for i, f := range append([]string{baseFile}, v.Layers...) {
@@ -77,9 +78,9 @@ func (s *Store) Copy(name, dir, prefix string) (paths []string, err error) {
 			for _, p := range paths {
 				_ = os.Remove(p) // report the first error
 			}
-			return nil, fmt.Errorf("copy volume %q: %w", name, err)
+			return nil, 0, fmt.Errorf("copy volume %q: %w", name, err)
 		}
 		paths = append(paths, path)
 	}
-	return paths, nil
+	return paths, v.SizeBytes, nil
 }

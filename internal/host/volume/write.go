@@ -206,6 +206,28 @@ func (s *Store) Release(ctx context.Context, name, sandbox string) error {
 	return s.seal(ctx, v, nil)
 }
 
+// ReleaseAll calls Release for all volumes that a sandbox writes to. The sandbox's VM must have exited.
+// A volume that cannot be released keeps its writer until the next start. A nil Store has no volumes.
+func (s *Store) ReleaseAll(sandbox string) {
+	if s == nil {
+		return
+	}
+	var names []string
+	s.mu.Lock()
+	for _, v := range s.byName {
+		if v.Writer != nil && v.Writer.SandboxID == sandbox {
+			names = append(names, v.Name)
+		}
+	}
+	s.mu.Unlock()
+	for _, name := range names {
+		if err := s.Release(context.Background(), name, sandbox); err != nil {
+			s.cfg.Log.Error("a volume keeps a writer that has ended, until the daemon is started again", "name", name,
+				"sandbox", sandbox, "error", err)
+		}
+	}
+}
+
 // Recover releases all volumes whose writers do not exist any more. The parameter exists reports
 // whether a sandbox exists, or may still run. Volumes that cannot be released keep their writers.
 func (s *Store) Recover(ctx context.Context, exists func(sandbox string) bool) {

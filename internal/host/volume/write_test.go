@@ -462,11 +462,11 @@ func TestCopies(t *testing.T) {
 	create(t, s, "a")
 	startWriter(t, s, marks{4000: 1})
 	branch(t, s, marks{4000: 2})
-	paths, err := s.Copy("a", dir, "volume.0")
-	if err != nil || len(paths) != 2 {
-		t.Fatal(paths, err)
+	paths, size, err := s.Copy("a", dir, "volume.0")
+	if err != nil || len(paths) != 2 || size != s.List()[0].SizeBytes {
+		t.Fatal(paths, size, err)
 	}
-	if _, err := s.Copy("a", dir, "volume.0"); err == nil {
+	if _, _, err := s.Copy("a", dir, "volume.0"); err == nil {
 		t.Error("a copy with the names of another copy")
 	}
 	if names := files(t, dir); !slices.Equal(names, []string{"volume.0.0", "volume.0.1", "volumes"}) {
@@ -487,7 +487,7 @@ func TestCopies(t *testing.T) {
 	if got, want := read10(t, open), (marks{4000: 1}); !equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
 	}
-	if _, err := s.Copy("a", dir, "x"); !isError(err, false, false) {
+	if _, _, err := s.Copy("a", dir, "x"); !isError(err, false, false) {
 		t.Errorf("a copy of a volume that was removed: %v", err)
 	}
 }

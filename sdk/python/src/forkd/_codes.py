@@ -265,6 +265,20 @@ class VolumeInUseError(ForkdError):
     """
 
 
+class NoVolumeSlotsError(ForkdError):
+    """The snapshot has too few volume slots (no_volume_slots, 409).
+
+    What helps: make a snapshot with more volume slots (forkd build --from TAG --tag NEW --volume-slots N).
+    """
+
+
+class SandboxHasVolumesError(ForkdError):
+    """The sandbox has mounted volumes (sandbox_has_volumes, 409).
+
+    What helps: save the data of the sandbox in a volume, and start another sandbox with that volume.
+    """
+
+
 class VolumeUnusableError(ForkdError):
     """The volume cannot be used (volume_unusable, 409).
 
@@ -451,6 +465,8 @@ BY_CODE: dict[str, type[ForkdError]] = {
     "workspace_exists": WorkspaceExistsError,
     "volume_exists": VolumeExistsError,
     "volume_in_use": VolumeInUseError,
+    "no_volume_slots": NoVolumeSlotsError,
+    "sandbox_has_volumes": SandboxHasVolumesError,
     "volume_unusable": VolumeUnusableError,
     "outcome_unknown": OutcomeUnknownError,
     "body_too_large": BodyTooLargeError,
@@ -527,6 +543,8 @@ __all__ = [
     "WorkspaceExistsError",
     "VolumeExistsError",
     "VolumeInUseError",
+    "NoVolumeSlotsError",
+    "SandboxHasVolumesError",
     "VolumeUnusableError",
     "OutcomeUnknownError",
     "BodyTooLargeError",

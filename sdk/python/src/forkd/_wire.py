@@ -198,6 +198,20 @@ class Limits(Record):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class VolumeMount(Record):
+    """The message VolumeMount of the API."""
+
+    name: str
+    """a volume; a sandbox cannot mount it twice"""
+    path: str
+    """absolute path in the guest, which is made if it is missing; not /, /proc, /sys, /dev or /run, or below
+    these"""
+    mode: Literal["ro", "copy"] | None = None
+    """empty: the sandbox writes to the volume, and no other sandbox can mount it meanwhile; ro: the content at the
+    time of the mount, read-only; copy: the same, and the sandbox may change its own copy, which ends with it"""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class Generator(Record):
     """The message Generator of the API."""
 
@@ -267,6 +281,8 @@ class SandboxInfo(Record):
     Absent if unknown, and for tokens with a label prefix"""
     workspace: str | None = None
     """workspace that it belongs to; it can only be deleted with the workspace"""
+    volumes: list[VolumeMount] | None = None
+    """volumes that it has mounted"""
     network: str = ""
     """the mode of its network policy"""
     unique: Unique | None = None
@@ -279,6 +295,7 @@ class SandboxInfo(Record):
     """its fork, rollback or resume fails with not_unique if programs repeat random numbers"""
     _nested: ClassVar[Nested] = {
         "limits": Limits,
+        "volumes": VolumeMount,
         "unique": Unique,
     }
 
@@ -722,6 +739,9 @@ class CreateSandboxes(Record):
     """absent: those of the snapshot or of source_id"""
     ttl_secs: float | None = None
     """delete after this many seconds; 0: never"""
+    volumes: list[VolumeMount] | None = None
+    """volumes that each sandbox mounts; the snapshot must have as many volume_slots. A sandbox with volumes can be
+    neither branched, suspended nor rolled back"""
     network: Network | None = None
     """absent: that of the snapshot or of source_id"""
     per_child_netns: bool | None = None
@@ -735,6 +755,7 @@ class CreateSandboxes(Record):
     _nested: ClassVar[Nested] = {
         "limits": Limits,
         "hooks": Hooks,
+        "volumes": VolumeMount,
         "network": Network,
     }
 
@@ -1042,6 +1063,8 @@ class RolledBack(Record):
     Absent if unknown, and for tokens with a label prefix"""
     workspace: str | None = None
     """workspace that it belongs to; it can only be deleted with the workspace"""
+    volumes: list[VolumeMount] | None = None
+    """volumes that it has mounted"""
     network: str = ""
     """the mode of its network policy"""
     unique: Unique | None = None
@@ -1057,6 +1080,7 @@ class RolledBack(Record):
     rollback_ready_ms: float = 0.0
     _nested: ClassVar[Nested] = {
         "limits": Limits,
+        "volumes": VolumeMount,
         "unique": Unique,
     }
 
@@ -1301,6 +1325,8 @@ class VolumeInfo(Record):
     """size of the disk"""
     disk_bytes: int = 0
     """bytes that it takes on the host's disk"""
+    writer: str | None = None
+    """id of the sandbox that writes to it; absent: none"""
     labels: dict[str, str] | None = None
     created_at_unix: int = 0
 
@@ -2246,5 +2272,6 @@ __all__ = [
     "VersionLeftAlone",
     "VersionSsh",
     "VolumeInfo",
+    "VolumeMount",
     "WorkspaceInfo",
 ]

@@ -22,7 +22,7 @@ export interface components {
              * @description a code never changes its meaning; new codes may be added
              * @enum {string}
              */
-            code: "bad_request" | "invalid_field" | "warmup_failed" | "artifact_refused" | "unauthenticated" | "forbidden" | "scope" | "not_signed" | "key_not_trusted" | "signature_invalid" | "denied_in_sandbox" | "denied_by_registry" | "no_such_route" | "sandbox_not_found" | "snapshot_not_found" | "workspace_not_found" | "volume_not_found" | "not_found_in_sandbox" | "not_found_in_registry" | "method_not_allowed" | "conflict" | "sandbox_state" | "sandbox_cut_off" | "sandbox_of_workspace" | "interpreter_busy" | "apply_conflict" | "no_base" | "hook_failed" | "not_in_line" | "not_unique" | "snapshot_exists" | "snapshot_in_use" | "snapshot_unusable" | "workspace_exists" | "volume_exists" | "volume_in_use" | "volume_unusable" | "outcome_unknown" | "body_too_large" | "idempotency_key_reused" | "upgrade_required" | "too_many_requests" | "max_sandboxes" | "max_vcpus" | "own_sandboxes" | "volume_quota" | "internal" | "vm_ended" | "apply_incomplete" | "sandbox_failed" | "registry_failed" | "busy" | "host_memory" | "host_disk" | "no_kvm" | "timeout" | "no_space";
+            code: "bad_request" | "invalid_field" | "warmup_failed" | "artifact_refused" | "unauthenticated" | "forbidden" | "scope" | "not_signed" | "key_not_trusted" | "signature_invalid" | "denied_in_sandbox" | "denied_by_registry" | "no_such_route" | "sandbox_not_found" | "snapshot_not_found" | "workspace_not_found" | "volume_not_found" | "not_found_in_sandbox" | "not_found_in_registry" | "method_not_allowed" | "conflict" | "sandbox_state" | "sandbox_cut_off" | "sandbox_of_workspace" | "interpreter_busy" | "apply_conflict" | "no_base" | "hook_failed" | "not_in_line" | "not_unique" | "snapshot_exists" | "snapshot_in_use" | "snapshot_unusable" | "workspace_exists" | "volume_exists" | "volume_in_use" | "no_volume_slots" | "sandbox_has_volumes" | "volume_unusable" | "outcome_unknown" | "body_too_large" | "idempotency_key_reused" | "upgrade_required" | "too_many_requests" | "max_sandboxes" | "max_vcpus" | "own_sandboxes" | "volume_quota" | "internal" | "vm_ended" | "apply_incomplete" | "sandbox_failed" | "registry_failed" | "busy" | "host_memory" | "host_disk" | "no_kvm" | "timeout" | "no_space";
             /** @description name of the wrong field; with invalid_field only */
             field?: string;
             /** @description the solution for most errors with this code */
@@ -322,6 +322,8 @@ export interface components {
              * @default 0
              */
             ttl_secs?: number;
+            /** @description volumes that each sandbox mounts; the snapshot must have as many volume_slots. A sandbox with volumes can be neither branched, suspended nor rolled back */
+            volumes?: components["schemas"]["VolumeMount"][];
             /** @description absent: that of the snapshot or of source_id */
             network?: components["schemas"]["Network"];
             /** @description of forkd 0.5; no effect: every child has its own network */
@@ -333,6 +335,17 @@ export interface components {
             /** @description of forkd 0.5; no effect */
             hugepages?: boolean;
         } & (unknown | unknown);
+        VolumeMount: {
+            /** @description a volume; a sandbox cannot mount it twice */
+            name: components["schemas"]["Tag"];
+            /** @description absolute path in the guest, which is made if it is missing; not /, /proc, /sys, /dev or /run, or below these */
+            path: string;
+            /**
+             * @description empty: the sandbox writes to the volume, and no other sandbox can mount it meanwhile; ro: the content at the time of the mount, read-only; copy: the same, and the sandbox may change its own copy, which ends with it
+             * @enum {string}
+             */
+            mode?: "" | "ro" | "copy";
+        };
         TTL: {
             /** @description delete after this many seconds from now; 0: never */
             ttl_secs: number;
@@ -380,6 +393,8 @@ export interface components {
             owner?: string;
             /** @description workspace that it belongs to; it can only be deleted with the workspace */
             workspace?: string;
+            /** @description volumes that it has mounted */
+            volumes?: components["schemas"]["VolumeMount"][];
             /**
              * @description the mode of its network policy
              * @enum {string}
@@ -907,6 +922,8 @@ export interface components {
             size_bytes: number;
             /** @description bytes that it takes on the host's disk */
             disk_bytes: number;
+            /** @description id of the sandbox that writes to it; absent: none */
+            writer?: string;
             labels?: components["schemas"]["Labels"];
             created_at_unix: number;
         };

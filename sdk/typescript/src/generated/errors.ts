@@ -110,6 +110,12 @@ export class VolumeExistsError extends ForkdError {}
 /** A sandbox writes to the volume (409, `volume_in_use`). */
 export class VolumeInUseError extends ForkdError {}
 
+/** The snapshot has too few volume slots (409, `no_volume_slots`). */
+export class NoVolumeSlotsError extends ForkdError {}
+
+/** The sandbox has mounted volumes, which snapshots do not include (409, `sandbox_has_volumes`). */
+export class SandboxHasVolumesError extends ForkdError {}
+
 /** The volume cannot be used (409, `volume_unusable`). */
 export class VolumeUnusableError extends ForkdError {}
 
@@ -211,6 +217,8 @@ export const errorClasses: Readonly<Record<string, typeof ForkdError>> = {
   workspace_exists: WorkspaceExistsError,
   volume_exists: VolumeExistsError,
   volume_in_use: VolumeInUseError,
+  no_volume_slots: NoVolumeSlotsError,
+  sandbox_has_volumes: SandboxHasVolumesError,
   volume_unusable: VolumeUnusableError,
   outcome_unknown: OutcomeUnknownError,
   body_too_large: BodyTooLargeError,

@@ -1,0 +1,250 @@
+// Package mounts gives volumes to sandboxes. It opens the disks for a VM, and makes the guest mount and
+// unmount them. Package volume stores the volumes, and package sandbox decides the order of the steps.
+package mounts
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/forkd/forkd/internal/format/disklayer"
+	"github.com/forkd/forkd/internal/format/record"
+	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/agentclient"
+	"github.com/forkd/forkd/internal/host/chain"
+	"github.com/forkd/forkd/internal/host/invalid"
+	"github.com/forkd/forkd/internal/host/ledger"
+	"github.com/forkd/forkd/internal/host/vmpool"
+	"github.com/forkd/forkd/internal/host/volume"
+	"github.com/forkd/forkd/internal/proto/agentproto"
+	"github.com/forkd/forkd/internal/proto/vm"
+)
+
+// Mount is a volume that a sandbox mounts.
+type Mount = record.Mount
+
+// SlotsError reports that a snapshot has too few volume slots for the volumes of a request.
+type SlotsError struct {
+	Tag           string
+	Slots, Wanted int
+}
+
+func (e *SlotsError) Error() string {
+	return fmt.Sprintf("volumes: %d, but sandboxes of snapshot %q can mount %d: make a snapshot with more volume slots "+
+		"(forkd build --from %s --tag NEW --volume-slots %d)", e.Wanted, e.Tag, e.Slots, e.Tag, e.Wanted)
+}
+
+// HeldError reports an operation that is not possible for a sandbox with volumes.
+type HeldError struct{ Op, ID string }
+
+func (e *HeldError) Error() string {
+	return fmt.Sprintf("%s sandbox %q: it has mounted volumes, and snapshots do not include volumes: save its data in a "+
+		"volume, and start another sandbox with that volume", e.Op, e.ID)
+}
+
+// Check checks the volumes in a request for n sandboxes. The parameter suspends reports whether the
+// sandboxes are suspended automatically.
+func Check(mounts []Mount, n int, suspends bool) error {
+	if len(mounts) > vm.MaxVolumeSlots {
+		return invalid.Errorf("volumes", "%d: want at most %d", len(mounts), vm.MaxVolumeSlots)
+	}
+	if len(mounts) > 0 && suspends {
+		return invalid.Errorf("volumes", "a sandbox with volumes cannot be suspended: leave idle_timeout_secs out")
+	}
+	for i, m := range mounts {
+		if err := check(m, mounts[:i], n); err != nil {
+			return invalid.Errorf(fmt.Sprintf("volumes[%d].%s", i, err.Field), "%s", err.Reason)
+		}
+	}
+	return nil
+}
+
+// check returns an error without the index of the mount.
+func check(m Mount, earlier []Mount, n int) *invalid.Error {
+	if err := snapshot.CheckTag(m.Name); err != nil {
+		return &invalid.Error{Field: "name", Reason: err.Error()}
+	}
+	if err := agentproto.CheckVolumePath(m.Path); err != nil {
+		return &invalid.Error{Field: "path", Reason: err.Error()}
+	}
+	switch {
+	case m.Mode != record.MountWriter && m.Mode != record.MountReadOnly && m.Mode != record.MountCopy:
+		return &invalid.Error{Field: "mode", Reason: fmt.Sprintf("%.70q: want %q, %q, or none", m.Mode, record.MountReadOnly,
+			record.MountCopy)}
+	case m.Mode == record.MountWriter && n > 1:
+		return &invalid.Error{Field: "mode", Reason: fmt.Sprintf("none, and n is %d: only one sandbox can write to a volume; "+
+			"want %q or %q", n, record.MountReadOnly, record.MountCopy)}
+	}
+	for _, e := range earlier {
+		switch {
+		case e.Name == m.Name:
+			return &invalid.Error{Field: "name", Reason: fmt.Sprintf("%q: it is mounted twice", m.Name)}
+		case within(m.Path, e.Path) || within(e.Path, m.Path):
+			return &invalid.Error{Field: "path", Reason: fmt.Sprintf("%.200q: it hides, or is hidden by, the volume at %.200q",
+				m.Path, e.Path)}
+		}
+	}
+	return nil
+}
+
+// within reports whether a clean path is dir, or below it.
+func within(p, dir string) bool { return p == dir || strings.HasPrefix(p, dir+"/") }
+
+// maxLayers is the number of layers from which on the layers of a volume are merged. With fewer layers,
+// the files of all slots fit into one request to a VMM.
+const maxLayers = 8
+
+// Admit checks whether the children of a snapshot can mount the volumes. It merges the layers of a
+// volume with too many layers, which takes time. The error is a *SlotsError, a *volume.Error, or a
+// *volume.InUseError. The volumes may still change before Open.
+func Admit(ctx context.Context, st *volume.Store, mounts []Mount, parent *snapshot.Manifest) error {
+	if have := int(parent.Machine.VolumeSlots); len(mounts) > have {
+		return &SlotsError{Tag: parent.Tag, Slots: have, Wanted: len(mounts)}
+	}
+	for _, m := range mounts {
+		if st == nil {
+			return &volume.Error{Name: m.Name}
+		}
+		i, err := st.Get(m.Name)
+		if err != nil {
+			return err
+		}
+		if i.Writer != "" {
+			return &volume.InUseError{Name: m.Name, SandboxID: i.Writer}
+		}
+		if i.Layers >= maxLayers {
+			if err := st.Merge(ctx, m.Name); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// Disks are the open files of a sandbox's volumes.
+type Disks struct{ Volumes []chain.Volume }
+
+// Close closes the files.
+func (d *Disks) Close() {
+	for _, v := range d.Volumes {
+		for _, f := range v.Files {
+			_ = f.Close() // nothing was written through these descriptors
+		}
+	}
+}
+
+// Open opens the volumes of a sandbox for its VM. The sandbox becomes the writer of some of them; see
+// Store.ReleaseAll. The files of the others are linked into dir, the sandbox's data directory. After an
+// error, the caller must call Store.ReleaseAll and remove dir.
+func Open(ctx context.Context, st *volume.Store, sandbox, dir string, mounts []Mount) (*Disks, error) {
+	d := &Disks{}
+	for i, m := range mounts {
+		var v chain.Volume
+		var err error
+		if m.Mode == record.MountWriter {
+			v, err = openWriter(ctx, st, sandbox, m.Name)
+		} else {
+			v, err = openCopy(st, m.Name, dir, fmt.Sprintf("%s%d", ledger.VolumeFiles, i))
+		}
+		d.Volumes = append(d.Volumes, v)
+		if err != nil {
+			d.Close()
+			return nil, err
+		}
+	}
+	return d, nil
+}
+
+func openWriter(ctx context.Context, st *volume.Store, sandbox, name string) (chain.Volume, error) {
+	f, err := st.Write(ctx, name, sandbox)
+	if err != nil {
+		return chain.Volume{}, err
+	}
+	return chain.Volume{SizeBytes: f.SizeBytes, Files: append(f.Lower, f.Top)}, nil
+}
+
+// openCopy opens a copy of a volume, with a private top. Even after an error, the caller must close the
+// files of the result.
+func openCopy(st *volume.Store, name, dir, prefix string) (v chain.Volume, err error) {
+	paths, size, err := st.Copy(name, dir, prefix)
+	if err != nil {
+		return v, err
+	}
+	v.SizeBytes = size
+	for _, p := range paths {
+		f, err := os.Open(p)
+		if err != nil {
+			return v, err
+		}
+		v.Files = append(v.Files, f)
+	}
+	top, err := chain.NewTop(filepath.Join(dir, prefix+".top"), size, disklayer.Format)
+	if err == nil {
+		v.Files = append(v.Files, top)
+	}
+	return v, err
+}
+
+// Error reports a volume that a guest could not mount.
+type Error struct {
+	Mount
+	Err error
+}
+
+func (e *Error) Error() string {
+	return fmt.Sprintf("mount volume %q at %q: %v", e.Name, e.Path, e.Err)
+}
+
+func (e *Error) Unwrap() error { return e.Err }
+
+// InGuest makes a guest mount the volumes. Volumes that are already mounted stay mounted. The error is an
+// *Error.
+func InGuest(ctx context.Context, dial agentclient.DialFunc, mounts []Mount) error {
+	for i, m := range mounts {
+		v := agentproto.Volume{Slot: i, Path: m.Path, ReadOnly: m.Mode == record.MountReadOnly}
+		if err := agentclient.New(dial).Mount(ctx, v); err != nil {
+			return &Error{Mount: m, Err: err}
+		}
+	}
+	return nil
+}
+
+// unmountTime bounds the time for unmounting the volumes of a sandbox that is being deleted.
+const unmountTime = 10 * time.Second
+
+// Leave makes the guest of a VM that is about to be killed write its data to its volumes, and unmount
+// them. If the guest does not do that in time, the data is as after a power failure. A paused VM is not
+// asked.
+func Leave(log *slog.Logger, sandbox string, v vmpool.VMM, dial agentclient.DialFunc, mounts []Mount) {
+	if len(mounts) == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), unmountTime)
+	defer cancel()
+	ctx, stop := vmpool.WhileAlive(ctx, v)
+	defer stop()
+	stats, err := v.Stats(ctx)
+	if err == nil && stats.Paused {
+		err = errors.New("the VM is paused")
+	}
+	for i, m := range mounts {
+		if m.Mode != record.MountWriter {
+			continue
+		}
+		if err == nil {
+			err = agentclient.New(dial).Unmount(ctx, agentproto.Volume{Slot: i, Path: m.Path})
+		}
+		if err != nil {
+			log.Warn("a volume was not unmounted before its sandbox ended", "name", m.Name, "sandbox", sandbox, "error", err)
+		}
+		if !errors.As(err, new(*agentclient.Error)) {
+			continue // the guest does not answer
+		}
+		err = nil // the guest has written the data
+	}
+}

@@ -1,0 +1,181 @@
+package mounts
+
+import (
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/forkd/forkd/internal/format/disklayer"
+	"github.com/forkd/forkd/internal/format/record"
+	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/invalid"
+	"github.com/forkd/forkd/internal/host/volume"
+	"github.com/forkd/forkd/internal/proto/vm"
+)
+
+func TestErrorsNameTheField(t *testing.T) {
+	many := make([]Mount, vm.MaxVolumeSlots+1)
+	for _, c := range []struct {
+		field    string
+		n        int
+		suspends bool
+		list     []Mount
+	}{
+		{"volumes", 1, false, many},
+		{"volumes", 1, true, []Mount{{Name: "a", Path: "/a"}}},
+		{"volumes[0].name", 1, false, []Mount{{Path: "/a"}}},
+		{"volumes[0].name", 1, false, []Mount{{Name: "../a", Path: "/a"}}},
+		{"volumes[0].path", 1, false, []Mount{{Name: "a"}}},
+		{"volumes[0].path", 1, false, []Mount{{Name: "a", Path: "a"}}},
+		{"volumes[0].path", 1, false, []Mount{{Name: "a", Path: "/a/../etc"}}},
+		{"volumes[0].path", 1, false, []Mount{{Name: "a", Path: "/proc/a"}}},
+		{"volumes[0].mode", 1, false, []Mount{{Name: "a", Path: "/a", Mode: "rw"}}},
+		{"volumes[0].mode", 2, false, []Mount{{Name: "a", Path: "/a"}}},
+		{"volumes[1].name", 1, false, []Mount{{Name: "a", Path: "/a"}, {Name: "a", Path: "/b", Mode: "ro"}}},
+		{"volumes[1].path", 1, false, []Mount{{Name: "a", Path: "/a"}, {Name: "b", Path: "/a"}}},
+		{"volumes[1].path", 1, false, []Mount{{Name: "a", Path: "/a"}, {Name: "b", Path: "/a/b"}}},
+		{"volumes[1].path", 1, false, []Mount{{Name: "a", Path: "/a/b"}, {Name: "b", Path: "/a"}}},
+	} {
+		var wrong *invalid.Error
+		if err := Check(c.list, c.n, c.suspends); !errors.As(err, &wrong) || wrong.Field != c.field {
+			t.Errorf("%+v for %d: %v, want the field %s", c.list, c.n, err, c.field)
+		}
+	}
+	for n, list := range map[int][]Mount{
+		1: {{Name: "a", Path: "/a"}, {Name: "b", Path: "/ab"}, {Name: "c", Path: "/srv/c d", Mode: "copy"}},
+		9: {{Name: "a", Path: "/a", Mode: "ro"}, {Name: "b", Path: "/b", Mode: "copy"}},
+	} {
+		if err := Check(list, n, false); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := Check(nil, 1, true); err != nil {
+		t.Error(err)
+	}
+}
+
+// newStore returns a store with the volume "a".
+func newStore(t *testing.T) *volume.Store {
+	t.Helper()
+	st, err := volume.Open(volume.Config{Dir: filepath.Join(t.TempDir(), "volumes"), Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := st.Create(volume.Request{Name: "a", Owner: "local", SizeMiB: 16}); err != nil {
+		t.Fatal(err)
+	}
+	return st
+}
+
+// write makes a sandbox write a byte at an offset of a volume.
+func write(t *testing.T, st *volume.Store, sandbox string, at int64) {
+	t.Helper()
+	d, err := Open(t.Context(), st, sandbox, "", []Mount{{Name: "a", Path: "/a"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	files := d.Volumes[0].Files
+	setCluster(t, files[len(files)-1], 16<<20, at)
+	d.Close()
+	st.ReleaseAll(sandbox)
+}
+
+// setCluster makes the cluster at an offset a part of a layer of a disk of the given size.
+func setCluster(t *testing.T, layer *os.File, size uint64, at int64) {
+	t.Helper()
+	bitmap, _, _ := disklayer.Layout(size)
+	cluster := at / disklayer.ClusterSize
+	_, err := layer.WriteAt([]byte{1}, at)
+	_, err2 := layer.WriteAt([]byte{1 << (cluster % 8)}, int64(bitmap)+cluster/8)
+	if err := errors.Join(err, err2); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func parent(slots uint32) *snapshot.Manifest {
+	return &snapshot.Manifest{Tag: "p", Machine: snapshot.Machine{VolumeSlots: slots}}
+}
+
+// Admit refuses volumes without a slot, volumes that do not exist, and volumes with a writer. It merges
+// the layers of a volume that has too many of them.
+func TestAdmit(t *testing.T) {
+	st := newStore(t)
+	list := []Mount{{Name: "a", Path: "/a"}}
+	var slots *SlotsError
+	if err := Admit(t.Context(), st, list, parent(0)); !errors.As(err, &slots) || slots.Tag != "p" || slots.Wanted != 1 {
+		t.Errorf("no slot: %v", err)
+	}
+	for _, st := range []*volume.Store{st, nil} {
+		if err := Admit(t.Context(), st, []Mount{{Name: "b", Path: "/b"}}, parent(1)); !errors.As(err, new(*volume.Error)) {
+			t.Errorf("no such volume: %v", err)
+		}
+	}
+	for i := range maxLayers {
+		write(t, st, "sb-1", int64(i)*disklayer.ClusterSize)
+	}
+	if i, err := st.Get("a"); err != nil || i.Layers != maxLayers {
+		t.Fatalf("%+v, %v", i, err)
+	}
+	if err := Admit(t.Context(), st, list, parent(1)); err != nil {
+		t.Fatal(err)
+	}
+	if i, err := st.Get("a"); err != nil || i.Layers != 1 {
+		t.Errorf("after a merge: %+v, %v", i, err)
+	}
+	d, err := Open(t.Context(), st, "sb-1", "", list)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	var used *volume.InUseError
+	if err := Admit(t.Context(), st, []Mount{{Name: "a", Path: "/a", Mode: "ro"}}, parent(1)); !errors.As(err, &used) ||
+		used.SandboxID != "sb-1" {
+		t.Errorf("a volume with a writer: %v", err)
+	}
+}
+
+// A reader and a copy have files of their own, and do not become the volume's writer. After an error no
+// file is open.
+func TestOpen(t *testing.T) {
+	st, dir := newStore(t), t.TempDir()
+	write(t, st, "sb-1", 0)
+	d, err := Open(t.Context(), st, "sb-2", dir, []Mount{{Name: "a", Path: "/a", Mode: record.MountReadOnly}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if v := d.Volumes[0]; v.SizeBytes != 16<<20 || len(v.Files) != 3 {
+		t.Errorf("%+v", v)
+	}
+	for i, f := range d.Volumes[0].Files {
+		if filepath.Dir(f.Name()) != dir {
+			t.Errorf("file %d is %s, want one in %s", i, f.Name(), dir)
+		}
+		if _, err := f.WriteAt([]byte{1}, 0); (err == nil) != (i == 2) {
+			t.Errorf("writing to file %d: %v", i, err)
+		}
+	}
+	d.Close()
+	if i, err := st.Get("a"); err != nil || i.Writer != "" {
+		t.Errorf("%+v, %v", i, err)
+	}
+	_, err = Open(t.Context(), st, "sb-3", t.TempDir(), []Mount{{Name: "a", Path: "/a"}, {Name: "b", Path: "/b"}})
+	if !errors.As(err, new(*volume.Error)) {
+		t.Errorf("the second volume does not exist: %v", err)
+	}
+	st.ReleaseAll("sb-3")
+	if i, err := st.Get("a"); err != nil || i.Writer != "" {
+		t.Errorf("after an error: %+v, %v", i, err)
+	}
+	links, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range links {
+		to, _ := os.Readlink(filepath.Join("/proc/self/fd", l.Name())) // fails for the directory, which is closed
+		if filepath.Ext(to) == ".layer" {
+			t.Errorf("%s is open", to)
+		}
+	}
+}

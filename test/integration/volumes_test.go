@@ -1,0 +1,203 @@
+package integration_test
+
+import (
+	"fmt"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/forkd/forkd/client"
+)
+
+// Scripts that write files with a known checksum to the volume at /data, and check them.
+const (
+	fillVolume  = "mkdir -p /data/tree && for i in $(seq 100); do echo $i-$0 >/data/tree/$i; done && cd /data && sha256sum tree/* >sums"
+	checkVolume = "cd /data && sha256sum --quiet -c sums && wc -l <sums"
+)
+
+// volumes starts a daemon with a parent that has volume slots, and makes the volume "data".
+func volumes(t *testing.T) *daemon {
+	t.Helper()
+	f := open(t)
+	d := f.start(t)
+	req := f.bakeRequest(t, "slots")
+	req.VolumeSlots = 2
+	if err := d.bake(t, req); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := d.DeleteSnapshot(d.ctx(t, quietLimit), "slots", client.DeleteOptions{}); err != nil {
+			t.Error(err)
+		}
+	})
+	if _, err := d.CreateVolume(d.ctx(t, quietLimit), client.VolumeRequest{Name: "data", SizeMiB: 64}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := d.DeleteVolume(d.ctx(t, quietLimit), "data"); err != nil {
+			t.Error(err)
+		}
+	})
+	return d
+}
+
+// forkWith starts n sandboxes that mount the volume "data" at /data.
+func (d *daemon) forkWith(t *testing.T, n int, mode string) []client.Sandbox {
+	t.Helper()
+	r, err := d.Fork(d.ctx(t, bakeLimit), client.ForkRequest{SnapshotTag: "slots", N: n,
+		Volumes: []client.VolumeMount{{Name: "data", Path: "/data", Mode: mode}}})
+	if err != nil {
+		t.Fatalf("fork %d with a volume: %v", n, err)
+	}
+	return r.Sandboxes
+}
+
+// wantWriter checks which sandbox writes to the volume "data".
+func (d *daemon) wantWriter(t *testing.T, what, want string) {
+	t.Helper()
+	v, err := d.Volume(d.ctx(t, quietLimit), "data")
+	if err != nil || v.Writer != want {
+		t.Errorf("%s: the volume has the writer %q, want %q (%v)", what, v.Writer, want, err)
+	}
+}
+
+// holds checks that the volume of a sandbox has the files of fillVolume.
+func (d *daemon) holds(t *testing.T, what, id string) {
+	t.Helper()
+	if got := strings.TrimSpace(d.sh(t, id, checkVolume)); got != "100" {
+		t.Errorf("%s: the volume has %s intact files, want 100", what, got)
+	}
+}
+
+// TestVolumes uses one parent for all tests of volumes, because baking takes minutes on an emulated host.
+func TestVolumes(t *testing.T) {
+	d := volumes(t)
+	t.Run("one sandbox after another", d.passOn)
+	t.Run("killed daemons", d.killedWithVolume)
+}
+
+// passOn gives a volume to one sandbox after another. Its data outlives a deletion, a killed daemon and a
+// killed VM. Readers and copies have the data of the moment at which they began.
+func (d *daemon) passOn(t *testing.T) {
+	box := d.forkWith(t, 1, "")[0]
+	d.wantWriter(t, "fork", box.ID)
+	d.sh(t, box.ID, fillVolume) // not synced: the deletion unmounts the volume
+	for what, mode := range map[string]string{"a second writer": "", "a reader": "ro"} {
+		_, err := d.Fork(d.ctx(t, bakeLimit), client.ForkRequest{SnapshotTag: "slots", N: 1,
+			Volumes: []client.VolumeMount{{Name: "data", Path: "/data", Mode: mode}}})
+		wantError(t, what, err, 409, "writes to it", box.ID)
+	}
+	_, err := d.Branch(d.ctx(t, bakeLimit), box.ID, client.BranchRequest{Tag: "b"})
+	wantError(t, "branch", err, 409, "has mounted volumes")
+	_, err = d.Branch(d.ctx(t, bakeLimit), box.ID, client.BranchRequest{Tag: "b", DiskOnly: true})
+	wantError(t, "branch of the disk", err, 409, "has mounted volumes")
+	_, err = d.Suspend(d.ctx(t, bakeLimit), box.ID)
+	wantError(t, "suspend", err, 409, "has mounted volumes")
+	_, err = d.Rollback(d.ctx(t, bakeLimit), box.ID, "")
+	wantError(t, "rollback", err, 409, "has mounted volumes")
+	d.holds(t, "after refused operations", box.ID)
+	d.kill(t, box)
+	d.wantWriter(t, "deletion", "")
+
+	copies := d.forkWith(t, 2, "copy")
+	readers := d.forkWith(t, 2, "ro")
+	for _, r := range readers {
+		d.holds(t, "reader", r.ID)
+		if got := d.sh(t, r.ID, "touch /data/x 2>&1 || true"); !strings.Contains(got, "Read-only") {
+			t.Errorf("a reader writes: %q", got)
+		}
+	}
+	for i, c := range copies {
+		d.holds(t, "copy", c.ID)
+		d.sh(t, c.ID, fmt.Sprintf("rm -r /data/tree && echo %d >/data/own && sync", i))
+	}
+	for i, c := range copies {
+		if got := d.sh(t, c.ID, "cat /data/own; ls /data | grep -c tree || true"); got != fmt.Sprintf("%d\n0\n", i) {
+			t.Errorf("copy %d has %q", i, got)
+		}
+	}
+	d.wantWriter(t, "readers and copies", "")
+	box = d.forkWith(t, 1, "")[0]
+	d.holds(t, "writer beside copies", box.ID)
+
+	d.crash(t)
+	d.launch(t)
+	d.wantWriter(t, "a killed daemon", box.ID)
+	if s, err := d.Sandbox(d.ctx(t, quietLimit), box.ID); err != nil || len(s.Volumes) != 1 ||
+		s.Volumes[0].Path != "/data" {
+		t.Errorf("after a killed daemon: %+v, %v", s, err)
+	}
+	d.holds(t, "after a killed daemon", box.ID)
+	d.holds(t, "reader after a killed daemon", readers[0].ID)
+	d.sh(t, box.ID, "echo synced >/data/late && sync")
+	if err := syscall.Kill(box.PID, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, quietLimit, func() error {
+		if v, err := d.Volume(d.ctx(t, quietLimit), "data"); err != nil || v.Writer != "" {
+			return fmt.Errorf("after a killed VM the writer is %q (%v)", v.Writer, err)
+		}
+		return nil
+	})
+	next := d.forkWith(t, 1, "")[0]
+	d.holds(t, "after a killed VM", next.ID)
+	if got := d.sh(t, next.ID, "cat /data/late"); got != "synced\n" {
+		t.Errorf("after a killed VM the volume has %q", got)
+	}
+	d.kill(t, append(append(copies, readers...), box, next)...)
+}
+
+// killedWithVolume kills the daemon while it starts or deletes a sandbox that writes to a volume.
+// Afterwards the volume has no writer, or its writer exists, and its data is complete.
+func (d *daemon) killedWithVolume(t *testing.T) {
+	box := d.forkWith(t, 1, "")[0]
+	d.sh(t, box.ID, fillVolume)
+	d.kill(t, box)
+	for i := range 4 {
+		delay := time.Duration(i*i) * 300 * time.Millisecond
+		ctx, done := d.ctx(t, bakeLimit), make(chan struct{})
+		go func() {
+			defer close(done)
+			_, _ = d.Fork(ctx, client.ForkRequest{SnapshotTag: "slots", N: 1, // the daemon is killed meanwhile
+				Volumes: []client.VolumeMount{{Name: "data", Path: "/data"}}})
+		}()
+		time.Sleep(delay)
+		d.crash(t)
+		<-done
+		d.launch(t)
+		box := d.writer(t, fmt.Sprintf("killed %v after the request for a fork", delay))
+		d.holds(t, "after a fork that was cut off", box.ID)
+		d.sh(t, box.ID, fmt.Sprintf("echo %d >/data/round && sync", i))
+		done = make(chan struct{})
+		go func() {
+			defer close(done)
+			_ = d.Kill(ctx, box.ID) // the daemon is killed meanwhile
+		}()
+		time.Sleep(delay / 4)
+		d.crash(t)
+		<-done
+		d.launch(t)
+		box = d.writer(t, fmt.Sprintf("killed %v after the request for a deletion", delay/4))
+		d.holds(t, "after a deletion that was cut off", box.ID)
+		if got := d.sh(t, box.ID, "cat /data/round"); got != fmt.Sprintf("%d\n", i) {
+			t.Errorf("round %d: the volume has %q", i, got)
+		}
+		d.kill(t, box)
+	}
+}
+
+// writer returns the only sandbox, which writes to the volume "data". If there is no sandbox, it forks one.
+func (d *daemon) writer(t *testing.T, what string) client.Sandbox {
+	t.Helper()
+	list, err := d.Sandboxes(d.ctx(t, quietLimit))
+	if err != nil || len(list) > 1 {
+		t.Fatalf("%s: sandboxes %+v, %v", what, list, err)
+	}
+	if len(list) == 0 {
+		d.wantWriter(t, what, "")
+		return d.forkWith(t, 1, "")[0]
+	}
+	d.wantWriter(t, what, list[0].ID)
+	return list[0]
+}
