@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/mounts"
 	"github.com/forkd/forkd/internal/host/unique"
@@ -150,11 +151,13 @@ func TestVolumesOfAForkThatFails(t *testing.T) {
 }
 
 // Snapshots do not include volumes, so operations that save or replace the state of a sandbox with
-// volumes are refused, and have no effect.
+// volumes are refused. They have no effect, and their hooks do not run.
 func TestVolumesAreNotInSnapshots(t *testing.T) {
 	w, _ := newVolumeWorld(t)
 	defer w.stop()
-	id := forkOne(t, w, ForkRequest{Volumes: writes("a")})
+	fails := &snapshot.Hook{Args: []string{"false"}, TimeoutSecs: 1, OnFailure: snapshot.HookAborts} // no guest is there
+	hooks := snapshot.Hooks{BeforeBranch: fails, BeforeSuspend: fails}
+	id := forkOne(t, w, ForkRequest{Volumes: writes("a"), Hooks: &hooks})
 	for what, do := range map[string]func() error{
 		"branch": func() error { _, err := w.Branch(t.Context(), id, BranchRequest{Tag: "b"}); return err },
 		"disk branch": func() error {
