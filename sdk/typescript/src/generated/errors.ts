@@ -113,7 +113,7 @@ export class VolumeInUseError extends ForkdError {}
 /** The snapshot has too few volume slots (409, `no_volume_slots`). */
 export class NoVolumeSlotsError extends ForkdError {}
 
-/** The sandbox has mounted volumes, which snapshots do not include (409, `sandbox_has_volumes`). */
+/** The sandbox has mounted volumes (409, `sandbox_has_volumes`). */
 export class SandboxHasVolumesError extends ForkdError {}
 
 /** The volume cannot be used (409, `volume_unusable`). */
