@@ -138,8 +138,7 @@ func TestDocker(t *testing.T) {
 	c.call(t, "POST", "/commit?container=loop&repo=warm/loop&tag=1", "{}", 201, nil)
 	c.create(t, "copy", `{"Image":"warm/loop:1"}`)
 	c.call(t, "POST", "/containers/copy/start", "", 204, nil)
-	if out, code := c.exec(t, "copy", "sh", "-c", "cat /srv/new/a; ls /proc/*/cmdline >/dev/null"); out != "content" ||
-		code != 0 {
+	if out, code := c.exec(t, "copy", "cat", "/srv/new/a"); out != "content" || code != 0 {
 		t.Errorf("the image of a running container: %q, exit code %d", out, code)
 	}
 	c.call(t, "DELETE", "/containers/copy?force=1", "", 204, nil)

@@ -87,7 +87,7 @@ func TestSnapshotsTravelBetweenDaemons(t *testing.T) {
 	if err := free.Close(); err != nil {
 		t.Fatal(err)
 	}
-	a := f.start(t, withArgs("--bind", at))
+	a := f.start(t, withArgs("--bind", at, "--socket", filepath.Join(f.root, "r", "forkd.sock")))
 	box := a.fork(t, 1)[0]
 	a.value(t, box.ID, "travels = [i * i for i in range(100000)]; len(travels)")
 	a.sh(t, box.ID, "echo travels >/root/note")
