@@ -57,7 +57,7 @@ func TestVolumeSlotsAreDevices(t *testing.T) {
 	w, added := newSlotted(t)
 	devices := w.shape().devices
 	want := []deviceInSlot{{slotFirstDisk, kindDisk}, {slotFirstDisk + 1, kindVolume}, {slotFirstDisk + 2, kindVolume}}
-	if got := devices[len(devices)-3:]; !slices.Equal(got, want) {
+	if got := devices[slotFirstDisk : slotFirstDisk+len(want)]; !slices.Equal(got, want) {
 		t.Errorf("devices %v, want %v", got, want)
 	}
 	if w.slots[slotFirstDisk+1].notified || !w.slots[slotFirstDisk].notified {

@@ -56,7 +56,7 @@ func FuzzMachine(f *testing.F) {
 		w.pause()
 		w.checkSaved()
 		w.close()
-		if after := descriptors(t); after != before {
+		if after := descriptors(t); after > before { // the garbage collector may close files of earlier tests
 			t.Fatalf("%d descriptors are open, %d were", after, before)
 		}
 	})
