@@ -269,6 +269,9 @@ func (s *Server) stopLocked(r *http.Request, c *found) (did bool, err error) {
 	if p == nil {
 		return true, s.stopMachine(r, c.container, 0)
 	}
+	if err := p.awaitStart(r.Context()); err != nil {
+		return false, err
+	}
 	if err := p.signal(r.Context(), sig); err != nil {
 		return false, err
 	}
@@ -360,12 +363,9 @@ func (s *Server) kill(w http.ResponseWriter, r *http.Request) error {
 	}
 	switch p := c.process(); {
 	case p != nil:
-		select {
-		case <-p.running: // it may be starting
-		case <-r.Context().Done():
-			return r.Context().Err()
+		if err = p.awaitStart(r.Context()); err == nil {
+			err = p.signal(r.Context(), sig)
 		}
-		err = p.signal(r.Context(), sig)
 		if sig == syscall.SIGKILL && err == nil {
 			p.endsWithin(r.Context(), killTime)
 		}

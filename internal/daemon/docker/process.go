@@ -162,6 +162,18 @@ func (p *process) started(pid uint32) {
 	}
 }
 
+// awaitStart waits until the process has started, or has ended. The record of a process says that it
+// runs a little before it starts, and before a new daemon has found it. A signal would then be lost.
+func (p *process) awaitStart(ctx context.Context) error {
+	select {
+	case <-p.running:
+	case <-p.ended:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	return nil
+}
+
 // finish records how the process has ended.
 func (p *process) finish(code int, err error) {
 	p.mu.Lock()
