@@ -24,7 +24,7 @@ import (
 	"github.com/forkd/forkd/internal/treetar"
 )
 
-// statHeader is the header of an answer that describes a path, as base64 of JSON.
+// statHeader is a header of answers. Its value is JSON in base64, and describes a path.
 const statHeader = "X-Docker-Container-Path-Stat"
 
 // root is the account that owns copied files, as in Docker.
@@ -43,7 +43,7 @@ type pathStat struct {
 type filePath struct {
 	c    found
 	path string // absolute
-	base string // the name of the path in an archive; "." if the path has no name
+	base string // last element of the path; "." if that is no name. Names in an archive begin with it.
 }
 
 func (s *Server) filePath(r *http.Request) (f filePath, err error) {
@@ -79,7 +79,8 @@ func (s *Server) wake(r *http.Request, c *found) error {
 	return nil
 }
 
-// onGuest calls f with a client of a container's guest.
+// onGuest calls f with a client for the agent of a container. suspendLater does not suspend the
+// sandbox meanwhile.
 func (s *Server) onGuest(ctx context.Context, r *http.Request, c *found, op string,
 	f func(context.Context, *agentclient.Client) error) error {
 	c.changeUsers(1)
@@ -144,7 +145,7 @@ func (s *Server) statArchive(w http.ResponseWriter, r *http.Request) error {
 	return err
 }
 
-// begun records whether an answer has begun. After that, an error can only cut the answer off.
+// begun records whether an answer has begun. Once it has, an error can only cut the answer off.
 type begun struct {
 	io.Writer
 	yes bool
@@ -190,9 +191,10 @@ func (s *Server) readArchive(w http.ResponseWriter, r *http.Request) error {
 	return err
 }
 
-// rebase copies an archive from the guest so that its names begin with the name of the path. The
-// guest is not trusted, so only names and kinds of entries that unpack below that name are copied.
-// The function take counts bytes that rebase holds in memory.
+// rebase copies an archive from the guest, and makes all names in it begin with f.base. The guest
+// is not trusted. So rebase returns an error for an entry that would be unpacked outside of f.base,
+// and omits entries other than files, directories and symbolic links. The function take counts the
+// bytes that rebase holds in memory.
 func (f *filePath) rebase(w io.Writer, from io.Reader, stat *pathStat, take func(bytes int) error) error {
 	in, out, links, entries := treetar.NewReader(from), tar.NewWriter(w), links{}, 0
 	if stat.Mode.IsDir() {
@@ -242,12 +244,12 @@ func (f *filePath) rebase(w io.Writer, from io.Reader, stat *pathStat, take func
 	}
 }
 
-// links has the names of the symbolic links in an archive, as a tree: the keys of each node are the
-// next elements of names, and a link is a nil node. A client that unpacked an entry below a link, or
-// a second entry with the name of a link, would write to the target of the link.
+// links is the tree of the names of the symbolic links in an archive. The keys of a node are the
+// next elements of names, and the node of a link is nil. A client that unpacked an entry below a
+// link, or a second entry with the name of a link, would write to the target of the link.
 type links map[string]links
 
-// check returns an error for the name of an entry that is a link already, or is below one.
+// check returns an error if the name of an entry is that of a link, or is below a link.
 func (l links) check(name string) error {
 	for element := range strings.SplitSeq(name, "/") {
 		next, ok := l[element]
@@ -264,7 +266,7 @@ func (l links) check(name string) error {
 
 // add adds a link that check has accepted, and returns the approximate number of bytes that it takes.
 func (l links) add(name string) (bytes int) {
-	const perNode = 512 // a map, with its first members
+	const perNode = 512 // bytes of a map with its first elements
 	elements := strings.Split(name, "/")
 	last := len(elements) - 1
 	for _, element := range elements[:last] {
@@ -322,7 +324,7 @@ func (s *Server) writeArchive(w http.ResponseWriter, r *http.Request) error {
 // are refused.
 func uncompressed(archive io.Reader) (io.Reader, error) {
 	in := bufio.NewReader(archive)
-	begin, _ := in.Peek(6) // an error occurs again at the first read
+	begin, _ := in.Peek(6) // the first read returns the same error
 	for name, magic := range map[string]string{"bzip2": "BZh", "xz": "\xfd7zXZ\x00", "zstd": "\x28\xb5\x2f\xfd"} {
 		if bytes.HasPrefix(begin, []byte(magic)) {
 			return nil, unsupported("an archive compressed with "+name, "send it uncompressed, or compressed with gzip")

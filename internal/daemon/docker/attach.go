@@ -59,7 +59,8 @@ func (s *Server) attach(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// wantedStreams returns the outputs that the query of a request asks for. A terminal has one output.
+// wantedStreams returns the outputs that the query of a request asks for. A process with a terminal
+// has only stdout.
 func wantedStreams(r *http.Request, tty bool) map[agentclient.Stream]bool {
 	return map[agentclient.Stream]bool{agentclient.Stdout: boolQuery(r, "stdout") || tty,
 		agentclient.Stderr: boolQuery(r, "stderr")}
@@ -81,7 +82,8 @@ func (t *stream) follow(ctx context.Context, from *reader, wants map[agentclient
 	}
 }
 
-// inputOf passes a client's input to the main process of a container, once it runs.
+// inputOf waits until the main process of a container runs, and passes the client's input to it.
+// For the parameter once, see the parameter closes of stream.input.
 func (s *Server) inputOf(ctx context.Context, c *container, from *stream, once bool) error {
 	for {
 		_, gone, changed := c.now()

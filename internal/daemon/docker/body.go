@@ -48,10 +48,11 @@ func (s *words) UnmarshalJSON(p []byte) error {
 	return json.Unmarshal(p, (*[]string)(s))
 }
 
-// onlyKnown returns an error for the first field of an object that has a value and is not one of the
-// given fields. Docker's clients send all fields, so fields without a value are accepted. Names of
-// fields are compared exactly, although encoding/json ignores their case: so a field with a value in
-// another case is refused. The parameter prefix precedes the name of a field in the error.
+// onlyKnown returns an error if an object has a field with a value, and the field is not in the
+// list known. Docker's clients send all fields, so onlyKnown accepts other fields without a value.
+// It compares the names of fields exactly, although encoding/json ignores case. So it refuses a
+// known field whose name is in another case, if the field has a value. In the error, prefix
+// precedes the name of the field.
 func onlyKnown(prefix string, p json.RawMessage, known ...string) error {
 	if len(p) == 0 || string(p) == "null" {
 		return nil
@@ -73,7 +74,7 @@ func onlyKnown(prefix string, p json.RawMessage, known ...string) error {
 	return unsupported(prefix+names[0], insteadOf(names[0]))
 }
 
-// insteadOf says what to do without a field.
+// insteadOf returns what a client can do instead of sending a field.
 func insteadOf(field string) string {
 	switch field {
 	case "Binds", "Mounts", "VolumesFrom", "Volumes", "VolumeDriver", "Tmpfs":
@@ -86,9 +87,9 @@ func insteadOf(field string) string {
 	return "omit it"
 }
 
-// isEmpty reports whether a value is null, false, 0, or an empty text, list or object. The names in an
-// object may be what a client asks for, such as the directories of --tmpfs, so an object with names is
-// not empty.
+// isEmpty reports whether a value is null, false, 0, or an empty text, list or object. An object
+// with names is not empty, even if all its values are: the names may be what a client asks for,
+// such as the directories of --tmpfs.
 func isEmpty(p json.RawMessage) bool {
 	var v any
 	if json.Unmarshal(p, &v) != nil {

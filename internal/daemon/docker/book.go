@@ -16,8 +16,8 @@ import (
 	"github.com/forkd/forkd/internal/host/vmpool"
 )
 
-// book has the containers of this daemon, by the ids of their sandboxes. The changing part of a
-// container is stored in a file, so that a later daemon knows it.
+// book has the containers of this daemon, by the ids of their sandboxes. It stores the changing
+// part of a container in a file, so that a later daemon knows it.
 type book struct {
 	dir string
 
@@ -29,17 +29,17 @@ type book struct {
 // givenName is a name that a client gives to a container, with the client's prefix.
 type givenName struct{ prefix, name string }
 
-// Ends of the names of the files of containers: of records, and of output.
+// Suffixes of the names of a container's files.
 const (
-	suffix    = ".json"
-	logSuffix = ".log"
+	suffix    = ".json" // of the record
+	logSuffix = ".log"  // of the file with output
 )
 
-// maxRecord bounds the file of a container, in bytes.
+// maxRecord bounds the record of a container, in bytes.
 const maxRecord = 64 << 10
 
-// openBook reads the files in a directory, which it makes if it is missing. A power failure may
-// damage a file. Its container then has exited, and has no name.
+// openBook reads the records in a directory, which it makes if it is missing. A power failure may
+// damage a record. openBook then assumes that the container has exited and has no name.
 func openBook(dir string, log *slog.Logger) (*book, error) {
 	b := &book{dir: dir, all: make(map[string]*container), pending: make(map[givenName]bool)}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -75,7 +75,7 @@ func openBook(dir string, log *slog.Logger) (*book, error) {
 	return b, nil
 }
 
-// newContainer returns a container whose output may be in a file.
+// newContainer returns a container. The file with its output may exist already.
 func (b *book) newContainer(id string) *container {
 	c := newContainer(id)
 	c.out.file = filepath.Join(b.dir, id+logSuffix)
@@ -107,14 +107,14 @@ func readState(path string) (s state, err error) {
 	return s, fmt.Errorf("%s: status %.50q: want created, running or exited", path, c.Status)
 }
 
-// of returns the container of a sandbox.
+// of returns the container of a sandbox. If the book does not have it, of adds it.
 func (b *book) of(i sandbox.Info) *container {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	c := b.all[i.ID]
 	if c == nil {
 		c = b.newContainer(i.ID)
-		if ownSpec(i) != nil { // it is being created, or the daemon ended before it wrote the record
+		if ownSpec(i) != nil { // it is being created, or an earlier daemon ended before it wrote the record
 			c.state.Status = created
 		}
 		b.all[i.ID] = c
@@ -122,7 +122,7 @@ func (b *book) of(i sandbox.Info) *container {
 	return c
 }
 
-// list returns all containers that have been seen.
+// list returns all containers in the book.
 func (b *book) list() (list []*container) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -132,8 +132,8 @@ func (b *book) list() (list []*container) {
 	return list
 }
 
-// reserve keeps a name from being given to two containers at the same time. It returns false if a
-// client is giving the name to a container.
+// reserve keeps other requests from giving a name to a container, until release is called. It
+// returns false if another request is giving a container this name.
 func (b *book) reserve(n givenName) (release func(), ok bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -174,8 +174,8 @@ func (b *book) change(c *container, f func(*state)) error {
 	return nil
 }
 
-// note is like change, for a change that has happened already: if the file cannot be written, only
-// the next daemon does not know the change.
+// note is like change, but for a change that has happened already. If the file cannot be written,
+// the change applies nevertheless, and only the next daemon does not know it.
 func (b *book) note(c *container, f func(*state)) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -224,7 +224,7 @@ func (b *book) drop(id string) (*container, error) {
 	c.notifyLocked()
 	c.out.rush()
 	c.out.end()
-	err := c.out.discard() // first, because the next daemon finds the file by the record
+	err := c.out.discard() // the next daemon removes files that remain
 	if failed := os.Remove(filepath.Join(b.dir, id+suffix)); !errors.Is(failed, fs.ErrNotExist) {
 		err = errors.Join(err, failed)
 	}

@@ -58,8 +58,8 @@ func (s *Server) commit(w http.ResponseWriter, r *http.Request) error {
 			req.Labels[label] = text
 		}
 	}
-	// If a snapshot has this tag already, the new one gets another tag. The image then gets the name,
-	// and the old image loses it, as in Docker.
+	// If a snapshot has this tag already, the new snapshot gets another tag. The name then moves
+	// from the old image to the new one, as in Docker.
 	if tag := tagOf(full); full != "" && tag != "" {
 		if _, err := s.view(r).Snapshot(tag); err != nil {
 			req.Tag = tag
@@ -82,8 +82,9 @@ func (s *Server) commit(w http.ResponseWriter, r *http.Request) error {
 	}{imageID(d.ID)})
 }
 
-// name gives a full name to a snapshot, if the client may. An empty name gives none. If the snapshot
-// has the name's own tag, it only loses other meanings of the name.
+// name gives a full name to a snapshot, if the client may. If full is empty, it does nothing. If
+// the name is that of the snapshot's own tag, it only takes the name from the other snapshot that
+// has it. The parameter made says that the snapshot was made for this name.
 func (s *Server) name(r *http.Request, full string, d store.Detail, made bool) error {
 	if full == "" {
 		return nil
@@ -142,7 +143,8 @@ type removed struct {
 	Deleted  string `json:",omitempty"`
 }
 
-// removeImage removes a name of an image. With its last name, the image's snapshot is deleted.
+// removeImage removes a name of an image. When it removes the last name, it deletes the image's
+// snapshot.
 func (s *Server) removeImage(w http.ResponseWriter, r *http.Request) error {
 	asked := r.PathValue("name")
 	img, err := s.imageOf(r, asked)
@@ -171,7 +173,7 @@ func (s *Server) removeImage(w http.ResponseWriter, r *http.Request) error {
 		return conflict("conflict: unable to delete %.20s (must be forced) - image is referenced in multiple repositories",
 			img.ID)
 	}
-	if err := auth.From(r.Context()).Need(auth.Admin); err != nil { // deleting a snapshot needs it
+	if err := auth.From(r.Context()).Need(auth.Admin); err != nil { // deleting a snapshot needs this scope
 		return err
 	}
 	mode := store.DeleteSingle

@@ -19,7 +19,8 @@ const (
 	exited  = "exited"
 )
 
-// state is the changing part of a container. Its status is created, running or exited.
+// state is the changing part of a container. Its status is created, running or exited. The status
+// is empty for a sandbox of another API.
 type state = record.Container
 
 // container is the part of a container that is not in its sandbox.
@@ -31,11 +32,11 @@ type container struct {
 	mu       sync.Mutex
 	state    state
 	gone     bool          // the sandbox has been deleted
-	main     *process      // the main process; nil: it does not run
+	main     *process      // the main process; nil if it does not run
 	changed  chan struct{} // closed and replaced when state, main or gone changes
 	suspends *time.Timer   // suspends the sandbox of an exited container
-	users    int           // transfers of files; the sandbox is not suspended meanwhile
-	restarts bool          // the end of the main process does not remove the container
+	users    int           // uses of the guest, such as transfers of files; 0: the sandbox may be suspended
+	restarts bool          // a restart is under way, so the end of the main process does not remove the container
 	ports    []listener    // published ports that are open
 	last     sandbox.Info  // description of the sandbox at the latest event
 }
@@ -102,7 +103,7 @@ func (c *container) setRestarts(yes bool) {
 	c.restarts = yes
 }
 
-// removesItself reports whether a container whose main process has ended is to be removed.
+// removesItself reports whether a container must be removed when its main process has ended.
 func (c *container) removesItself(sp *spec) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -143,8 +144,8 @@ type spec struct {
 	Image  string `json:"image"` // id of the image
 }
 
-// annotation is the annotation of a sandbox that this package makes. No other package has an
-// annotation with this field.
+// annotation is the annotation of a sandbox that this package makes. Annotations of other packages
+// do not have its field.
 type annotation struct {
 	Docker *spec `json:"docker"`
 }
@@ -158,8 +159,8 @@ func ownSpec(i sandbox.Info) *spec {
 	return n.Docker
 }
 
-// specOf returns the fixed part of a container. A sandbox of another API has only the fields that
-// its description has.
+// specOf returns the fixed part of a container. For a sandbox of another API, it has only the
+// fields that the description of the sandbox gives.
 func specOf(i sandbox.Info) spec {
 	if sp := ownSpec(i); sp != nil {
 		return *sp
@@ -167,7 +168,7 @@ func specOf(i sandbox.Info) spec {
 	return spec{Config: config{Image: i.SnapshotTag}, Image: imageID(i.StateID)}
 }
 
-// args returns the command of the main process; empty: the container has no main process.
+// args returns the command of the main process. It is empty if the container has no main process.
 func (s *spec) args() []string {
 	return append(append([]string{}, s.Config.Entrypoint...), s.Config.Cmd...)
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// config is Docker's part of a container that does not depend on the host.
+// config is the part of a container's configuration that does not depend on the host.
 type config struct {
 	Image        string              `json:"Image"`
 	Cmd          words               `json:"Cmd"`
@@ -35,7 +35,7 @@ type config struct {
 	Labels       map[string]string   `json:"Labels"`
 }
 
-// host is the part of a container that depends on the host.
+// host is the part of a container's configuration that depends on the host.
 type host struct {
 	AutoRemove    bool     `json:"AutoRemove"`
 	NetworkMode   string   `json:"NetworkMode"`
@@ -71,7 +71,8 @@ type logType struct {
 	Type string `json:"Type"`
 }
 
-// Fields that are supported, or ignored for the reason that checkHost gives.
+// Fields that a request to create a container may have. Some of them have no effect; for most of
+// these, checkHost accepts only values that ask for nothing.
 var (
 	configFields = []string{"Image", "Cmd", "Entrypoint", "Env", "User", "WorkingDir", "Tty", "OpenStdin", "StdinOnce",
 		"AttachStdin", "AttachStdout", "AttachStderr", "StopSignal", "StopTimeout", "ExposedPorts", "Labels"}
@@ -147,7 +148,8 @@ func (s *Server) create(w http.ResponseWriter, r *http.Request) error {
 	}{containerID(made.ID), []string{}})
 }
 
-// readCreate reads the body of a request to create a container, and refuses what forkd lacks.
+// readCreate reads the body of a request to create a container, and refuses features that forkd
+// lacks.
 func readCreate(w http.ResponseWriter, r *http.Request) (req createRequest, err error) {
 	var raw json.RawMessage
 	if err := readJSON(w, r, &raw); err != nil {
@@ -195,8 +197,8 @@ func checkPlatform(r *http.Request) error {
 	}
 }
 
-// checkNetworks accepts an entry for the network of the given mode without settings of its own. Clients
-// send such an entry together with the mode. An entry for another network is refused.
+// checkNetworks accepts an entry without settings for the network of the given mode, because
+// clients send such an entry together with the mode. It refuses all other entries.
 func checkNetworks(p json.RawMessage, mode string) error {
 	if err := onlyKnown("NetworkingConfig.", p, "EndpointsConfig"); err != nil || len(p) == 0 {
 		return err
@@ -221,8 +223,8 @@ const noNetwork = "none"
 
 func isDefaultNetwork(mode string) bool { return mode == "" || mode == "default" || mode == "bridge" }
 
-// checkHost checks fields that clients send with values that ask for nothing. Other values of these
-// fields are refused.
+// checkHost checks fields that clients send even if they ask for nothing with them. It refuses the
+// values that ask for something.
 func checkHost(p json.RawMessage) error {
 	var h struct {
 		MemorySwappiness, PidsLimit               *int64
@@ -295,8 +297,8 @@ func (req *createRequest) check() error {
 	return err
 }
 
-// account converts a user of a request to an account of the guest. Docker permits numbers and a
-// group. The guest looks up names only, and each account has its group.
+// account converts a user of a request to an account of the guest. Docker also permits numbers, and
+// a group after a colon. The guest looks up names only, and an account has its own groups.
 func account(user string) (string, error) {
 	name, group, both := strings.Cut(user, ":")
 	if name == "0" {
@@ -336,10 +338,11 @@ func (req *createRequest) fork(img image) (fork sandbox.ForkRequest, err error) 
 	return fork, nil
 }
 
-// maxFigure bounds the figures of limits, so that sums do not overflow.
+// maxFigure bounds the numbers in limits, so that sums do not overflow.
 const maxFigure = 1 << 50
 
-// limitsOf returns the limits that a request asks for. Fields without a value keep those of had.
+// limitsOf returns the limits that a request asks for. If a field of h is 0, its limit remains as
+// it is in had.
 func limitsOf(h *host, had vm.Limits) (l vm.Limits, err error) {
 	l = had
 	for field, n := range map[string]int64{"Memory": h.Memory, "NanoCpus": h.NanoCPUs, "CpuShares": h.CPUShares,
@@ -374,7 +377,7 @@ func limitsOf(h *host, had vm.Limits) (l vm.Limits, err error) {
 		l.CPUs = float64(h.CPUQuota) / float64(period)
 	}
 	if h.CPUShares > 0 {
-		const normal = 1024 // Docker's weight of a container that has none
+		const normal = 1024 // Docker's weight of a container without CpuShares
 		l.CPUWeight = uint32(min(max(1, h.CPUShares*100/normal), 10_000))
 	}
 	return l, nil

@@ -1,12 +1,12 @@
 // Package docker serves a part of the Docker Engine API, so that Docker's clients work with this
-// daemon: the command docker, docker-py, and programs that use them. It serves a unix socket of its
-// own, over the same sandboxes and snapshots as /v1.
+// daemon: the command docker, docker-py, and programs that use them. It serves them on a unix
+// socket of its own. Its containers and images are the sandboxes and snapshots of /v1.
 //
 // A container is a sandbox, and an image is a snapshot. Creating a container forks the snapshot. A
 // container that was created with a command runs it as the container's main process: a process of
 // the guest that this package starts, follows and stops. A container without a command has no main
-// process, and its programs are those that run in the snapshot. Sandboxes that other APIs have made
-// are such containers too.
+// process, and its programs are those that run in the snapshot. A sandbox that another API has made
+// is a container without a command.
 //
 // The package converts Docker's messages to the daemon's operations. It has no policy of its own
 // about sandboxes. It refuses each field of a request that asks for a feature that forkd lacks, and
@@ -33,7 +33,7 @@ import (
 type Config struct {
 	Face    *face.Face
 	Builds  *build.Builder
-	Dir     string // directory for the records of containers, which only this Server uses
+	Dir     string // directory for the records of containers and names; only this Server uses it
 	Version string
 }
 
@@ -46,8 +46,8 @@ type Server struct {
 	execs *execs
 	feed  *feed
 
-	listeners *gate.Gate // published ports that are open
-	waits     *face.Gate // requests that wait for the end of a container
+	listeners *gate.Gate // bounds the published ports that are open
+	waits     *face.Gate // bounds the requests that wait for the end of a container
 
 	life  context.Context // ends with the cause agentclient.ErrDetached when the daemon stops
 	end   context.CancelCauseFunc
@@ -143,9 +143,10 @@ func (s *Server) routes() {
 	s.mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) { f.Reads.Serve(w, r, s.unserved, s.fail) })
 }
 
-// resolve replaces the name of a container in a request by the id of its sandbox, under which gates
-// count requests to one sandbox. Otherwise each beginning of an id would have places of its own. The
-// handler refuses a name that no container has.
+// resolve replaces the name of a container in a request by the id of its sandbox, because gates
+// count the requests to a sandbox by this id. Otherwise a client would have places for each name
+// and each shortened id of a container. If no container has the name, resolve does nothing, and the
+// handler refuses the request.
 func (s *Server) resolve(r *http.Request) {
 	switch {
 	case r.Pattern == "POST /commit":
@@ -193,7 +194,7 @@ func (s *Server) containerRoutes(f *face.Face) []route {
 		{"POST /containers/prune", auth.Run, f.Ends, s.prune},
 		{"POST /containers/{id}/attach", auth.Run, f.Guests, s.attach},
 		{"GET /containers/{id}/logs", auth.Run, f.Logs, s.logs},
-		{"GET /containers/{id}/archive", auth.Run, f.Guests, s.readArchive}, // also HEAD
+		{"GET /containers/{id}/archive", auth.Run, f.Guests, s.readArchive}, // also serves HEAD
 		{"PUT /containers/{id}/archive", auth.Run, f.Guests, s.writeArchive},
 		{"GET /containers/{id}/stats", auth.Read, f.Followers, s.stats},
 		{"GET /containers/{id}/top", auth.Run, f.Guests, s.top},

@@ -29,8 +29,8 @@ func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
 	})
 }
 
-// groups has the parts of Docker's API that forkd does not serve, by the first part of the path.
-// The text says what to use instead.
+// groups returns the parts of Docker's API that forkd does not serve. The keys are the first
+// elements of paths, and the values say what to use instead.
 func groups() map[string]string {
 	return map[string]string{
 		"networks":     "each container has a network of its own; use -p, or forkd's network policies (docs/network.md)",
@@ -64,8 +64,8 @@ func unsupported(name, instead string) error {
 	return face.BadRequest("%.200s: forkd does not support this: %s", name, instead)
 }
 
-// missingError is an error with status 404 in Docker's words. Its cause gives it the code of the
-// error that forkd's API would return.
+// missingError is an error with status 404 in Docker's words. Its error code is that of its cause,
+// the error that forkd's own API would return.
 type missingError struct {
 	text  string
 	cause error

@@ -39,11 +39,12 @@ func imageEvent(action, id, name string) message {
 	return message{ID: id, Type: ofImage, Action: action, Actor: actor{id, map[string]string{"name": name}}}
 }
 
-// event announces a change of a container. The description of a deleted sandbox has the state
-// Stopping. The attributes are pairs of a name and a value.
+// event announces a change of a container. If the state in i is Stopping, the sandbox has been
+// deleted, and event uses the last description of it. The attributes are pairs of a name and a
+// value.
 func (s *Server) event(action string, c *container, i sandbox.Info, attributes ...string) {
 	c.mu.Lock()
-	if i.State == sandbox.Stopping { // a sandbox that has been deleted
+	if i.State == sandbox.Stopping {
 		i = c.last
 	}
 	c.last = i
@@ -62,7 +63,7 @@ func (s *Server) event(action string, c *container, i sandbox.Info, attributes .
 // Bounds on events.
 const (
 	maxPast  = 256 // events that are kept for later clients
-	maxQueue = 256 // events that wait for a client; a client that is slower is disconnected
+	maxQueue = 256 // events that wait for one client; if there are more, the client is disconnected
 )
 
 // feed passes events to clients, and keeps the latest ones.

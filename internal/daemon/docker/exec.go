@@ -21,21 +21,22 @@ import (
 	"github.com/forkd/forkd/internal/host/tenancy"
 )
 
-// Bounds on the execs that are kept, so that clients can ask for their exit codes.
+// Bounds on execs. They are kept after their end, so that clients can ask for their exit codes.
 const (
-	maxExecs      = 4096 // of all containers
-	maxExecsOfOne = 512  // of one container
-	maxRunning    = 128  // of one container, at a time
+	maxExecs      = 4096 // execs of all containers
+	maxExecsOfOne = 512  // execs of one container
+	maxRunning    = 128  // execs of one container that run at the same time
 
 	maxExecSize  = 256 << 10 // bytes of the command of one exec
 	maxExecBytes = 32 << 20  // bytes of the commands of all execs
 	itemSize     = 128       // bytes that an argument or a variable takes in addition to its text
 
-	// An exec that was not started for this time may be forgotten for the exec of another client.
+	// An exec that was not started within this time may be forgotten, to make room for an exec of
+	// another client.
 	startWithin = 5 * time.Minute
 )
 
-// exec is a command in a container, beside the main process.
+// exec is a command that runs in a container in addition to the main process.
 type exec struct {
 	id  string
 	of  *container
@@ -44,8 +45,8 @@ type exec struct {
 
 	client string // client that created the exec
 	made   time.Time
-	count  *gate.Hold // place among the execs
-	bytes  *gate.Hold // bytes of the command
+	count  *gate.Hold // place in execs.count
+	bytes  *gate.Hold // bytes of the command in execs.bytes
 
 	proc *process // valid once started is true
 
@@ -63,7 +64,7 @@ type execRequest struct {
 }
 
 // execs has the execs of all containers. They are only in memory: the next daemon does not know
-// them, but their processes continue. One client cannot take the places of all clients.
+// them, but their processes continue. One client cannot take all places.
 type execs struct {
 	mu    sync.Mutex
 	all   map[string]*exec
@@ -77,8 +78,9 @@ func newExecs() *execs {
 	return &execs{all: make(map[string]*exec), count: gate.New(maxExecs), bytes: gate.New(maxExecBytes)}
 }
 
-// add keeps an exec. If there are too many, it forgets the oldest ones: first those that have ended,
-// then those of the same client that were not started, then those that were not started for long.
+// add keeps an exec. If there is no room for it, add forgets other execs: execs that have ended,
+// then execs of the same client that were not started, and then execs of any client that were not
+// started within startWithin. In each of these groups it begins with the oldest exec.
 func (x *execs) add(e *exec) error {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -197,7 +199,7 @@ func killAll(ctx context.Context, list []*process) {
 	for _, p := range list {
 		kills.Go(func() {
 			select {
-			case <-p.running: // otherwise there is nothing to kill yet
+			case <-p.running: // before, there is nothing to kill
 			case <-ctx.Done():
 			}
 			// A kill fails only if the process or the sandbox has ended, or if the guest hangs.
@@ -341,7 +343,7 @@ func (s *Server) startExec(w http.ResponseWriter, r *http.Request) error {
 		}
 		size = &agentclient.Size{Cols: uint16(cols), Rows: uint16(rows)}
 	}
-	leave, err := s.Face.Guests.Enter(face.ClientOf(r), e.of.id) // as long as the process runs
+	leave, err := s.Face.Guests.Enter(face.ClientOf(r), e.of.id) // the place is held as long as the process runs
 	if err != nil {
 		return err
 	}
@@ -374,7 +376,8 @@ func (s *Server) startExec(w http.ResponseWriter, r *http.Request) error {
 // maxSide is the maximum number of rows and of columns of a terminal.
 const maxSide = 1<<16 - 1
 
-// start marks an exec as started, and returns its process, which the caller must begin or abandon.
+// start marks an exec as started, and returns its process. The caller must call begin or abandon
+// for this process.
 func (e *exec) start(s *Server, out *output, view *tenancy.View, size *agentclient.Size) (*process, error) {
 	if st, _, _ := e.of.now(); st.Status == exited {
 		return nil, conflict("container %s is not running", containerID(e.of.id))
@@ -434,7 +437,7 @@ func (s *Server) carry(e *exec, p *process, t *stream, reader *reader, ended fun
 	}
 }
 
-// abandon ends a process that was never begun.
+// abandon ends a process for which begin was not called.
 func (p *process) abandon(err error) {
 	p.finish(exitNotExecutable, err)
 	close(p.ended)

@@ -12,8 +12,8 @@ import (
 	"github.com/forkd/forkd/internal/daemon/face"
 )
 
-// filters are the conditions of a list, by their kind. An entry of the list must satisfy one
-// condition of each kind. It must satisfy all conditions about labels.
+// filters has the conditions for entries of a list, by their kind. An entry must satisfy at least
+// one condition of each kind. Of the conditions about labels, it must satisfy all.
 type filters map[string][]string
 
 // filtersOf returns the filters in the query of a request. Only the given kinds are accepted.
@@ -74,14 +74,15 @@ func (f filters) patterns(kind string) (list []*regexp.Regexp, err error) {
 }
 
 // named reports whether one of the patterns matches a name, with or without the slash that Docker
-// puts before it. No patterns match every name.
+// puts before it. Without patterns, every name matches.
 func named(patterns []*regexp.Regexp, name string) bool {
 	return len(patterns) == 0 || slices.ContainsFunc(patterns, func(p *regexp.Regexp) bool {
 		return p.MatchString(name) || p.MatchString("/"+name)
 	})
 }
 
-// begins is like match for the beginning of a value.
+// begins reports whether a value begins with one of the conditions of a kind. Without conditions,
+// it returns true.
 func (f filters) begins(kind, value string) bool {
 	is := func(begin string) bool { return strings.HasPrefix(value, begin) }
 	return len(f[kind]) == 0 || slices.ContainsFunc(f[kind], is)
@@ -118,5 +119,5 @@ func (f filters) reference(names []string) bool {
 	return false
 }
 
-// docktime writes a time as Docker does. The zero time is that of Go, as in Docker.
+// docktime writes a time as Docker does. An unset time is the zero time of Go, as in Docker.
 func docktime(t time.Time) string { return t.UTC().Format(time.RFC3339Nano) }

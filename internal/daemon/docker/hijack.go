@@ -18,7 +18,8 @@ import (
 	"github.com/forkd/forkd/internal/host/agentclient"
 )
 
-// Types of output over a connection: as it is, or in frames that name the stream.
+// Content types of the output of a process: as the process writes it, or in frames that name its
+// stream.
 const (
 	rawStream         = "application/vnd.docker.raw-stream"
 	multiplexedStream = "application/vnd.docker.multiplexed-stream"
@@ -32,7 +33,8 @@ func streamType(r *http.Request, tty bool) string {
 	return multiplexedStream
 }
 
-// stream is a client's connection, taken over from net/http, on which output and input are carried.
+// stream is a client's connection that carries the output and input of a process. It was taken over
+// from net/http.
 type stream struct {
 	conn net.Conn
 	in   *bufio.Reader
@@ -179,9 +181,10 @@ var errDetached = errors.New("the client detaches")
 // inputChunk is how much input is sent to a process at once, in bytes.
 const inputChunk = 64 << 10
 
-// input passes the client's input to a process until the client ends it, and then closes the input
-// of the process if closes is true. If the process has closed its input, the rest is dropped. input
-// returns errDetached if the client types the keys that detach it from a terminal.
+// input passes the client's input to a process until the client's input ends. If closes is true and
+// there is no terminal, input then closes the input of the process. If the process has closed its
+// input, input drops the rest. input returns errDetached if the client types the keys that detach
+// it from a terminal.
 func (t *stream) input(ctx context.Context, p *process, closes bool) error {
 	keys, closed := detachKeys{on: t.tty}, false
 	for buf := make([]byte, inputChunk); ; {

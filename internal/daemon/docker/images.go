@@ -20,14 +20,15 @@ type image struct {
 	store.Detail
 }
 
-// hub is the beginning of names that docker adds to names without a registry.
+// The command docker adds the prefixes hub and library to names without a registry. The default tag
+// is latest.
 const (
 	hub     = "docker.io/"
 	library = "library/"
 	latest  = "latest"
 )
 
-// hexID matches the id of an image and its beginnings. Clients show the first shortID digits.
+// hexID matches the id of an image, whole or shortened. Clients show the first shortID digits.
 var hexID = regexp.MustCompile(`^(sha256:)?[0-9a-f]{4,64}$`)
 
 const (
@@ -63,9 +64,10 @@ func tagOf(name string) string {
 	return repository
 }
 
-// imageOf returns the image with a name or an id. The id may be shortened. As in Docker, a whole id is
-// never a name, and the beginning of an id comes after names. But the form in which clients show ids
-// comes before names: otherwise a snapshot with such a tag would stand in for another image.
+// imageOf returns the image with a name or an id, which may be shortened. As in Docker, a whole id
+// is never taken for a name, and a short beginning of an id only means an id if no image has this
+// name. But if the text has shortID digits or more, as in the lists of clients, imageOf looks for
+// an id first. Otherwise a snapshot whose tag looks like an id could stand in for another image.
 func (s *Server) imageOf(r *http.Request, name string) (image, error) {
 	digits, isDigest := strings.CutPrefix(name, digestName+":")
 	isID := hexID.MatchString(name)
@@ -119,7 +121,8 @@ func (s *Server) imageFrom(view *tenancy.View, d store.Detail) image {
 }
 
 // images returns the images that the client of a request may see, without the fields Ancestors,
-// Dependents and Line. Snapshots that exist only for sandboxes or for the cache of builds are none.
+// Dependents and Line. Snapshots that exist only for sandboxes or for the cache of builds are no
+// images.
 func (s *Server) images(r *http.Request) (list []image) {
 	view := s.view(r)
 	for _, i := range view.Snapshots() {
@@ -171,7 +174,7 @@ func (s *Server) listImages(w http.ResponseWriter, r *http.Request) error {
 	})
 }
 
-// labels returns the labels of an image, which is never nil.
+// labels returns the labels of an image. The result is never nil.
 func (i *image) labels() map[string]string {
 	if i.Branch != nil && i.Branch.Labels != nil {
 		return i.Branch.Labels
@@ -264,7 +267,7 @@ func inspectionOf(r *http.Request, i image) imageInspection {
 		RootFS:      rootFS{Type: "layers", Layers: []string{i.ID}}}
 }
 
-// historyEntry is one snapshot from which an image comes.
+// historyEntry describes an image, or a snapshot on which it builds.
 type historyEntry struct {
 	ID        string   `json:"Id"`
 	Created   int64    `json:"Created"`

@@ -14,11 +14,11 @@ import (
 	"github.com/forkd/forkd/internal/host/tenancy"
 )
 
-// Times of stops.
+// Time limits of stops, and the time before a suspension.
 const (
-	stopTimeout = 10        // seconds between the stop signal and SIGKILL, by default
-	maxStop     = 24 * 3600 // seconds
-	killTime    = 30 * time.Second
+	stopTimeout = 10               // default time between the stop signal and SIGKILL, in seconds
+	maxStop     = 24 * 3600        // maximum of this time, in seconds
+	killTime    = 30 * time.Second // time for the end of a process after SIGKILL
 
 	// After its main process has ended, a container's sandbox runs for this time, so that clients can
 	// copy its files at once. Then the sandbox is suspended and takes no memory.
@@ -43,8 +43,8 @@ func (s *Server) start(w http.ResponseWriter, r *http.Request) error {
 	return answerChange(w, did, err)
 }
 
-// answerChange answers a request to change a container to a status. If the container had the status
-// already, Docker's answer is 304.
+// answerChange answers a request to start or stop a container. If did is false, the container
+// already had the wanted status, and the answer is 304, as in Docker.
 func answerChange(w http.ResponseWriter, did bool, err error) error {
 	switch {
 	case err != nil:
@@ -103,7 +103,8 @@ func (s *Server) startMain(view *tenancy.View, c *container, sp *spec, args []st
 		return conflict("Container %s is still running", containerID(c.id))
 	}
 	p := newProcess(c.id, view, c.out, sp.Config.TTY, nil)
-	// First in the record: otherwise the next daemon could start the command a second time.
+	// Write the record before the start. Otherwise, if this daemon is killed now, the next daemon
+	// could start the command a second time.
 	err := s.book.change(c, func(s *state) {
 		s.Status, s.PID, s.ExitCode, s.Error, s.Started, s.Finished = running, 0, 0, "", time.Now(), time.Time{}
 		c.main = p
@@ -166,11 +167,11 @@ func (s *Server) mainEnded(c *container, p *process, sp *spec) {
 		return
 	}
 	execs := s.execs.running(c.id)
-	s.tasks.Go(func() { killAll(s.life, execs) }) // not here, because the guest may be silent
+	s.tasks.Go(func() { killAll(s.life, execs) }) // in a goroutine, because the guest may not answer
 	s.suspendLater(c, p.view)
 }
 
-// removeExited removes a container that removes itself when it has exited.
+// removeExited removes an exited container that was created with AutoRemove.
 func (s *Server) removeExited(c *container, view *tenancy.View) {
 	var gone *sandbox.NotFoundError
 	if err := view.Kill(c.id); err != nil && !errors.As(err, &gone) {
@@ -178,7 +179,7 @@ func (s *Server) removeExited(c *container, view *tenancy.View) {
 	}
 }
 
-// suspendLater suspends the sandbox of an exited container after some time.
+// suspendLater suspends the sandbox of an exited container after suspendAfter.
 func (s *Server) suspendLater(c *container, view *tenancy.View) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -209,7 +210,7 @@ func (s *Server) suspendLater(c *container, view *tenancy.View) {
 	})
 }
 
-// keepRunning prevents the suspension of an exited container's sandbox.
+// keepRunning stops the timer that would suspend the sandbox of an exited container.
 func (c *container) keepRunning() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -218,7 +219,7 @@ func (c *container) keepRunning() {
 	}
 }
 
-// stop ends the main process of a container. A container without one is suspended.
+// stop ends the main process of a container. If the container has none, stop suspends the sandbox.
 func (s *Server) stop(w http.ResponseWriter, r *http.Request) error {
 	c, err := s.find(r)
 	if err != nil {
@@ -290,7 +291,8 @@ func (s *Server) stopLocked(r *http.Request, c *found) (did bool, err error) {
 	return true, nil
 }
 
-// endsWithin waits for the end of a process, and reports whether it has ended.
+// endsWithin waits for the end of a process, at most for the time limit, and reports whether the
+// process has ended.
 func (p *process) endsWithin(ctx context.Context, limit time.Duration) bool {
 	select {
 	case <-p.ended:

@@ -15,7 +15,7 @@ import (
 	"github.com/forkd/forkd/internal/host/agentclient"
 )
 
-// logQuery is what a request for logs asks for.
+// logQuery has the query parameters of a request for logs.
 type logQuery struct {
 	streams      map[agentclient.Stream]bool
 	tail         int
@@ -47,7 +47,8 @@ func readLogQuery(r *http.Request, tty bool) (q logQuery, err error) {
 // maxTime is the latest time that a query may name, in seconds of Unix time: the year 9999.
 const maxTime = 253402300799
 
-// timeQuery returns the time in a query parameter. A missing parameter, and 0, are the zero time.
+// timeQuery returns the time in a query parameter. If the parameter is missing or 0, it returns the
+// zero time.
 func timeQuery(r *http.Request, name string) (at time.Time, err error) {
 	text := r.URL.Query().Get(name)
 	if text == "" || text == "0" {
@@ -56,8 +57,8 @@ func timeQuery(r *http.Request, name string) (at time.Time, err error) {
 	return parseTime(name, text)
 }
 
-// parseTime parses seconds of Unix time with an optional fraction. Errors call the text by the given
-// name.
+// parseTime parses seconds of Unix time with an optional fraction. The parameter name is the name
+// of the text in errors.
 func parseTime(name, text string) (at time.Time, err error) {
 	whole, fraction, _ := strings.Cut(text, ".")
 	seconds, err := strconv.ParseInt(whole, 10, 64)
@@ -68,13 +69,13 @@ func parseTime(name, text string) (at time.Time, err error) {
 	return time.Unix(seconds, nanos), nil
 }
 
-// has reports whether the output of a time is asked for.
+// has reports whether the client wants the output of a stream at a time.
 func (q *logQuery) has(from agentclient.Stream, at time.Time) bool {
 	return q.streams[from] && !at.Before(q.since) && (q.until.IsZero() || !at.After(q.until))
 }
 
-// logs answers with the output of a container's main process. For a container without one, it answers
-// with the console of its virtual machine.
+// logs answers with the output of a container's main process. If the container has no main process,
+// it answers with the console of the virtual machine.
 func (s *Server) logs(w http.ResponseWriter, r *http.Request) error {
 	c, err := s.find(r)
 	if err != nil {
@@ -194,7 +195,7 @@ type logWriter struct {
 	raw    bool // the output is not divided into frames
 	stamps bool
 	stall  time.Duration               // maximum time for which the client may receive nothing
-	within map[agentclient.Stream]bool // the last output of the stream did not end a line
+	within map[agentclient.Stream]bool // whether the last output of a stream ended within a line
 }
 
 // write writes output of a stream, each line in a frame of its own, as Docker does. With timestamps,

@@ -27,14 +27,14 @@ func digest(text string) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// properName is the rule of Docker for names of containers, with a bound.
+// properName is Docker's rule for names of containers, with a maximum length in addition.
 var properName = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.-]{1,127}$`)
 
 // idForm matches the forms in which clients show the ids of containers and images.
 var idForm = regexp.MustCompile(`^([0-9a-f]{12}|[0-9a-f]{64})$`)
 
-// nameQuery returns the name in a request's query, without the slash that precedes it in older
-// clients. The result is empty if there is none.
+// nameQuery returns the name in a request's query, without the slash that older clients put before
+// it. The result is empty if the query has no name.
 func nameQuery(r *http.Request) (string, error) {
 	name := strings.TrimPrefix(r.URL.Query().Get("name"), "/")
 	if name != "" && !properName.MatchString(name) {
@@ -49,10 +49,10 @@ func nameQuery(r *http.Request) (string, error) {
 // prefixOf returns the prefix of the client of a request.
 func prefixOf(r *http.Request) string { return string(auth.From(r.Context()).Prefix) }
 
-// reserve takes a name for a container. None of the containers that the client may see has the name.
-// The caller gives the name to the container, and then calls release. Clients with different prefixes
-// may give the same name to different containers. Otherwise the error would tell a client about
-// containers that it may not see.
+// reserve reserves a name for a container. It returns an error if a container that the client may
+// see has the name. The caller gives the name to the container, and then calls release. Clients
+// with different prefixes may give the same name to different containers, because an error would
+// tell a client about containers that it may not see.
 func (s *Server) reserve(r *http.Request, n givenName) (release func(), err error) {
 	release, free := s.book.reserve(n)
 	if !free {
@@ -75,7 +75,8 @@ type found struct {
 	info sandbox.Info
 }
 
-// all returns the containers that the client of a request may see. Sandboxes of builds are none.
+// all returns the containers that the client of a request may see. Sandboxes of builds are no
+// containers.
 func (s *Server) all(r *http.Request) (list []found) {
 	for _, i := range s.view(r).Sandboxes() {
 		if !build.IsBuild(i) && i.State != sandbox.Starting && i.State != sandbox.Stopping {

@@ -16,9 +16,9 @@ import (
 
 // Bounds on the output of a process that is kept for later readers, in bytes.
 const (
-	maxLog   = 1 << 20 // of a container's main process
-	maxLine  = 16 << 10
-	perEntry = 64 // approximate size of an entry without its text
+	maxLog   = 1 << 20  // of a container's main process
+	maxLine  = 16 << 10 // of an entry
+	perEntry = 64       // approximate size of an entry without its text
 )
 
 // entry is a line of output, or a part of a line that is longer than maxLine.
@@ -33,8 +33,9 @@ func (e *entry) isComplete() bool {
 }
 
 // output passes the output of a process to its readers, and keeps the end of it. The process waits
-// for a reader that is slow, until the reader's connection is closed. A process that is killed waits
-// only for rushTime for all of its readers, so that its end is noticed.
+// for a reader that is slow, until the reader's connection is closed. After a process is killed, it
+// waits at most rushTime for all of its readers together. Otherwise slow readers could hide its
+// end.
 type output struct {
 	limit int // bytes to keep
 
@@ -67,10 +68,11 @@ type reader struct {
 	of     *output
 	chunks chan chunk
 	ended  <-chan struct{} // closed when the process has ended; all chunks have then been received
-	gone   chan struct{}
+	gone   chan struct{}   // closed when close is called
 }
 
-// readAll returns the kept output, and a reader of the later output. Together they have no gap.
+// readAll returns the kept output, and a reader of the later output. No output is missing between
+// them.
 func (o *output) readAll() ([]entry, *reader, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -147,10 +149,10 @@ func (r *reader) offer(c chunk) {
 	}
 }
 
-// rushTime is how long a process that is killed waits for its readers.
+// rushTime is the maximum time for which a killed process waits for its readers.
 const rushTime = 5 * time.Second
 
-// rush is called when the process is killed.
+// rush limits the time for which a killed process waits for its readers.
 func (o *output) rush() {
 	o.mu.Lock()
 	defer o.mu.Unlock()

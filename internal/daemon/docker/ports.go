@@ -31,7 +31,7 @@ type binding struct {
 type publication struct {
 	port uint16 // in the container
 	binding
-	before string // address of the host that an earlier daemon has chosen; empty: none
+	before string // address that the host chose for an earlier daemon; empty: none
 }
 
 // Bounds on published ports.
@@ -40,13 +40,13 @@ const (
 	maxListeners = 2048 // of all containers that run; one owner may have three quarters of them
 )
 
-// Addresses on which ports may be published. An address without a choice is loopback.
+// Addresses on which ports may be published. The default is loopback.
 const (
 	loopback  = "127.0.0.1"
 	loopback6 = "::1"
 )
 
-// publications returns the ports that a container publishes, in order.
+// publications returns the ports that a container publishes, sorted by the port in the container.
 func publications(h *host, exposed map[string]struct{}) (list []publication, err error) {
 	ports := make(map[string][]binding, len(h.PortBindings))
 	for name, bindings := range h.PortBindings {
@@ -108,8 +108,8 @@ func (b *binding) check() error {
 	return nil
 }
 
-// firstPort returns the lowest port of the host that every user of the host may open. Servers of the
-// host's own use the ports below.
+// firstPort returns the lowest port of the host that every user of the host may open. Servers of
+// the host itself use the lower ports.
 func firstPort() int {
 	const usual = 1024
 	p, err := os.ReadFile("/proc/sys/net/ipv4/ip_unprivileged_port_start")
@@ -124,7 +124,7 @@ func firstPort() int {
 }
 
 // mayPublish refuses ports of the host below first to clients without the scope admin. Otherwise a
-// client could take the place of a server of the host that does not run at the moment.
+// client could take the port of a server of the host that is not running at the moment.
 func mayPublish(who auth.Principal, list []publication, first int) error {
 	for _, p := range list {
 		n, err := strconv.Atoi(p.HostPort)
@@ -181,7 +181,7 @@ func (s *Server) open(c *container, of string, wanted []publication) error {
 	return nil
 }
 
-// listen opens a published port of an owner's container.
+// listen opens a published port. The parameter of is the owner of the container's sandbox.
 func (s *Server) listen(of string, p *publication) (l listener, err error) {
 	l.port = p.port
 	if l.leave, err = s.listeners.Enter(owner.FairShare(of, maxListeners)); err != nil {
@@ -308,11 +308,12 @@ func (s *Server) adoptPorts(c *container, of string, sp *spec) {
 		return
 	}
 	if len(wanted) > 0 {
-		s.note(c, func(*state) {}) // a port may be another one
+		s.note(c, func(*state) {}) // the host may have chosen other ports
 	}
 }
 
-// keepChosen gives the publications for which the host chooses a port the addresses that they had.
+// keepChosen sets the field before of each publication whose port the host chooses. The new value
+// is the address that the publication had under the earlier daemon.
 func keepChosen(wanted []publication, had []record.ContainerPort) {
 	had = slices.Clone(had)
 	for n := range wanted {

@@ -31,9 +31,9 @@ const (
 
 // Time limits.
 const (
-	maxStart   = time.Minute // until a process of the guest runs
-	controlFor = 30 * time.Second
-	reattach   = 2 * time.Second // interval of attempts to reach a process whose sandbox does not run
+	maxStart   = time.Minute      // until a process of the guest runs
+	controlFor = 30 * time.Second // of a short request to a guest, such as a signal
+	reattach   = 2 * time.Second  // interval of attempts to reach a process whose sandbox does not run
 )
 
 // process is a process of a guest that this package follows: the main process of a container, or an
@@ -45,7 +45,7 @@ type process struct {
 	tty     bool
 
 	running chan struct{} // closed when the process runs, or could not be started
-	ended   chan struct{} // closed when the process has ended; then the fields code and err do not change
+	ended   chan struct{} // closed when the process has ended; after that, the fields code and err do not change
 
 	mu   sync.Mutex
 	size *agentclient.Size // of the terminal; nil: there is none, or its size is the guest's choice
@@ -71,8 +71,8 @@ type command struct {
 }
 
 // begin starts a process and follows it in a goroutine. The function ended is called at the end of
-// the process, before p.ended is closed. begin returns when the process runs, or with the reason why
-// it could not be started.
+// the process, before p.ended is closed. begin returns nil when the process runs, or an error that
+// says why it could not be started.
 func (s *Server) begin(p *process, cmd command, ended func()) error {
 	s.tasks.Go(func() {
 		p.finish(s.run(p, cmd))
@@ -87,8 +87,8 @@ func (s *Server) begin(p *process, cmd command, ended func()) error {
 }
 
 // follow follows a process that an earlier daemon has started, until the process ends. If pid is 0,
-// the earlier daemon has not recorded which process of the guest it is, and the function found gets
-// its PID.
+// the earlier daemon has not recorded the PID of the process. follow then searches for the process,
+// and calls the function found with its PID.
 func (s *Server) follow(p *process, pid uint32, args []string, found func(pid uint32), ended func()) {
 	p.started(pid)
 	s.tasks.Go(func() {
@@ -260,8 +260,8 @@ func (p *process) isRunning() bool {
 	return p.pid != 0
 }
 
-// attachTo follows a running process until it ends. The sandbox may be suspended and resumed
-// meanwhile.
+// attachTo follows a running process until it ends. During this time, the sandbox may be suspended
+// and resumed.
 func (s *Server) attachTo(p *process) (code int, err error) {
 	p.mu.Lock()
 	pid := p.pid
@@ -325,7 +325,8 @@ func (p *process) use(ctx context.Context, f func(context.Context, *agentclient.
 	})
 }
 
-// signal sends a signal to the process and its process group. A process that has ended is no error.
+// signal sends a signal to the process and its process group. If the process has ended, signal
+// returns no error.
 func (p *process) signal(ctx context.Context, sig syscall.Signal) error {
 	if sig == syscall.SIGKILL {
 		p.out.rush()
@@ -345,7 +346,8 @@ func unlessEnded(err error) error {
 	return err
 }
 
-// resize changes the size of the terminal, or of the terminal that the process will get.
+// resize changes the size of the process's terminal. If the process does not run yet, its terminal
+// will have this size.
 func (p *process) resize(ctx context.Context, size agentclient.Size) error {
 	if !p.tty {
 		return nil

@@ -21,8 +21,8 @@ import (
 // authHeader carries the client's credentials for the registry, as base64 of JSON.
 const authHeader = "X-Registry-Auth"
 
-// pull makes an image of a container image in a registry: it builds a snapshot that boots from it. An
-// image that exists already is not compared with the registry.
+// pull builds a snapshot that boots from a container image in a registry. It does not compare an
+// image that exists already with the registry.
 func (s *Server) pull(w http.ResponseWriter, r *http.Request) error {
 	q := r.URL.Query()
 	from, tag := q.Get("fromImage"), q.Get("tag")

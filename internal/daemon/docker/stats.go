@@ -158,8 +158,9 @@ func (s *Server) sample(ctx context.Context, view *tenancy.View, c *found) (out 
 // tick is the unit of /proc/stat on all architectures of Linux.
 const tick = time.Second / 100
 
-// hostCPU returns the processor time of the host since its boot, in nanoseconds: the sum of the first
-// line of /proc/stat, without the times of guests, which are part of other figures (proc_stat(5)).
+// hostCPU returns the processor time of the host since its boot, in nanoseconds: the sum of the
+// first line of /proc/stat, without the times of guests, which other numbers of the line include
+// (proc_stat(5)).
 func hostCPU() (uint64, error) {
 	p, err := os.ReadFile("/proc/stat")
 	if err != nil {
@@ -167,7 +168,8 @@ func hostCPU() (uint64, error) {
 	}
 	line, _, _ := bytes.Cut(p, []byte("\n"))
 	words := strings.Fields(string(line))
-	const guest = 9 // user, nice, system, idle, iowait, irq, softirq and steal come before
+	// The first time of guests has this index, after user, nice, system, idle, iowait, irq, softirq and steal.
+	const guest = 9
 	if len(words) < 2 || words[0] != "cpu" {
 		return 0, fmt.Errorf("/proc/stat begins with %.40q", line)
 	}

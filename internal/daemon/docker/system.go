@@ -17,7 +17,7 @@ func (s *Server) ping(w http.ResponseWriter, _ *http.Request) error {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	w.Header().Set("Cache-Control", "no-cache, no-store, must-revalidate")
 	w.Header().Set("Pragma", "no-cache")
-	w.Header().Set("Builder-Version", "1") // the builder that unserved refuses by name
+	w.Header().Set("Builder-Version", "1") // the classic builder, whose requests unserved refuses by name
 	_, _ = w.Write([]byte("OK"))           // fails only if the client has left
 	return nil
 }
@@ -59,7 +59,7 @@ func (s *Server) info(w http.ResponseWriter, r *http.Request) error {
 	}
 	name, err := os.Hostname()
 	dir := s.Dir
-	if err != nil || prefixOf(r) != "" { // a client with a prefix learns nothing about the host's names
+	if err != nil || prefixOf(r) != "" { // a client with a prefix does not learn names of the host
 		name, dir = runtimeName, ""
 	}
 	return face.WriteJSON(w, r, http.StatusOK, map[string]any{

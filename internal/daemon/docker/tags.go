@@ -23,10 +23,11 @@ import (
 	"github.com/forkd/forkd/internal/host/tenancy"
 )
 
-// tags has the names of images that are not the tags of their snapshots, in a file: names that
-// clients have given with docker tag, and names that no snapshot can have. A name of this kind takes
-// precedence over an earlier snapshot with this tag. It ends with its snapshot, and with a later
-// snapshot that has this tag.
+// tags has the names of images that are not the tags of their snapshots, and stores them in a file.
+// These are names that clients have given with docker tag or docker commit, and names that no
+// snapshot can have. Such a name takes precedence over a snapshot with this tag that existed before
+// the name was given. The name is removed when its snapshot is deleted, or when a new snapshot gets
+// this tag.
 type tags struct {
 	path string
 
@@ -39,12 +40,13 @@ type alias = record.ImageName
 
 // Bounds on names.
 const (
-	maxTags     = 10_000   // one client has given at most three quarters of them
+	maxTags     = 10_000   // a client may give at most three quarters of them
 	maxTagsFile = 16 << 20 // bytes
 )
 
-// openTags reads the names in a file. A missing file has no names. A file that cannot be read is
-// renamed, and a bad name is left out, because the daemon must start in any case.
+// openTags reads the names in a file. If the file is missing, there are no names. openTags renames
+// a file that cannot be read, and omits a name that is not valid, because the daemon must start in
+// any case.
 func openTags(path string, log *slog.Logger) *tags {
 	t := &tags{path: path}
 	all, err := readTags(path)
@@ -67,7 +69,7 @@ func openTags(path string, log *slog.Logger) *tags {
 	return t
 }
 
-// refused ends the name of a file that openTags could not read.
+// refused is the suffix of the name of a file that openTags could not read.
 const refused = ".refused"
 
 func readTags(path string) ([]alias, error) {
@@ -93,7 +95,7 @@ func readTags(path string) ([]alias, error) {
 }
 
 // fullName returns the name of an image with its tag, in the form in which names are compared. The
-// full name of a full name is this name itself. An error says that Docker does not permit the name.
+// full name of a full name is this name itself. The error says why a name is not permitted.
 func fullName(text string) (string, error) {
 	repository, tag := split(text)
 	full := repository + ":" + tag
@@ -111,7 +113,7 @@ func fullName(text string) (string, error) {
 	return full, nil
 }
 
-// change replaces the names with the result of f, and writes the file if they differ.
+// change replaces the names with the result of f, and writes the file if the names have changed.
 func (t *tags) change(f func([]alias) ([]alias, error)) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -141,7 +143,7 @@ func (t *tags) write(list []alias) error {
 	return atomicfile.WriteDurable(t.path, p, 0o600)
 }
 
-// list returns all names. The caller does not change them.
+// list returns all names. The caller must not change the result.
 func (t *tags) list() []alias {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -158,8 +160,8 @@ func (t *tags) find(full string) (alias, bool) {
 	return all[n], true
 }
 
-// set gives a name to a snapshot, in place of an older meaning of the name, unless the client may not
-// change this meaning.
+// set adds an alias. If another alias has the name already, set replaces it, provided that
+// mayChange returns no error for it.
 func (t *tags) set(a alias, mayChange func(old alias) error) error {
 	return t.change(func(all []alias) ([]alias, error) {
 		n := slices.IndexFunc(all, func(old alias) bool { return old.Name == a.Name })
@@ -199,15 +201,17 @@ func (s *Server) alias(view *tenancy.View, full string) (alias, bool) {
 	return a, ok && sees(view, a)
 }
 
-// sees reports whether a client sees an alias that no snapshot has taken. A client with a prefix sees
-// the names that it may give, and those for which their snapshots were made.
+// sees reports whether a client sees an alias. No client sees an alias whose name a snapshot has
+// taken. A client with a prefix sees only the names that it may give, and names for which snapshots
+// were made.
 func sees(view *tenancy.View, a alias) bool {
 	return (a.Made || view.MayName("repo", a.Name) == nil) && !isTaken(view, a)
 }
 
-// isTaken reports whether a snapshot has taken the name of an alias: a snapshot that did not exist when
-// the client gave the name, and whose tag is this name. Otherwise a client could take a name while it is
-// free, and get the containers of all clients that want the later snapshot.
+// isTaken reports whether a snapshot has taken the name of an alias. This is a snapshot whose tag
+// is the name, and which did not exist when the client gave the name. If an alias kept its name, a
+// client could take a free name, and get the containers of all clients that want a later snapshot
+// with this tag.
 func isTaken(view *tenancy.View, a alias) bool {
 	tag := tagOf(a.Name)
 	if tag == "" {
@@ -221,8 +225,9 @@ func isTaken(view *tenancy.View, a alias) bool {
 	return d.ID != a.Over
 }
 
-// namesOf returns the names of a snapshot: its own tag, unless it was made for another name or another
-// snapshot has this name now, and then the names that clients have given.
+// namesOf returns the names of a snapshot: its own tag, and then the names that clients have given
+// to it. The tag is omitted if the snapshot was made for another name, or if the tag is now the
+// name of another snapshot.
 func (s *Server) namesOf(view *tenancy.View, d store.Detail) []string {
 	own, shown := d.Tag+":"+latest, true
 	names := []string{}
@@ -244,8 +249,8 @@ func (s *Server) namesOf(view *tenancy.View, d store.Detail) []string {
 }
 
 // mayName returns an error if the client may not give a name to a snapshot. Every client may give a
-// free name. A name that leads to another image may be changed by the client that has given it, and
-// by clients that may delete snapshots.
+// free name. If a name leads to another image, only the client that has given it and clients that
+// may delete snapshots may change it.
 func (s *Server) mayName(r *http.Request, full, snapshot string) error {
 	if err := s.view(r).MayName("repo", full); err != nil {
 		return err

@@ -13,7 +13,7 @@ import (
 // The versions of the API that clients may request, as minor numbers of version 1. Clients ask for
 // the highest version first, and use it or a lower version.
 const (
-	minVersion = 41 // of the client in Debian 12
+	minVersion = 41 // version of the client in Debian 12
 	maxVersion = 47
 )
 

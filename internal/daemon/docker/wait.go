@@ -82,8 +82,9 @@ func (s *Server) waitFor(ctx context.Context, c *found, condition string, before
 	}
 }
 
-// sweepEvery is how often containers without a sandbox are searched for. A request that lists
-// sandboxes may add a container whose sandbox is deleted at the same time.
+// sweepEvery is the interval of searches for containers without a sandbox. Such a container may
+// exist, because a request that lists sandboxes may add a container whose sandbox is deleted at the
+// same time.
 const sweepEvery = time.Minute
 
 // watch follows the events of sandboxes: it forgets the containers of deleted sandboxes, and wakes
@@ -116,8 +117,9 @@ func (s *Server) watch() {
 	}
 }
 
-// changed wakes the clients that wait for a container. The output of a container whose sandbox is
-// suspended moves to a file, because such a container takes no memory of the host.
+// changed wakes the clients that wait for a container. If the sandbox is suspended, changed moves
+// the output of the container to a file, because a suspended container must not take memory of the
+// host.
 func (s *Server) changed(c *container, isSuspended bool) {
 	c.notify()
 	if !isSuspended {
@@ -143,7 +145,7 @@ func (s *Server) forget(id string) {
 
 // sweep forgets the containers whose sandboxes do not exist.
 func (s *Server) sweep() {
-	// In this order, because new containers have a sandbox already.
+	// Read the book first: a container's sandbox exists before the book has the container.
 	list, states := s.book.list(), map[string]sandbox.State{}
 	for _, i := range s.Face.Host.For(owner.Owner{Name: owner.Anyone}).Sandboxes() {
 		states[i.ID] = i.State
@@ -157,8 +159,8 @@ func (s *Server) sweep() {
 	}
 }
 
-// adopt takes over the containers of an earlier daemon: it follows their main processes, and
-// suspends the sandboxes of those that have exited.
+// adopt takes over the containers of an earlier daemon: it follows their main processes, opens
+// their ports, and suspends the sandboxes of exited containers.
 func (s *Server) adopt() {
 	s.sweep()
 	for _, c := range s.book.list() {
