@@ -71,8 +71,8 @@ func (u *usage) add(bytes uint64, inUse bool) {
 	u.Bytes += bytes
 }
 
-// usageOf returns the disk usage of snapshots, volumes and builds. Deleted snapshots are not in the given
-// list. Their usage is computed from the sandboxes that still need their files.
+// usageOf returns the disk usage of snapshots, volumes and builds. Deleted snapshots are not in the
+// list all. Their usage is computed from the sandboxes that still need their files.
 func usageOf(all []client.SnapshotDetail, sandboxes []client.Sandbox, volumes []client.Volume,
 	builds cacheList) []usage {
 	parents, branches := usage{Kind: "parents"}, usage{Kind: "branches"}
@@ -143,7 +143,7 @@ func newDfCmd() *cobra.Command {
 					return lines, err
 				}
 				volumes, err := cl.Volumes(ctx)
-				if err != nil && !client.IsNotFound(err) { // an earlier daemon has no volumes
+				if err != nil && !client.IsNotFound(err) { // a daemon of an earlier version has no volumes
 					return lines, err
 				}
 				builds, err := listCache(ctx, cl)

@@ -10,14 +10,15 @@ import (
 const suspendTurns = 32
 
 // suspendPlaces bounds the requests that run at the same time, in total and for each owner of
-// sandboxes. If the unfinished sandboxes have n owners, each owner can have one nth of the turns. So
-// a user with slow sandboxes under several names delays other owners by the share of these names
-// only. The sandboxes of an owner have turns in the order of their requests.
+// sandboxes. If the unfinished sandboxes have n owners, each owner can have one nth of the turns.
+// So a user whose slow sandboxes have several owner names takes only the shares of these names from
+// the other owners. The sandboxes of an owner get their turns in the order in which they have
+// asked.
 type suspendPlaces struct {
 	mu      sync.Mutex
-	running map[string]int   // requests, by owner
+	running map[string]int   // number of requests that run, by owner
 	taken   int              // sum of running
-	left    map[string]int   // unfinished sandboxes, by owner
+	left    map[string]int   // number of unfinished sandboxes, by owner
 	queue   map[string][]int // numbers of the calls of take that wait, by owner
 	calls   int              // number of calls of take so far
 	changed chan struct{}    // closed at the next change
@@ -28,7 +29,8 @@ func newSuspendPlaces() *suspendPlaces {
 		queue: make(map[string][]int), changed: make(chan struct{})}
 }
 
-// expect adds an unfinished sandbox. It is called for all sandboxes before the first turn.
+// expect adds an unfinished sandbox of an owner. It is called for all sandboxes before the first
+// turn.
 func (t *suspendPlaces) expect(owner string) { t.left[owner]++ }
 
 // take waits for a turn.
@@ -59,7 +61,7 @@ func (t *suspendPlaces) take(ctx context.Context, owner string) error {
 	return nil
 }
 
-// freeLocked reports whether an owner can have one more turn.
+// freeLocked reports whether an owner can have another turn.
 func (t *suspendPlaces) freeLocked(owner string) bool {
 	share := max(1, suspendTurns/max(1, len(t.left)))
 	return t.taken < suspendTurns && t.running[owner] < share
@@ -79,7 +81,7 @@ func (t *suspendPlaces) leave(owner string) {
 	t.changeLocked()
 }
 
-// finish removes an unfinished sandbox.
+// finish removes an unfinished sandbox of an owner.
 func (t *suspendPlaces) finish(owner string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

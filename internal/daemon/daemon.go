@@ -175,7 +175,7 @@ func newServer(handler http.Handler, log *slog.Logger, idle, answer time.Duratio
 }
 
 // fewHeaders returns a handler that refuses requests with too many headers. It passes all other
-// requests to next. The function audited adds the audit log to the refusals.
+// requests to next. The function audited makes a handler write its requests into the audit log.
 func fewHeaders(next http.Handler, audited func(http.Handler) http.Handler) http.Handler {
 	refusal := audited(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Connection", "close")

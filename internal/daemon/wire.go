@@ -198,8 +198,8 @@ func (w *wired) openDocker(cfg *Config) (err error) {
 	return err
 }
 
-// recover takes over the sandboxes of an earlier daemon, and drops what belonged to other sandboxes. It
-// returns how many sandboxes continue.
+// recover takes over the sandboxes of an earlier daemon, and removes what sandboxes that have ended
+// have left. It returns how many sandboxes continue.
 func (w *wired) recover(ctx context.Context, cfg *Config, runDir string) (n int, err error) {
 	if n, err = w.manager.Recover(); err != nil {
 		return n, err

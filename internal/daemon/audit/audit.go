@@ -34,7 +34,7 @@ type Entry struct {
 	Host      string   `json:"host,omitempty"`      // PORT-ID, if the request's host name names a port of a sandbox
 	Sandbox   string   `json:"sandbox,omitempty"`   // the sandbox that the request names
 	From      string   `json:"from,omitempty"`      // the source of a promoted state, or the older side of a diff
-	Sandboxes []string `json:"sandboxes,omitempty"` // the sandboxes that the request made, or pruned
+	Sandboxes []string `json:"sandboxes,omitempty"` // the sandboxes that the request made or pruned
 	Status    int      `json:"status"`
 	LatencyUS int64    `json:"latency_us"`
 	UserAgent string   `json:"ua"`

@@ -36,7 +36,7 @@ func (e *ScopeError) Error() string {
 		e.Who, e.Have, e.Want, e.Want)
 }
 
-// Need returns nil if p has the wanted scope or a higher one.
+// Need returns nil if the scope of p includes the wanted scope.
 func (p Principal) Need(want Scope) error {
 	if !p.Scope.includes(want) {
 		return &ScopeError{p.Who, p.Scope, want}

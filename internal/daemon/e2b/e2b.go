@@ -94,8 +94,8 @@ func (a *Server) Serves(r *http.Request) bool {
 	return isControl(r.URL.Path) || NamesSandbox(r) || r.URL.Path == "/files"
 }
 
-// NamesSandbox reports whether a header of a request names a sandbox, to which the request belongs whatever its path
-// is.
+// NamesSandbox reports whether a header of a request names a sandbox. The request then belongs to
+// this sandbox, whatever its path is.
 func NamesSandbox(r *http.Request) bool { return r.Header.Get(idHeader) != "" }
 
 // ServeHTTP answers a request for which Serves returned true.

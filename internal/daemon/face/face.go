@@ -79,7 +79,7 @@ type Face struct {
 	Streams   *Gate // streams to ports of guests
 	Signed    *Gate // streams to ports of guests by signed URLs
 	Carried   *Gate // requests that enter Streams or Signed later; unbounded
-	Pulls     *Gate // requests of other daemons that pull snapshots; some send files for minutes
+	Pulls     *Gate // requests of other daemons that pull snapshots; some of the answers take minutes
 
 	Memory    *Memory
 	Strangers *Strangers

@@ -157,9 +157,9 @@ func (f *Face) CarryTCP(w http.ResponseWriter, r *http.Request, route inbound.Ro
 }
 
 // CarryStream connects a stream of a client to a port of a sandbox. The caller has checked that the
-// principal in ctx, or without a principal every process that reaches the caller, may reach the
-// sandbox. A stream without a principal has the limits of streams by signed URLs. See Streams for
-// kind, and inbound.Proxy.Carry for accept.
+// principal in ctx may reach the sandbox. If ctx has no principal, every process that can connect
+// to the caller may reach the sandbox, and the stream has the limits of streams by signed URLs. See
+// Streams for the parameter kind, and inbound.Proxy.Carry for accept.
 func (f *Face) CarryStream(ctx context.Context, kind, id string, port uint16,
 	accept func() (inbound.Stream, <-chan struct{}, error)) (accepted bool, err error) {
 	return f.useStream(ctx, kind, inbound.Route{ID: id, Port: port, Open: auth.From(ctx).Who == ""},

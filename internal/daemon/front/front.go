@@ -1,6 +1,6 @@
 // Package front receives all requests to the daemon and routes them. By path it chooses the API
-// that answers (packages v1, e2b and ocihttp) or the view (package viewhttp), and by host name it chooses a
-// port of a sandbox.
+// that answers (packages v1, e2b and ocihttp) or the view (package viewhttp), and by host name it
+// chooses a port of a sandbox.
 //
 // A host name below the daemon's domain belongs to E2B's control plane or to a port of a sandbox. A
 // client may reach the port with forkd's own permission or with E2B's tokens.
@@ -37,7 +37,7 @@ type Config struct {
 type Front struct {
 	Config
 	view *viewhttp.View  // never serves a host name of a port or of E2B
-	oci  *ocihttp.Server // the same
+	oci  *ocihttp.Server // also never serves such a host name
 }
 
 // New returns a Front. Its view calls V1. Its snapshots for other daemons come from Hub.

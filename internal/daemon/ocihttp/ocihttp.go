@@ -1,6 +1,6 @@
-// Package ocihttp serves snapshots to other daemons. It answers the requests of OCI's distribution API that read, so
-// another daemon pulls a snapshot as it does from a registry. Of the requests that write, it accepts only those that
-// add a signature to a snapshot.
+// Package ocihttp serves snapshots to other daemons. It answers the read requests of OCI's
+// distribution API, so another daemon can pull a snapshot as from a registry. It accepts only those
+// write requests that add a signature to a snapshot.
 //
 // The name of a repository is the tag of a snapshot, and the repository's only tag is Tag. Package hub makes the
 // artifacts and keeps the signatures, and package tenancy says which snapshots a client may take.
@@ -76,8 +76,8 @@ func New(f *face.Face, h *hub.Hub) *Server {
 	return s
 }
 
-// form matches the paths of the distribution API (OCI distribution spec 1.1, "Endpoints"). The second part of a path
-// distinguishes it from paths of E2B's API, which also begin with /v2/.
+// form matches the paths of the distribution API (OCI distribution spec 1.1, "Endpoints"). The part
+// after the name distinguishes such a path from paths of E2B's API, which also begin with /v2/.
 var form = regexp.MustCompile(`^/v2/[^/]+/(manifests|blobs|referrers|tags)/`)
 
 // Serves reports whether a request is for the distribution API.
@@ -123,7 +123,7 @@ func (s *Server) identify(r *http.Request) (auth.Principal, error) {
 	return who, err
 }
 
-// version tells a client that this is a registry, and that it accepts the client's token.
+// version tells a client that this is a registry, and that the registry accepts the client's token.
 func (s *Server) version(w http.ResponseWriter, _ *http.Request) error {
 	w.Header().Set("Docker-Distribution-Api-Version", "registry/2.0")
 	return send(w, "application/json", []byte("{}"))

@@ -20,7 +20,7 @@ import (
 // Bounds on the uploads of signatures.
 const (
 	maxUpload  = max(sigstore.MaxBundle, hub.MaxSignatureManifest) // bytes of a blob or of a manifest
-	maxUploads = 64                                                // uploads in memory; the oldest make room for others
+	maxUploads = 64                                                // uploads in memory; a new upload replaces the oldest
 )
 
 // uploads holds the blobs of signatures until the manifest of the signature arrives.
@@ -103,7 +103,7 @@ func accept(w http.ResponseWriter, location string) {
 	w.WriteHeader(http.StatusAccepted)
 }
 
-// receive returns the content of an upload with the bytes in the body of a request behind it.
+// receive returns the earlier bytes of an upload, followed by the body of a request.
 func (s *Server) receive(w http.ResponseWriter, r *http.Request, before []byte) ([]byte, error) {
 	rc := http.NewResponseController(w)
 	_ = rc.SetReadDeadline(time.Now().Add(s.face.Limits.Stall)) // connections of some tests have no deadlines
@@ -136,7 +136,7 @@ func (s *Server) add(w http.ResponseWriter, r *http.Request) error {
 	})
 }
 
-// end ends an upload. The query says the digest of the blob.
+// end ends an upload. The query names the digest of the blob.
 func (s *Server) end(w http.ResponseWriter, r *http.Request) error {
 	return s.serve(r, func(_, tag string) error {
 		key := unfinished(tag, r.PathValue("id"))

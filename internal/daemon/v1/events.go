@@ -108,7 +108,7 @@ func (s *eventStream) run(ctx context.Context) {
 	}
 }
 
-// sleep waits while events are gathered. It returns false if ctx ends.
+// sleep waits for the time in which events are gathered. It returns false if ctx ends.
 func (s *eventStream) sleep(ctx context.Context) bool {
 	if s.gather == 0 {
 		return true

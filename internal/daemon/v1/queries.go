@@ -36,7 +36,8 @@ func checkQuery(row route, r *http.Request) error {
 	return nil
 }
 
-// secsQuery returns the value of a query parameter in seconds, from 0 to most.
+// secsQuery returns the duration that a query parameter gives as seconds, from 0 to most. If the
+// parameter is missing, it returns absent.
 func secsQuery(r *http.Request, name string, absent, most time.Duration) (time.Duration, error) {
 	text := r.URL.Query().Get(name)
 	if text == "" {

@@ -18,7 +18,8 @@ func (a *api) volumesFor(r *http.Request) func(volume.Info) apiv1.Volume {
 	}
 }
 
-// mountsOf returns the volumes in a request, and mountsFor the volumes of a sandbox.
+// mountsOf converts the volumes that a request mounts, and mountsFor converts the volumes of a
+// sandbox for an answer.
 func mountsOf(list []apiv1.VolumeMount) (m []mounts.Mount) {
 	for _, v := range list {
 		m = append(m, mounts.Mount(v))

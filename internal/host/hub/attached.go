@@ -16,8 +16,8 @@ import (
 	"github.com/forkd/forkd/internal/sigstore"
 )
 
-// MaxSignatureManifest is the maximum size, in bytes, of the manifest of a signature and of its
-// configuration.
+// MaxSignatureManifest is the maximum size, in bytes, of the manifest of a signature. The
+// configuration of a signature has the same maximum.
 const MaxSignatureManifest = maxReferrer
 
 // Attached is a signature that a client has attached to a snapshot of this daemon. Other daemons get it with the
@@ -45,9 +45,10 @@ func (a *Attached) Blob(d digest.Digest) []byte {
 // hexadecimal digest of the signature's manifest.
 func (c *cache) attachedTo(id string) string { return c.path("signed", id) }
 
-// Attach adds a signature to a snapshot. It calls blob(digest) to get the blobs that the manifest of the
-// signature names; the result is nil if there is no such blob. Attach verifies no signature, because it knows no key.
-// If the signature cannot be used, the error is a *sigstore.InvalidError.
+// Attach adds a signature to a snapshot. It calls the function blob to get the blobs that the
+// manifest of the signature names. This function returns nil if it does not have the blob. Attach
+// verifies no signature, because it knows no key. If the signature cannot be used, the error is a
+// *sigstore.InvalidError.
 func (h *Hub) Attach(ctx context.Context, who, tag string, manifest []byte, blob func(digest.Digest) []byte) error {
 	a, id, err := h.describe(ctx, who, tag)
 	if err != nil {
@@ -98,10 +99,11 @@ func (h *Hub) Attach(ctx context.Context, who, tag string, manifest []byte, blob
 	return err
 }
 
-// maxAttached is the maximum size, in bytes, of a file with an Attached. In JSON, bytes grow by a third.
+// maxAttached is the maximum size, in bytes, of a file with an Attached. JSON encodes bytes in
+// base64, which adds a third.
 const maxAttached = 2 * (2*maxReferrer + sigstore.MaxBundle)
 
-// Attached returns the signatures of a snapshot. Damaged files are left out.
+// Attached returns the signatures of a snapshot. It omits damaged files.
 func (h *Hub) Attached(tag string) (list []Attached, err error) {
 	id, _, err := h.cfg.Store.Version(tag)
 	if err != nil {

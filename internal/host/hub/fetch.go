@@ -65,7 +65,7 @@ func (x *fetching) run(ctx context.Context) error {
 			break
 		}
 		if x.done > before || isPacking(err) && time.Since(begun) < x.patience {
-			n = 1 // a verified frame restarts the count of tries
+			n = 1 // a verified frame, or a source that still packs, restarts the count of tries
 		}
 		if n >= x.tries || !isTemporary(err) {
 			return err

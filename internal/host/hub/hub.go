@@ -62,7 +62,7 @@ type Config struct {
 	Certs   string // directory of certificates of registries, see registry.CertsDir; empty: none
 	Log     *slog.Logger
 
-	Stopping context.Context // ends the packings for other daemons; nil: they end by themselves
+	Stopping context.Context // its end aborts packings for other daemons; may be nil
 }
 
 // Hub moves snapshots. Its methods may be called concurrently.
@@ -82,7 +82,7 @@ type Hub struct {
 	small      int64             // see smallBlob
 	roomEvery  int64             // see fetching
 	pace       time.Duration     // see leastRate
-	answerTime time.Duration     // see answerTime
+	answerTime time.Duration     // the constant answerTime, except in tests
 	patience   time.Duration     // see conn.patience
 	longest    time.Duration     // the constant longest, except in tests
 }

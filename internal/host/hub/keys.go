@@ -6,10 +6,10 @@ import (
 	"strings"
 )
 
-// hasKeyTwice reports whether an object in a JSON text has two keys that are equal or differ only in
-// case. Programs disagree about which of their values counts: encoding/json takes the last one. So a
-// registry could file a copied signature under another snapshot than the one that was checked. The
-// text must be valid.
+// hasKeyTwice reports whether an object in a JSON text has two keys that are equal or differ only
+// in case. Programs disagree about which of their values counts: encoding/json takes the last one.
+// So a registry could assign a copied signature to a snapshot other than the one that this daemon
+// has checked. The text must be valid.
 func hasKeyTwice(text []byte) bool {
 	type level struct {
 		keys map[string]bool // nil for an array

@@ -254,8 +254,8 @@ type pull struct {
 // Hub.pace. A slower registry would hold places and disk space for days.
 const leastRate = 64 << 10
 
-// longest is the maximum time of a pull or a copy. Only copies of very large snapshots can take
-// longer, because a pull needs room on the disk. The next try continues with the remaining blobs.
+// longest is the maximum time of a pull or a copy. In practice, only copies of very large snapshots
+// reach it, because a pull needs room on the disk. The next try continues with the remaining blobs.
 const longest = 24 * time.Hour
 
 // paced calls the function run, and cancels that function's context if too few bytes arrive or run

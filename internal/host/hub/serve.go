@@ -39,8 +39,8 @@ type packings struct {
 	jobs map[string]*packing // running packings, and finished packings that have described a snapshot
 }
 
-// packing is the work for a description (its key in packings.jobs is the ID of the snapshot) or for one
-// blob.
+// packing is the work for the description of a snapshot, or for one of its blobs. The key in
+// packings.jobs is the ID of the snapshot, followed by the digest of the blob if there is one.
 type packing struct {
 	done     chan struct{} // closed at the end
 	artifact *artifact.Artifact
@@ -174,7 +174,7 @@ func (h *Hub) OpenBlob(ctx context.Context, who, tag string, d digest.Digest) (*
 	if i < 0 {
 		return nil, ErrNoBlob
 	}
-	defer h.trim() // the blob is open by then
+	defer h.trim() // the blob is open by then, so it can be read even if trim removes it
 	if c := h.cached(a.Blobs[i]); c != nil {
 		return c, nil
 	}
@@ -182,7 +182,7 @@ func (h *Hub) OpenBlob(ctx context.Context, who, tag string, d digest.Digest) (*
 		return nil, h.withFiles(ctx, who, tag, id, func(p *push) error { _, err := p.file(i, a.Blobs[i]); return err })
 	})
 	if err != nil && !errors.Is(err, ErrPacking) && ctx.Err() == nil {
-		h.packings.forget(id) // the description may be of blobs that cannot be made again
+		h.packings.forget(id) // the description may name blobs that cannot be made again
 	}
 	if err != nil {
 		return nil, err

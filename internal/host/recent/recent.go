@@ -1,5 +1,5 @@
 // Package recent shares measurements between callers that accept values of a certain age, so that
-// many callers cost no more than one. It does not measure without a call.
+// many callers cost no more than one. It measures only when a caller asks.
 package recent
 
 import (
@@ -26,8 +26,8 @@ type value[V any] struct {
 	v     V
 }
 
-// New returns an empty Values, which keeps no value for longer than most. Its memory is bounded by
-// the number of keys for which Get is called in that time.
+// New returns an empty Values. Its method Get returns no kept value that is older than most. Its
+// memory is bounded by the number of keys for which Get is called in this time.
 func New[K comparable, V any](most time.Duration) *Values[K, V] {
 	return &Values[K, V]{most: most, values: make(map[K]*value[V])}
 }
@@ -58,8 +58,8 @@ func (v *Values[K, V]) Get(ctx context.Context, key K, age time.Duration, measur
 	return now, err
 }
 
-// of returns the value of a key, which is created if necessary. Before a value is created, those
-// that are too old are deleted.
+// of returns the value of a key, which it creates if necessary. Before it creates a value, it
+// deletes the values for which Get was not called during the time most.
 func (v *Values[K, V]) of(key K) *value[V] {
 	v.mu.Lock()
 	defer v.mu.Unlock()
