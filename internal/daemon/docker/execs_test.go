@@ -9,7 +9,7 @@ import (
 	"github.com/forkd/forkd/internal/gate"
 )
 
-// execOf returns an exec of a client that was not started.
+// execOf returns an exec of a client. The exec is not started.
 func execOf(client string, c *container, cmd command) *exec {
 	return &exec{id: newExecID(), of: c, cmd: cmd, client: client, made: time.Unix(1e9, 0)}
 }
@@ -27,7 +27,7 @@ func containersOf(n int) (list []*container) {
 	return list
 }
 
-// A client whose execs are never started locks nobody out.
+// A client that never starts its execs does not lock out other clients.
 func TestExecsOfOneClient(t *testing.T) {
 	x, containers := newExecs(), containersOf(20)
 	first := execOf("root", containers[0], command{})

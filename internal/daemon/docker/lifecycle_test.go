@@ -246,8 +246,8 @@ func TestProcessThatIsNotFound(t *testing.T) {
 	}
 }
 
-// If a daemon is killed after the end of a container of --rm and before its removal, the next daemon
-// removes it. A damaged record removes nothing.
+// If a daemon is killed after the end of a container with --rm and before its removal, the next
+// daemon removes the container. A damaged record removes nothing.
 func TestNextDaemonRemoves(t *testing.T) {
 	r := start(t)
 	sandboxes := map[string]string{}
@@ -308,10 +308,10 @@ func TestNamesShareTheLimitOfASandbox(t *testing.T) {
 	if resp.StatusCode != 101 {
 		t.Fatal(resp.Status)
 	}
-	if _, err := in.ReadString('y'); err != nil { // of "ready": the process ignores SIGTERM
+	if _, err := in.ReadString('y'); err != nil { // the end of "ready", after which the process ignores SIGTERM
 		t.Fatal(err)
 	}
-	r.http.Transport = holder{r.http.Transport, apirig.Token} // the operator has further places
+	r.http.Transport = holder{r.http.Transport, apirig.Token} // the operator has reserved places
 	names := []string{"job", id, id[:12], id[:13], sandbox}
 	for _, name := range names {
 		r.call("GET", "/containers/"+name+"/archive?path=/etc/hostname", "", 503, nil)

@@ -82,7 +82,7 @@ func TestLaterSnapshotTakesName(t *testing.T) {
 	user.call("POST", "/images/evil/tag?repo=py", "", 403, nil)
 	user.call("POST", "/commit?container=box&repo=py", "{}", 403, nil)
 	user.call("DELETE", "/images/py", "", 403, nil)
-	root.call("POST", "/images/evil/tag?repo=py", "", 201, nil) // root may, and then the name is older
+	root.call("POST", "/images/evil/tag?repo=py", "", 201, nil) // root may; the name is then newer than the snapshot py
 	if root.imageID("py") != evil {
 		t.Error("root cannot move the name")
 	}
@@ -91,7 +91,8 @@ func TestLaterSnapshotTakesName(t *testing.T) {
 	}
 }
 
-// A name that a client with fewer rights has given is not the image of a registry.
+// A pull does not take the image to which a client with fewer rights has given a name for the image
+// of a registry.
 func TestPullOfATakenName(t *testing.T) {
 	root, user := startUser(t, apirig.Options{Images: []string{"docker.io/team/app:latest"}})
 	user.call("POST", "/images/evil/tag?repo=team/app", "", 201, nil)
@@ -200,7 +201,7 @@ func unprivileged[T any](t *testing.T, f func() (T, error)) (T, error) {
 	return f()
 }
 
-// The names of a snapshot end with it, also if another API deletes it.
+// The names of a snapshot are removed with it, even if another API deletes it.
 func TestTagsOfDeletedSnapshot(t *testing.T) {
 	r := start(t)
 	bake := r.Parent

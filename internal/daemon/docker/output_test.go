@@ -268,7 +268,7 @@ func TestStoredOutput(t *testing.T) {
 	}
 }
 
-// A client that reads nothing is asked rarely, and not for ever.
+// poll calls its function rarely, and not for ever.
 func TestPoll(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		asked, begun := 0, time.Now()

@@ -43,7 +43,7 @@ func isOpen(port string) bool {
 	return err != nil
 }
 
-// A container that is removed, or a daemon that stops, while a start opens ports leaves none open.
+// If a container is removed, or the daemon stops, while a start opens ports, no port stays open.
 func TestPortsOpenedTooLate(t *testing.T) {
 	port := freePort(t)
 	s, end := bare()
@@ -108,7 +108,8 @@ func TestListenersAreShared(t *testing.T) {
 	}
 }
 
-// Only publications without a port of the host keep the address that they had, each its own.
+// Only publications whose port the host chooses keep their earlier addresses, and each keeps its
+// own.
 func TestKeepChosen(t *testing.T) {
 	wanted := []publication{{port: 80}, {port: 80}, {port: 80, binding: binding{HostPort: "8080"}}, {port: 80},
 		{port: 81, binding: binding{HostIP: loopback6, HostPort: "0"}}, {port: 82}, {port: 83}}

@@ -167,8 +167,8 @@ func TestAttach(t *testing.T) {
 	}
 }
 
-// A client that waits for the end before it starts the container, and a container that removes
-// itself.
+// A client can wait for the end of a container before it starts the container, even if the
+// container then removes itself.
 func TestAutoRemove(t *testing.T) {
 	r := start(t)
 	id := r.create("", `,"Cmd":["sh","-c","exit 5"],"HostConfig":{"AutoRemove":true}`)

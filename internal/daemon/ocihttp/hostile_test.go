@@ -23,7 +23,7 @@ import (
 	"github.com/forkd/forkd/internal/apirig"
 )
 
-// between is a server between two daemons, at which the puller believes to find the source.
+// between is a server between two daemons. The daemon that pulls takes it for the source.
 type between struct {
 	url string
 
@@ -70,7 +70,7 @@ func (b *between) lead(t *testing.T, to string, change func(*http.Response) erro
 	b.target, b.change = target, change
 }
 
-// isLarge reports whether an answer is of the large blob, without the index at the blob's end.
+// isLarge reports whether an answer has the large blob, and not only the index at the blob's end.
 func isLarge(resp *http.Response) bool {
 	return strings.Contains(resp.Request.URL.Path, "/blobs/") && resp.ContentLength > 3<<20
 }
@@ -93,7 +93,7 @@ func replace(is func(*http.Response) bool, with func([]byte) []byte) func(*http.
 	}
 }
 
-// A hostile source cannot make a daemon take other bytes than those of the artifact's digest.
+// A hostile source cannot make a daemon accept bytes that do not have the artifact's digest.
 func TestHostileSource(t *testing.T) {
 	t.Setenv("DOCKER_CONFIG", t.TempDir())
 	a, b, middle := source(t, apirig.Options{}), start(t, apirig.Options{}), newBetween(t)
@@ -156,7 +156,8 @@ func TestDeletedDuringAPull(t *testing.T) {
 	none(t, b)
 }
 
-// sourceDirEnv is the directory of a daemon in a process of its own.
+// sourceDirEnv is the environment variable with the directory of the daemon that TestSourceProcess
+// runs.
 const sourceDirEnv = "FORKD_TEST_SOURCE_DIR"
 
 // TestSourceProcess is the main function of a daemon's process. It is not a test by itself.
@@ -206,7 +207,7 @@ func startProcess(t *testing.T, dir string) (url string, kill func(), err error)
 // dying is the body of an answer whose source dies in the middle.
 type dying struct {
 	io.ReadCloser
-	left int // bytes until then
+	left int // bytes before the source dies
 	die  func()
 }
 
@@ -220,7 +221,8 @@ func (d *dying) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// If the source is killed during a pull and starts again, the pull continues behind the last complete frame.
+// If the source is killed during a pull and starts again, the pull continues after the last
+// complete frame.
 func TestSourceIsKilled(t *testing.T) {
 	t.Setenv("DOCKER_CONFIG", t.TempDir())
 	dir := t.TempDir()

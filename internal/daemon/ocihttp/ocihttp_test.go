@@ -92,8 +92,8 @@ func none(t *testing.T, r *apirig.Rig) {
 	}
 }
 
-// A daemon pulls snapshots from another daemon, as it does from a registry. The second snapshot of a
-// family moves only its own files.
+// A daemon pulls snapshots from another daemon as from a registry. If it has the parent of a
+// snapshot, it pulls only the snapshot's own files.
 func TestPullFromADaemon(t *testing.T) {
 	t.Setenv("DOCKER_CONFIG", t.TempDir())
 	a, b := source(t, apirig.Options{Tokens: []auth.Token{{Name: "b", Scope: auth.Pull}}}), start(t, apirig.Options{})
@@ -140,8 +140,8 @@ func TestPullFromADaemon(t *testing.T) {
 	}
 }
 
-// Only clients that may take a snapshot to another host get it. A client does not learn which snapshots of others
-// exist.
+// Only clients that may take a snapshot to another host get it. A client does not learn which other
+// snapshots exist.
 func TestPullNeedsRights(t *testing.T) {
 	t.Setenv("DOCKER_CONFIG", t.TempDir())
 	a, b := source(t, apirig.Options{Tokens: []auth.Token{{Name: "look", Scope: auth.Read}, {Name: "run", Scope: auth.Run},
@@ -284,7 +284,7 @@ func TestAnswers(t *testing.T) {
 		{"GET", "/v2/b1/manifests/1", 404, "MANIFEST_UNKNOWN"},
 		{"GET", "/v2/b1/manifests/sha256-" + strings.Repeat("0", 64), 404, "MANIFEST_UNKNOWN"},
 		{"GET", "/v2/b1/blobs/" + digest.FromString("x").String(), 404, "BLOB_UNKNOWN"},
-		{"GET", "/v2/a.b/blobs/" + m.Config.Digest.String(), 404, "BLOB_UNKNOWN"}, // of b1
+		{"GET", "/v2/a.b/blobs/" + m.Config.Digest.String(), 404, "BLOB_UNKNOWN"}, // a blob of b1
 		{"GET", "/v2/b1/blobs/latest", 404, "BLOB_UNKNOWN"},
 		{"GET", "/v2/b1/blobs/sha512:" + strings.Repeat("0", 128), 404, "BLOB_UNKNOWN"},
 		{"GET", "/v2/-x/tags/list", 404, "NAME_UNKNOWN"},

@@ -23,7 +23,7 @@ import (
 	"github.com/forkd/forkd/internal/sigstore"
 )
 
-// signer makes a key, and trusts it in a directory.
+// signer makes a key, and writes its public part into the directory of trusted keys.
 func signer(t *testing.T, dir string) *sigstore.PrivateKey {
 	t.Helper()
 	key, err := sigstore.NewPrivateKey()
@@ -83,7 +83,7 @@ func TestSignatureOfALocalSnapshot(t *testing.T) {
 			t.Errorf("%s: %s", path, p)
 		}
 	}
-	// The signature goes with its snapshot.
+	// The signature is removed with its snapshot.
 	signed := filepath.Join(filepath.Dir(a.AuditLog), "state", "hub", "signed")
 	if dirs, err := os.ReadDir(signed); err != nil || len(dirs) != 1 {
 		t.Errorf("%d directories, %v", len(dirs), err)
@@ -165,7 +165,7 @@ func TestUploads(t *testing.T) {
 	if resp, _ := send(t, a, "PUT", "/v2/b1/manifests/latest", text); resp.StatusCode != 405 {
 		t.Errorf("a tag: %d", resp.StatusCode)
 	}
-	for n := range 33 { // each manifest is another one
+	for n := range 33 { // each manifest is different
 		m := of(good, &subject)
 		m.Annotations = map[string]string{"n": fmt.Sprint(n)}
 		if status, body := put(m); n < 32 && status != http.StatusCreated || n == 32 && (status != 400 ||

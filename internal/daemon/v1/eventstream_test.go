@@ -16,7 +16,7 @@ import (
 	"github.com/forkd/forkd/internal/host/event"
 )
 
-// seen is the answer to a client, which counts the writes.
+// seen is the answer to a client. It counts the writes.
 type seen struct {
 	header http.Header
 
@@ -90,7 +90,8 @@ func checkSeen(t *testing.T, client *seen, sandboxes []string, writes int) {
 	}
 }
 
-// A stream sends an event as soon as it happens. If several events are ready, they are one write.
+// A stream sends an event as soon as it happens. If several events are ready, it sends them in one
+// write.
 func TestReadyEventsAreOneWrite(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -102,7 +103,7 @@ func TestReadyEventsAreOneWrite(t *testing.T) {
 			want = append(want, emit(ring, n, n+1, nil)...)
 			synctest.Wait()
 		}
-		checkSeen(t, client, want, 1+3) // the first write is the position
+		checkSeen(t, client, want, 1+3) // the first write is the stream's position
 		place := ring.ID(3)
 		want = emit(ring, 3, 103, nil)
 		checkSeen(t, stream(ctx, ring, place, eventStream{}), want, 2)

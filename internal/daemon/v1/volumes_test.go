@@ -83,7 +83,7 @@ func lifeOfVolumes(t *testing.T, dir string) {
 
 func TestRefusedVolumeRequests(t *testing.T) {
 	dir := t.TempDir()
-	// A volume without a record, as an earlier daemon could leave it on a damaged disk.
+	// The volume has no record. An earlier daemon could leave such a volume on a damaged disk.
 	must(t, os.MkdirAll(filepath.Join(dir, "volumes", "damaged"), 0o700))
 	r := start(t, apirig.Options{Dir: dir})
 	ctx := t.Context()

@@ -45,8 +45,8 @@ func (h *host) attach(t *testing.T, tag string) {
 	}
 }
 
-// The signatures of a snapshot survive a restart, and are removed with the snapshot: at its deletion, or at the next
-// start. Damaged files are left out.
+// The signatures of a snapshot survive a restart, and are removed with the snapshot: at its
+// deletion, or at the next start. Damaged files are omitted.
 func TestAttachedSignatures(t *testing.T) {
 	a := newHost(t)
 	has := func(tag string, want int, when string) {

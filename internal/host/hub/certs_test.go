@@ -114,7 +114,8 @@ func (n named) RoundTrip(r *http.Request) (*http.Response, error) {
 		Body: io.NopCloser(strings.NewReader("")), Request: r}, nil
 }
 
-// A server to which the registry leads gets no request with the registry's certificates.
+// If the registry redirects a request to another server, the request does not use the registry's
+// certificates.
 func TestCertificatesAreForOneServer(t *testing.T) {
 	w := wire{base: named("base"), own: named("own"), home: "host-a:8889", stall: time.Minute}
 	for url, want := range map[string]string{"https://host-a:8889/v2/": "own", "https://host-a/v2/": "base",

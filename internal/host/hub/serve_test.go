@@ -64,8 +64,8 @@ func TestServedArtifact(t *testing.T) {
 	}
 }
 
-// A blob of another version of forkd, which was compressed to other bytes, is never served in the place of the
-// described blob. The next description is of blobs that exist.
+// Another version of forkd may have compressed a blob to other bytes. Such a blob is never served
+// in the place of the described blob. The next description names only blobs that exist.
 func TestBlobOfAnotherVersion(t *testing.T) {
 	a := newHost(t)
 	a.make(t, "parent", "", 2, 'p')
@@ -239,7 +239,7 @@ func TestPullWaitsForPacking(t *testing.T) {
 	}
 }
 
-// Only a snapshot without layers of other snapshots is alone.
+// Version reports that a snapshot is alone only if it has no layers of other snapshots.
 func TestVersion(t *testing.T) {
 	a := newHost(t)
 	a.make(t, "parent", "", 2, 'p')
