@@ -59,7 +59,7 @@ import (
 type wired struct {
 	handler http.Handler
 	face    *face.Face
-	docker  *docker.Server // nil: not served
+	docker  *docker.Server // nil if the Docker Engine API is not served
 	manager *sandbox.Manager
 	builder *template.Builder
 	builds  *build.Builder
@@ -198,8 +198,8 @@ func (w *wired) openDocker(cfg *Config) (err error) {
 	return err
 }
 
-// recover takes over the sandboxes of an earlier daemon, and removes what sandboxes that have ended
-// have left. It returns how many sandboxes continue.
+// recover takes over the sandboxes of an earlier daemon, and removes the resources of sandboxes
+// that have ended. It returns how many sandboxes continue.
 func (w *wired) recover(ctx context.Context, cfg *Config, runDir string) (n int, err error) {
 	if n, err = w.manager.Recover(); err != nil {
 		return n, err
@@ -451,9 +451,9 @@ func (w *wired) reopen(ctx context.Context, asked <-chan os.Signal, log *slog.Lo
 	}
 }
 
-// close closes all parts, the builder first. Even if closing one part panics, the other parts are
-// closed. This matters most for the store, because data that is only in RAM is written to disk when
-// the store is closed.
+// close closes all parts: the Docker server first, then the builder. Even if closing one part
+// panics, the other parts are closed. This matters most for the store, because data that is only in
+// RAM is written to disk when the store is closed.
 func (w *wired) close(kill bool) {
 	defer func() { _ = w.traces.Close() }() // a collector that does not answer must not delay the stop
 	defer w.audit.Close()

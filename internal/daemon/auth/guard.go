@@ -157,8 +157,8 @@ func (g *Guard) IsToken(text string) bool {
 	return ok
 }
 
-// Holds reports whether a principal, given as Principal.Who, still has the wanted scope or a higher
-// one. A principal loses its scope only when its token is removed from the token file.
+// Holds reports whether a principal, given as Principal.Who, still has a scope that includes the
+// wanted scope. A principal loses its scope only when its token is removed from the token file.
 func (g *Guard) Holds(who string, want Scope) bool {
 	name, ok := strings.CutPrefix(who, tokenWho)
 	return g == nil || g.Tokens == nil || !ok || g.Tokens.has(name, want)

@@ -1,6 +1,6 @@
 // Package e2b serves E2B's API, so that E2B's SDKs work with this daemon. It serves E2B's control
-// plane beside /v1, over the same sandboxes and snapshots, and carries requests to the services of
-// each sandbox.
+// plane in addition to /v1, for the same sandboxes and snapshots, and carries requests to the
+// services of each sandbox.
 //
 // A template is a snapshot, named by its tag; creating a sandbox is a fork. Clients of /v1 can use
 // a sandbox made by this package, and clients of this package can use a sandbox made by /v1. The

@@ -1,7 +1,7 @@
-// Package face contains the common parts of the daemon's two APIs, packages v1 and e2b. The two
-// APIs are called faces. Both APIs identify clients and origins, limit the resources that clients
-// can hold, read bodies, write answers and errors, execute some requests only once, and carry
-// streams to guests.
+// Package face contains the common parts of the daemon's APIs, the packages v1, e2b, docker and
+// ocihttp. These APIs are called faces. They identify clients and origins, limit the resources that
+// clients can hold, read bodies, write answers and errors, execute some requests only once, and
+// carry streams to guests.
 //
 // The package contains no routes and no messages. Each face decides which gate a request must
 // enter.
@@ -77,8 +77,8 @@ type Face struct {
 	Followers *Gate // event streams
 	Logs      *Gate // answers with console output
 	Streams   *Gate // streams to ports of guests
-	Signed    *Gate // streams to ports of guests by signed URLs
-	Carried   *Gate // requests that enter Streams or Signed later; unbounded
+	Signed    *Gate // streams to ports of guests by signed URLs, or through ports that the package docker publishes
+	Carried   *Gate // requests that enter another gate later; unbounded
 	Pulls     *Gate // requests of other daemons that pull snapshots; some of the answers take minutes
 
 	Memory    *Memory

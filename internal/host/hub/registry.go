@@ -94,7 +94,7 @@ var (
 // uploads and blobs. The registry is not trusted: it may stall, send without end, and redirect to
 // any server.
 type wire struct {
-	base  http.RoundTripper
+	base  http.RoundTripper // for requests to other servers
 	own   http.RoundTripper // for requests to the registry itself
 	home  string            // the registry, as HOST or HOST:PORT
 	stall time.Duration     // maximum time to transfer minProgress bytes, and to wait for an answer
