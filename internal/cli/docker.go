@@ -74,7 +74,7 @@ func noEffectTime(f *pflag.FlagSet, name, short, usage string) {
 
 // Hints for several flags.
 const (
-	noVolumes = "'forkd run' and 'forkd fork -v NAME:/PATH' mount volumes, and 'forkd cp -r DIR ID:DIR' copies files"
+	noVolumes = "'forkd run' and 'forkd fork' mount volumes with -v NAME:/PATH, and 'forkd cp -r DIR ID:DIR' copies files"
 	useJQ     = "use -o json, and jq"
 	ownRoot   = "a sandbox is a machine of its own, in which root may do anything: leave it out"
 	inGuest   = "change it in the sandbox: 'forkd exec ID COMMAND'"

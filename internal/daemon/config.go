@@ -176,7 +176,7 @@ func (c *Config) check() error {
 			"--docker-socket, such as /run/forkd-docker.sock", c.Docker)
 	}
 	if c.Docker != "" && c.Docker == c.Socket {
-		return fmt.Errorf("--docker-socket %s: it is the same path as --socket: give another", c.Docker)
+		return fmt.Errorf("--docker-socket %s: this is also the path of --socket: give another path", c.Docker)
 	}
 	for flag, dir := range map[string]string{"--state-dir": c.StateDir, "--ram-dir": c.RAMDir, "--run-dir": c.RunDir} {
 		if !filepath.IsAbs(dir) {

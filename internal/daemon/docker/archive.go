@@ -257,7 +257,7 @@ func (l links) check(name string) error {
 			return nil
 		}
 		if next == nil {
-			return fmt.Errorf("the guest's archive has an entry %.200q behind a link", name)
+			return fmt.Errorf("the guest's archive has the entry %.200q, which is a link already or below a link", name)
 		}
 		l = next
 	}
@@ -282,7 +282,7 @@ func (l links) add(name string) (bytes int) {
 
 func checkLocal(name string) error {
 	if !filepath.IsLocal(name) {
-		return fmt.Errorf("the guest's archive has the name %.200q", name)
+		return fmt.Errorf("the guest's archive has the name %.200q, which leads out of the directory", name)
 	}
 	return nil
 }

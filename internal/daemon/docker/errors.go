@@ -45,7 +45,7 @@ func groups() map[string]string {
 		"secrets":      "use forkd's secrets (docs/network.md)",
 		"configs":      "copy the files (docker cp)",
 		"plugins":      "forkd has no plugins",
-		"auth":         "log in with forkd's daemon user, or send credentials with the request",
+		"auth":         "log in as the user of forkd's daemon, or send credentials with the request",
 		"distribution": "ask the registry",
 	}
 }

@@ -109,7 +109,7 @@ func (s *Server) imageByID(r *http.Request, digits string) (img image, err error
 			continue
 		}
 		if img.ID != "" {
-			return img, face.BadRequest("image %s: several images have ids with this beginning", digits)
+			return img, face.BadRequest("image %s: the ids of several images begin so: use more digits", digits)
 		}
 		img = i
 	}

@@ -48,8 +48,8 @@ func (s *Server) pull(w http.ResponseWriter, r *http.Request) error {
 	if img, err := s.imageOf(r, full); err == nil {
 		if a, ok := s.alias(s.view(r), full); ok && a.ID == img.Detail.ID && !a.Admin &&
 			a.Who != auth.From(r.Context()).Who {
-			return conflict("another client has given the name %.300s to an image, which may not be that of the "+
-				"registry: remove the name with docker rmi, and pull again", full)
+			return conflict("another client has given the name %.300s to an image, which may differ from the image in "+
+				"the registry: remove the name with docker rmi, and pull again", full)
 		}
 		out.say("", "Status: Image is up to date for "+full)
 		return nil
