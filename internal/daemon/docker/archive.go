@@ -24,7 +24,7 @@ import (
 	"github.com/forkd/forkd/internal/treetar"
 )
 
-// statHeader is a header of answers. Its value is JSON in base64, and describes a path.
+// statHeader is the header of an answer that describes a path. Its value is JSON in base64.
 const statHeader = "X-Docker-Container-Path-Stat"
 
 // root is the account that owns copied files, as in Docker.

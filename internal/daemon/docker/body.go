@@ -48,11 +48,11 @@ func (s *words) UnmarshalJSON(p []byte) error {
 	return json.Unmarshal(p, (*[]string)(s))
 }
 
-// onlyKnown returns an error if an object has a field with a value, and the field is not in the
-// list known. Docker's clients send all fields, so onlyKnown accepts other fields without a value.
-// It compares the names of fields exactly, although encoding/json ignores case. So it refuses a
-// known field whose name is in another case, if the field has a value. In the error, prefix
-// precedes the name of the field.
+// onlyKnown returns an error if an object has a field that has a value and is not in the list
+// known. Docker's clients send all fields, so onlyKnown accepts other fields without a value. It
+// compares the names of fields exactly, although encoding/json ignores case. So it refuses a known
+// field whose name is in another case, if the field has a value. In the error, prefix precedes the
+// name of the field.
 func onlyKnown(prefix string, p json.RawMessage, known ...string) error {
 	if len(p) == 0 || string(p) == "null" {
 		return nil

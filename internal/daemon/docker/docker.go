@@ -1,12 +1,12 @@
 // Package docker serves a part of the Docker Engine API, so that Docker's clients work with this
-// daemon: the command docker, docker-py, and programs that use them. It serves them on a unix
-// socket of its own. Its containers and images are the sandboxes and snapshots of /v1.
+// daemon: the command docker, docker-py, and programs that use them. The API has its own unix
+// socket. Its containers and images are the sandboxes and snapshots of /v1.
 //
-// A container is a sandbox, and an image is a snapshot. Creating a container forks the snapshot. A
-// container that was created with a command runs it as the container's main process: a process of
-// the guest that this package starts, follows and stops. A container without a command has no main
-// process, and its programs are those that run in the snapshot. A sandbox that another API has made
-// is a container without a command.
+// A container is a sandbox, and an image is a snapshot. Creating a container forks the snapshot. If
+// a container was created with a command, the command runs as the main process of the container: a
+// process of the guest that this package starts, follows and stops. A container without a command
+// has no main process, and its programs are those that run in the snapshot. A sandbox that another
+// API has made is a container without a command.
 //
 // The package converts Docker's messages to the daemon's operations. It has no policy of its own
 // about sandboxes. It refuses each field of a request that asks for a feature that forkd lacks, and

@@ -43,7 +43,7 @@ type stream struct {
 }
 
 // hijack takes over the connection of a request, and sends the beginning of the answer. If the
-// client wants to upgrade the connection, the status is 101, and otherwise 200.
+// client wants to upgrade the connection, the status is 101. Otherwise it is 200.
 func (s *Server) hijack(w http.ResponseWriter, r *http.Request, tty bool) (*stream, error) {
 	header := "HTTP/1.1 200 OK\r\n"
 	if r.Header.Get("Upgrade") != "" {
@@ -64,7 +64,7 @@ func (s *Server) hijack(w http.ResponseWriter, r *http.Request, tty bool) (*stre
 	return t, nil
 }
 
-// untilRead waits until the client has read what was sent, but not for ever. docker-py
+// untilRead waits until the client has read all bytes that were sent, but not for ever. docker-py
 // loses output that arrives together with the header: it reads the header through a buffer, and the
 // output without the buffer. Docker's daemon starts processes so slowly that this does not happen.
 func (t *stream) untilRead() {
@@ -163,7 +163,8 @@ func (t *stream) whileConnected(ctx context.Context) (context.Context, func()) {
 	return ctx, cancel
 }
 
-// hungUp reports whether the other side of a unix socket has closed it in both directions.
+// hungUp reports whether the client has closed its connection over a unix socket in both
+// directions.
 func hungUp(conn net.Conn) bool {
 	var events int16
 	err := control(conn, func(fd int) error {
@@ -175,7 +176,8 @@ func hungUp(conn net.Conn) bool {
 	return events&(unix.POLLHUP|unix.POLLERR) != 0 || errors.Is(err, net.ErrClosed)
 }
 
-// errDetached ends the input of a client that has typed the keys that leave a terminal.
+// errDetached is the error of the input of a client that has typed the keys to detach from a
+// terminal.
 var errDetached = errors.New("the client detaches")
 
 // inputChunk is how much input is sent to a process at once, in bytes.

@@ -277,7 +277,7 @@ func mayChange(r *http.Request, a alias) error {
 }
 
 // tidyTags removes the names of snapshots that do not exist any more, and names that snapshots have
-// taken. Unless the tag is empty, it does so only for the snapshot with this tag.
+// taken. If tag is not empty, it checks only the names that concern the snapshot with this tag.
 func (s *Server) tidyTags(tag string) {
 	view := s.Face.Host.For(owner.Owner{Name: owner.Anyone})
 	err := s.tags.remove(func(a alias) bool {
