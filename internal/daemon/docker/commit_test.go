@@ -287,7 +287,7 @@ func TestEvents(t *testing.T) {
 	if seen["die"]["exitCode"] != "4" || seen["create"]["k"] != "v" {
 		t.Errorf("%v", seen)
 	}
-	// Past events until a time.
+	// The client asks for past events until a time.
 	_, text := r.send("GET", `/events?since=1&until=2&filters={"event":["create"]}`, "")
 	if text != "" {
 		t.Errorf("events of 1970: %s", text)

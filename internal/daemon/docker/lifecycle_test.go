@@ -166,7 +166,7 @@ func (r *rig) sandboxOf(container string) string {
 	return c.ForkdSandbox
 }
 
-// The record says that a command may run before the command begins. If a daemon is killed while it
+// Before a command begins, the record says that the command may run. If a daemon is killed while it
 // starts a command, the next daemon finds the process and does not start the command again.
 func TestDaemonKilledWhileItStartsACommand(t *testing.T) {
 	r := start(t)
@@ -298,7 +298,7 @@ func TestSilentGuest(t *testing.T) {
 	}
 }
 
-// All names of a container share its sandbox's places.
+// Requests under all names of a container share the places of its sandbox.
 func TestNamesShareTheLimitOfASandbox(t *testing.T) {
 	r := startWith(t, apirig.Options{Limits: face.Limits{PerSandbox: 1}})
 	id := r.create("?name=job", `,"Cmd":["sh","-c","trap '' TERM; echo ready; while :; do sleep 0.05; done"]`)

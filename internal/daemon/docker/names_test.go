@@ -30,7 +30,7 @@ func startUser(t *testing.T, o apirig.Options) (root, user *rig) {
 	return root, user
 }
 
-// No name of an image takes the place of an id.
+// No name of an image hides an image with an id.
 func TestImageNamesLikeIDs(t *testing.T) {
 	root, user := startUser(t, apirig.Options{})
 	id := root.imageID("a.b")

@@ -106,7 +106,7 @@ func TestRebaseOfEntriesBehindLinks(t *testing.T) {
 	}
 }
 
-// Links take memory of the client's share.
+// The memory for links counts against the client's share.
 func TestRebaseCountsLinks(t *testing.T) {
 	var in bytes.Buffer
 	w := tar.NewWriter(&in)

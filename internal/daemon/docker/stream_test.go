@@ -233,7 +233,7 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// What Docker's clients send without being asked is accepted.
+// The server accepts the fields that Docker's clients send without being asked.
 func TestEmptyFields(t *testing.T) {
 	r := start(t)
 	r.create("?platform=linux/amd64", `,"Hostname":"","Domainname":"","Volumes":{},"OnBuild":null,"NetworkDisabled":false,

@@ -26,8 +26,8 @@ type value[V any] struct {
 	v     V
 }
 
-// New returns an empty Values. Its method Get returns no kept value that is older than most. Its
-// memory is bounded by the number of keys for which Get is called in this time.
+// New returns an empty Values. Its method Get returns no kept value that is older than most. The
+// memory of the Values is bounded by the number of keys for which Get is called in this time.
 func New[K comparable, V any](most time.Duration) *Values[K, V] {
 	return &Values[K, V]{most: most, values: make(map[K]*value[V])}
 }
