@@ -363,7 +363,7 @@ func (s *server) entering(t vmmproto.RestoreResult) *kvm.Notice {
 
 // disks takes the descriptors of the layers of all disks. It also lowers the limit on the length of
 // files that this process may write. The new limit is the length that the memory layer and the disk
-// layers need. The limit cannot be raised, so the volumes of a later restore must not be larger.
+// layers need. The limit cannot be raised, so the volumes of a later restore must not need more.
 func (s *server) disks(files *donated, specs []vmmproto.Disk) ([]machine.Disk, error) {
 	most := s.memory
 	for i, d := range specs {

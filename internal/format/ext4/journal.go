@@ -5,15 +5,15 @@ import (
 	"io"
 )
 
-// Bounds on the size of a journal, in blocks. Linux refuses a smaller journal. A larger journal
-// would let the file of the disk grow by its size, because Linux writes the journal's blocks in
-// turn.
+// Bounds on the size of a journal, in blocks. Linux refuses a smaller journal. Linux writes all
+// blocks of a journal in turn, so the disk's file on the host grows by the size of the journal.
 const (
 	minJournal = 1024
 	maxJournal = 16384 // less than the largest extent, and less than the free blocks of group 0
 )
 
-// journalBlocks returns the size of the journal of a file system, like mke2fs up to maxJournal.
+// journalBlocks returns the size of the journal that mke2fs would choose for a file system of the given
+// size in bytes, but at most maxJournal. The result is in blocks.
 func journalBlocks(size int64) uint64 {
 	switch blocks := size / BlockSize; {
 	case blocks < 32<<10:

@@ -14,8 +14,8 @@ import (
 // magic begins a file. It ends with the version of the format.
 const magic = "forkd output 1\n"
 
-// head is the length of an entry without its text, in bytes: the stream, the time in nanoseconds of
-// Unix time, and the length of the text. Numbers are big-endian.
+// head is the length of an entry without its text, in bytes. It consists of the stream, the Unix time
+// in nanoseconds, and the length of the text. Numbers are big-endian.
 const head = 1 + 8 + 4
 
 // Entry is a piece of output.
@@ -25,7 +25,7 @@ type Entry struct {
 	Text   []byte
 }
 
-// Encode returns the content of a file. The text of an entry is shorter than 4 GiB.
+// Encode returns the content of a file. The text of each entry must be shorter than 4 GiB.
 func Encode(list []Entry) []byte {
 	size := len(magic)
 	for _, e := range list {
@@ -47,7 +47,7 @@ var (
 	errShort   = errors.New("the file ends within an entry")
 )
 
-// Decode returns the entries of a file. Their texts are parts of p.
+// Decode returns the entries of the file with the content p. The texts of the entries are slices of p.
 func Decode(p []byte) (list []Entry, err error) {
 	p, ok := bytes.CutPrefix(p, []byte(magic))
 	if !ok {

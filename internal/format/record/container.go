@@ -5,12 +5,13 @@ import (
 	"time"
 )
 
-// Container is the record of the part of a container that changes. Its sandbox has the other part.
+// Container is the record of the properties of a container that change. The other properties are in
+// the record of its sandbox.
 type Container struct {
-	Name     string    `json:"name"`   // empty: the id of the sandbox
-	Prefix   string    `json:"prefix"` // prefix of the client that gave the name; empty: the client had none
-	Status   string    `json:"status"` // in the words of package docker; empty: a sandbox of another API, which has a name
-	PID      uint32    `json:"pid"`    // main process in the guest; 0: it does not run, or there is none
+	Name     string    `json:"name"`   // empty: the container is named after the id of its sandbox
+	Prefix   string    `json:"prefix"` // label prefix of the client that gave the name; empty: the client had none
+	Status   string    `json:"status"` // created, running or exited; empty: another API made the sandbox
+	PID      uint32    `json:"pid"`    // main process in the guest; 0: no main process runs
 	ExitCode int       `json:"exit_code"`
 	Error    string    `json:"error"` // why the main process could not be started, or why its exit code is unknown
 	Started  time.Time `json:"started"`
@@ -21,7 +22,7 @@ type Container struct {
 
 // ContainerPort is a published port of a container.
 type ContainerPort struct {
-	Port    uint32 `json:"port"`    // in the container
+	Port    uint32 `json:"port"`    // port in the container
 	Address string `json:"address"` // IP:PORT of the host
 }
 
@@ -72,12 +73,12 @@ type ImageName struct {
 	Snapshot string `json:"snapshot"` // tag of the snapshot
 	// ID is the id of the snapshot. A later snapshot with the same tag does not get this name.
 	ID   string `json:"id"`
-	Made bool   `json:"made"` // the snapshot was made for this name, and its own tag is not shown
+	Made bool   `json:"made"` // whether the snapshot was made for this name; its own tag is then not shown
 	Who  string `json:"who"`  // Principal.Who of the client that gave the name
-	// Admin says that the client could delete snapshots.
+	// Admin reports whether the client had the scope admin when it gave the name.
 	Admin bool `json:"admin"`
-	// Over is the id of the snapshot whose tag was this name, when the client gave the name. Empty: there
-	// was none. A later snapshot with this tag takes the name.
+	// Over is the id of the snapshot that had this name as its tag when the client gave the name; empty
+	// if there was none. If a later snapshot gets this tag, it takes the name.
 	Over string `json:"over"`
 }
 

@@ -23,8 +23,10 @@ type Volume struct {
 // VolumeWriter is the sandbox that writes to a volume.
 type VolumeWriter struct {
 	SandboxID string `json:"sandbox_id"`
-	Top       string `json:"top,omitempty"`  // file that the sandbox's VM writes to; absent: there is no VM
-	Next      string `json:"next,omitempty"` // file that replaces Top in a branch that may be complete
+	Top       string `json:"top,omitempty"` // file that the sandbox's VM writes to; absent: there is no VM
+	// file that replaces Top in the branch in progress; the VM may write to it already; absent: there is
+	// no branch
+	Next string `json:"next,omitempty"`
 }
 
 // volumeFile is the content of the record of a volume.
@@ -113,7 +115,7 @@ type Mount struct {
 const (
 	MountWriter   = ""     // the sandbox writes to the volume
 	MountReadOnly = "ro"   // the sandbox reads the content that the volume had at the time of the mount
-	MountCopy     = "copy" // the same, and the sandbox may change its own copy of the content
+	MountCopy     = "copy" // like MountReadOnly, but the sandbox may change its own copy of the content
 )
 
 func checkMounts(mounts []Mount) *fault {

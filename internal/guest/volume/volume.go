@@ -1,7 +1,7 @@
 // Package volume mounts the disks of volume slots, and unmounts them.
 //
-// The host requests both over the agent's control protocol. The host decides which volume is in
-// which slot. The mounts are in the guest's memory, so copies of the guest have them too.
+// The host requests mounts and unmounts over the agent's control protocol. The host decides which
+// volume is in which slot. Mounts are a part of the guest's memory, so a copy of the guest has them too.
 package volume
 
 import (
@@ -134,12 +134,13 @@ func (m *Mounts) mountPoints(device string) (at []string, err error) {
 	return at, nil
 }
 
-// unescape decodes a path in mountinfo. Other characters are not encoded.
+// unescape decodes a path in mountinfo. The kernel encodes no other characters.
 var unescape = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
 
 // Unmount writes the data of a volume to its disk, and then unmounts the volume. If programs use the
-// volume, the error names some of them, and the volume stays mounted. In this case too, all data so
-// far is on the disk. If the volume is not mounted at the path, Unmount does nothing.
+// volume, the error names some of these programs, and the volume stays mounted. All data that was
+// written before is then on the disk nevertheless. If the volume is not mounted at the path, Unmount
+// does nothing.
 func (m *Mounts) Unmount(v agentproto.Volume) error {
 	name, _, err := m.look(agentproto.VolumeSerial(v.Slot))
 	if err != nil {
@@ -172,7 +173,7 @@ func (m *Mounts) unmount(path string) error {
 	return nil
 }
 
-// maxUsers bounds the programs that an error names.
+// maxUsers is the maximum number of programs that an error names.
 const maxUsers = 5
 
 // users describes programs that have a file or directory below path open.

@@ -30,12 +30,13 @@ const (
 	// have a separate limit of the same size. So strangers who connect to a server that does not read
 	// cannot keep the owner from commands and files.
 	maxHeld = 64
-	// maxOwner limits the connections to the guests of one owner, open and closed. The limits of
-	// concurrent requests permit fewer, so only guests that do not read reach it.
+	// maxOwner limits the connections to the guests of one owner, open and closed. The limits on
+	// concurrent requests permit fewer open connections, so only guests that do not read let an owner
+	// reach maxOwner.
 	maxOwner = 2048
 	maxAll   = 4096 // limits the connections to all guests, open and closed
-	// An owner with fewer than fewOwner connections has more even above maxAll, and a guest with
-	// fewer than fewGuest has more even above maxOwner and maxAll.
+	// An owner with fewer than fewOwner connections gets another one even above maxAll. A guest with
+	// fewer than fewGuest connections gets another one even above maxOwner and maxAll.
 	fewOwner = 256
 	fewGuest = 4
 )
@@ -119,9 +120,9 @@ func (g *guestConns) countLocked(n int) {
 	}
 }
 
-// DialUnix returns a dial function for the vsock unix socket of a VMM. It sends "CONNECT <port>\n"
-// and expects "OK <number>\n", as Firecracker's vsock device does. If too much data waits for VMMs
-// that do not read, because their guests do not read or because the VMMs are hostile, the function
+// DialUnix returns a dial function for the vsock unix socket of a VMM. The function sends
+// "CONNECT <port>\n" and expects "OK <number>\n", as Firecracker's vsock device does. If a limit of
+// connections is reached, because the guest does not read or because the VMM is hostile, the function
 // returns an Error with CodeUnavailable.
 func DialUnix(path string) DialFunc { return new(Owners).DialUnix("", path) }
 

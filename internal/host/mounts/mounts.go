@@ -64,7 +64,8 @@ func Check(mounts []Mount, n int, suspends bool) error {
 	return nil
 }
 
-// check returns an error without the index of the mount.
+// check checks the mount m and compares it with the earlier mounts of the request. The field in its
+// error lacks the index of the mount.
 func check(m Mount, earlier []Mount, n int) *invalid.Error {
 	if err := snapshot.CheckTag(m.Name); err != nil {
 		return &invalid.Error{Field: "name", Reason: err.Error()}
@@ -92,16 +93,16 @@ func check(m Mount, earlier []Mount, n int) *invalid.Error {
 	return nil
 }
 
-// within reports whether a clean path is dir, or below it.
+// within reports whether p is dir, or is below dir. Both paths must be clean.
 func within(p, dir string) bool { return p == dir || strings.HasPrefix(p, dir+"/") }
 
-// maxLayers is the number of layers from which on the layers of a volume are merged. With fewer layers,
-// the files of all slots fit into one request to a VMM.
+// maxLayers is the number of layers at which Admit merges the layers of a volume. If each volume has
+// fewer layers, the files of all slots fit into one request to a VMM.
 const maxLayers = 8
 
 // Admit checks whether the children of a snapshot can mount the volumes. It merges the layers of a
-// volume with too many layers, which takes time. The error is a *SlotsError, a *volume.Error, or a
-// *volume.InUseError. The volumes may still change before Open.
+// volume with too many layers, which takes time. The error is a *SlotsError, a *volume.Error, a
+// *volume.InUseError, or an error of a merge. The volumes may still change before Open.
 func Admit(ctx context.Context, st *volume.Store, mounts []Mount, parent *snapshot.Manifest) error {
 	if have := int(parent.Machine.VolumeSlots); len(mounts) > have {
 		return &SlotsError{Tag: parent.Tag, Slots: have, Wanted: len(mounts)}
@@ -138,9 +139,10 @@ func (d *Disks) Close() {
 	}
 }
 
-// Open opens the volumes of a sandbox for its VM. The sandbox becomes the writer of some of them; see
-// Store.ReleaseAll. The files of the others are linked into dir, the sandbox's data directory. After an
-// error, the caller must call Store.ReleaseAll and remove dir.
+// Open opens the volumes of a sandbox for its VM. The sandbox becomes the writer of the volumes with
+// the mode record.MountWriter, until Store.ReleaseAll. For the other volumes, Open makes hard links in
+// dir, the sandbox's data directory. After an error, the caller must call Store.ReleaseAll and remove
+// dir.
 func Open(ctx context.Context, st *volume.Store, sandbox, dir string, mounts []Mount) (*Disks, error) {
 	d := &Disks{}
 	for i, m := range mounts {
@@ -217,9 +219,9 @@ func InGuest(ctx context.Context, dial agentclient.DialFunc, mounts []Mount) err
 // unmountTime bounds the time for unmounting the volumes of a sandbox that is being deleted.
 const unmountTime = 10 * time.Second
 
-// Leave makes the guest of a VM that is about to be killed write its data to its volumes, and unmount
-// them. If the guest does not do that in time, the data is as after a power failure. A paused VM is not
-// asked.
+// Leave makes the guest of a VM that is about to be killed unmount the volumes that it writes to. The
+// guest first writes all data to them. If the guest does not do that in time, or if the VM is paused,
+// the volumes are as after a power failure.
 func Leave(log *slog.Logger, sandbox string, v vmpool.VMM, dial agentclient.DialFunc, mounts []Mount) {
 	if len(mounts) == 0 {
 		return
@@ -243,8 +245,8 @@ func Leave(log *slog.Logger, sandbox string, v vmpool.VMM, dial agentclient.Dial
 			log.Warn("a volume was not unmounted before its sandbox ended", "name", m.Name, "sandbox", sandbox, "error", err)
 		}
 		if !errors.As(err, new(*agentclient.Error)) {
-			continue // the guest does not answer
+			continue // after any other error, do not ask the guest again
 		}
-		err = nil // the guest has written the data
+		err = nil // the guest has answered, so ask it for the next volume
 	}
 }

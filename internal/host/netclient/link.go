@@ -37,11 +37,11 @@ type Link struct {
 	pending *os.File // forkd-net's end of a new frame socket, until it is sent; nil: there is no new socket
 	held    bool     // the VM uses the other end of pending
 
-	// Forkd-net's ends of the VM's former frame sockets. They count until the VM has read their data
-	// or has closed its ends, even if the forkd-net that had them was killed.
+	// former has copies of forkd-net's ends of the VM's earlier frame sockets. A copy is kept until the
+	// VM has read the data or has closed its own end, even if the forkd-net that had the end was killed.
 	former *linger.Set
-	sent   int           // copy of the end that forkd-net has; -1: none
-	delay  time.Duration // before the next try to give the VM a frame socket
+	sent   int           // descriptor of a copy of the end that was sent to forkd-net; -1: none
+	delay  time.Duration // time until the next attempt to give the VM a frame socket, after a failure
 }
 
 func (c *Client) newLink(id string, setting Setting, vm VM, moved func()) *Link {
@@ -118,7 +118,7 @@ func (l *Link) attachLocked() {
 	l.sent = copyOf(l.pending)
 	n.post(netproto.KindAttach, &m, l.pending, func(answer []byte, err error) {
 		complain(answer, err)
-		closeFormer(former, earlier) // forkd-net does not use it any more
+		closeFormer(former, earlier) // forkd-net does not use the earlier end any more
 		if refused, ok := errors.AsType[*netproto.Error](err); ok && refused.Code == netproto.CodeHeld {
 			go l.vm.Condemn(refused)
 		}
@@ -126,7 +126,7 @@ func (l *Link) attachLocked() {
 	l.conn, l.pending, l.held = n, nil, false
 }
 
-// copyOf returns another descriptor of a file, or -1 if the process may open no more.
+// copyOf returns another descriptor of a file, or -1 if the process may open no more files.
 func copyOf(f *os.File) int {
 	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
@@ -135,15 +135,16 @@ func copyOf(f *os.File) int {
 	return fd
 }
 
-// closeFormer closes the copy of an end that forkd-net has used.
+// closeFormer passes fd, the copy of an end that forkd-net no longer uses, to former, which closes it.
+// If fd is -1, it does nothing.
 func closeFormer(former *linger.Set, fd int) {
 	if fd >= 0 {
 		_ = former.Close(os.NewFile(uintptr(fd), "frame socket"), nil)
 	}
 }
 
-// maxFormer is the maximum number of former frame sockets of a VM with data that the VM has not
-// read, after the VM has confirmed that it uses another one. A working VM has closed all of them.
+// maxFormer is how many earlier frame sockets with unread data a VM may have open when it has
+// confirmed that it uses a new one. A working VM has then closed all earlier ones.
 const maxFormer = 1
 
 // renewLocked connects the VM to the present forkd-net, if the VM was connected to an earlier one.
@@ -204,7 +205,7 @@ func (l *Link) handOver(n *conn) {
 	}
 }
 
-// Delays between two tries to give a VM another frame socket.
+// Delays between two attempts to give a VM another frame socket. Each is twice the previous delay.
 const (
 	firstRetry = 10 * time.Second
 	lastRetry  = 10 * time.Minute

@@ -94,8 +94,8 @@ func (s *Sandbox) startVM(ctx context.Context, v *liveVM) error {
 }
 
 // withVM returns the record and the VM of a running or paused sandbox, for an operation that saves or
-// replaces its memory and disk. In other states the error is a *StateError. Such operations do not
-// include volumes, so the error of a sandbox with volumes is a *mounts.HeldError.
+// replaces its memory and disk. In other states the error is a *StateError. If the sandbox has
+// volumes, the error is a *mounts.HeldError, because such an operation does not include volumes.
 func (s *Sandbox) withVM(op string) (ledger.Record, *liveVM, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -214,7 +214,7 @@ func (m *Manager) settleTakenOver(s *Sandbox) error {
 	if err == nil {
 		err = s.settlePause(ctx, v, paused)
 	}
-	if err == nil && !s.record.Paused { // the earlier daemon may have been about to delete the sandbox
+	if err == nil && !s.record.Paused { // the earlier daemon may have unmounted them, to delete the sandbox
 		err = mounts.InGuest(ctx, v.guest.Dial, s.record.Volumes)
 	}
 	if errors.Is(err, vmmclient.ErrGone) { // the VMM has ended since the sandbox was taken over

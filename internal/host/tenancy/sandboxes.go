@@ -231,17 +231,16 @@ func (v *View) Stats(ctx context.Context, id string) (sandbox.Stats, error) {
 // MaxStatsAge is the maximum age of the result of RecentStats.
 const MaxStatsAge = 10 * time.Second
 
-// statsKey identifies measurements of a sandbox that replace each other. A measurement is not used
+// statsKey identifies the measurements of a sandbox that callers share. A measurement is not used
 // after a change of the state, of the snapshot that the sandbox runs from, or of its latest snapshot.
 type statsKey struct {
 	id    string
 	state sandbox.State
-	from  string // tag
-	since snapshot.Ref
+	from  string       // tag of the snapshot that the sandbox runs from
+	since snapshot.Ref // latest snapshot of the sandbox
 }
 
-// RecentStats is like Stats, but the result may have the given age. All callers share the
-// measurements.
+// RecentStats is like Stats, but the result may be as old as age. All callers share the measurements.
 func (v *View) RecentStats(ctx context.Context, id string, age time.Duration) (sandbox.Stats, error) {
 	return reached(ctx, v, id, func(ctx context.Context, m *sandbox.Manager) (sandbox.Stats, error) {
 		s, err := m.Get(id)

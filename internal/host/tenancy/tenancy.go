@@ -1,9 +1,10 @@
 // Package tenancy gives each principal a view of its part of a host: the sandboxes, snapshots,
-// workspaces, volumes and events that the principal may see. For any other object, the principal receives
-// the same answers as if the object did not exist.
+// workspaces, volumes and events that the principal may see. For any other object, the principal
+// receives the same answers as if the object did not exist.
 //
-// A View has the methods of a sandbox.Manager, a workspace.Set and a volume.Store, and decides only what is
-// visible. The callers, which are the daemon's APIs, decide which operations a principal may use.
+// A View has the methods of a sandbox.Manager, a workspace.Set and a volume.Store, and decides only
+// what is visible. The callers, which are the daemon's APIs, decide which operations a principal may
+// use.
 package tenancy
 
 import (

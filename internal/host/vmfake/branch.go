@@ -72,8 +72,8 @@ func (v *VMM) saveLocked(r *vmmproto.SaveResult, f vmmclient.BranchFiles) error 
 	return errors.Join(err, err2, f.Layer.Truncate(int64(r.LayerBytes)))
 }
 
-// swapTopsLocked puts new tops on all disks except empty volume slots. If it returns an error, it has
-// not changed any disk.
+// swapTopsLocked puts new tops on all disks except empty volume slots. If a file does not fit its
+// disk, swapTopsLocked returns an error and changes no disk.
 func (v *VMM) swapTopsLocked(f vmmclient.BranchFiles) error {
 	var disks []*layers
 	for i := range v.disks {

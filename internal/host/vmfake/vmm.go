@@ -36,7 +36,7 @@ type VMM struct {
 
 	Hurried, Calmed atomic.Int64
 
-	NoFrames atomic.Bool // DialFrames fails, as on a host without free descriptors
+	NoFrames atomic.Bool // whether DialFrames fails, as on a host without free descriptors
 
 	// all.Mu guards the fields below.
 
@@ -65,7 +65,7 @@ type VMM struct {
 // the number after the restore, and the field now is the present number.
 type layers struct {
 	first, now int
-	top        *os.File // open for writing; nil: an empty volume slot
+	top        *os.File // top of the disk, open for writing; nil: an empty volume slot
 }
 
 // Stall makes the VM pause itself until it is resumed, as if its disk were full.

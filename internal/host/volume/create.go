@@ -23,8 +23,8 @@ import (
 
 // Request describes a new volume.
 type Request struct {
-	Name    string // the rules for names are the same as for tags
-	Owner   string // the owner whose quota the volume counts for
+	Name    string // must be a valid tag
+	Owner   string // owner whose quota the volume counts against
 	SizeMiB uint64
 	Labels  map[string]string
 }
@@ -39,9 +39,10 @@ func (r *Request) check() error {
 	return ledger.CheckLabels(r.Labels)
 }
 
-// Create makes an empty volume. When Create returns, the volume survives a power failure. After an
-// error, nothing is left of the volume. The error is an *Error, an *invalid.Error, or an
-// *admit.Error if the owner's quota or the host has no room.
+// Create makes an empty volume. When Create returns nil, the volume survives a power failure. After
+// an error, nothing is left of the new volume. The error is an *Error if the name is taken, an
+// *invalid.Error if the request is invalid, an *admit.Error if the owner's quota or the host has no
+// room, or an error of the file system.
 func (s *Store) Create(req Request) (Info, error) {
 	v, err := s.reserve(req)
 	if err != nil {
@@ -50,9 +51,9 @@ func (s *Store) Create(req Request) (Info, error) {
 	return s.finish(v, func(dir string) error { return s.makeBase(v, dir) })
 }
 
-// Snapshot makes a volume with the content and the size of another volume. The two volumes share
-// files of the host until one of them changes. The size in the request has no effect. Errors are those
-// of Create, and an *InUseError if the other volume has a writer.
+// Snapshot makes a volume with the content and the size of the volume from. Both volumes then have
+// hard links to the same immutable files. Snapshot ignores the size in the request. The error is one
+// of the errors of Create, or an *InUseError if the volume from has a writer.
 func (s *Store) Snapshot(from string, req Request) (Info, error) {
 	source, unlock, err := s.lock(from)
 	if err != nil {
@@ -79,7 +80,8 @@ func (s *Store) Snapshot(from string, req Request) (Info, error) {
 	})
 }
 
-// finish makes a volume whose name is reserved. It calls fill to make the files in a directory.
+// finish makes a volume that reserve has returned. It calls fill to make the files in a directory.
+// After an error, the name is free again.
 func (s *Store) finish(v *volume, fill func(dir string) error) (Info, error) {
 	err := s.make(v, fill)
 	s.mu.Lock()
@@ -126,8 +128,8 @@ func (s *Store) reserve(req Request) (*volume, error) {
 	return v, nil
 }
 
-// make calls fill to make the files of a new volume in a directory of their own. Then it gives the
-// directory the volume's name.
+// make calls fill to make the files of a new volume in a temporary directory. Then it renames the
+// directory to the volume's name.
 func (s *Store) make(v *volume, fill func(dir string) error) error {
 	var undo cleanup.Stack
 	defer undo.Run()

@@ -9,9 +9,9 @@ import (
 	"github.com/forkd/forkd/internal/format/snapshot"
 )
 
-// Remove removes a volume and its data. The error is an *Error, an *InUseError if the volume has a
-// writer, or the volume still exists. When Remove returns nil, the volume does not come back after a
-// power failure.
+// Remove removes a volume and its data. The error is an *Error if there is no such volume, or an
+// *InUseError if the volume has a writer. After any other error, the volume still exists. When Remove
+// returns nil, the volume does not come back after a power failure.
 func (s *Store) Remove(name string) error {
 	v, unlock, err := s.lock(name)
 	if err != nil {
@@ -35,8 +35,8 @@ func (s *Store) Remove(name string) error {
 	return nil
 }
 
-// bury takes the name from a volume's directory, and removes the directory. If a file cannot be
-// removed, the next start removes it. After an error the volume still has its name.
+// bury renames a volume's directory, so that the name is free, and then removes the directory. If a
+// file cannot be removed, the next start removes it. After an error the volume still has its name.
 func (s *Store) bury(v *volume) error {
 	grave := filepath.Join(s.cfg.Dir, gonePrefix+snapshot.NewID())
 	if err := os.Rename(s.path(v.Name), grave); err != nil {

@@ -12,7 +12,7 @@ import (
 	"github.com/forkd/forkd/internal/format/record"
 )
 
-// lock returns a volume that is ready, and keeps others from changing its record until unlock.
+// lock returns a volume that is ready, and holds its lock until the caller calls unlock.
 func (s *Store) lock(name string) (v *volume, unlock func(), err error) {
 	s.mu.Lock()
 	v = s.byName[name]
@@ -34,11 +34,11 @@ func (s *Store) lock(name string) (v *volume, unlock func(), err error) {
 	return nil, nil, &Error{Name: name, Unread: unread}
 }
 
-// errNoWriter says that no sandbox writes to a volume.
+// errNoWriter is the error of lockFor if the volume has no writer.
 var errNoWriter = errors.New("no sandbox writes to it")
 
-// lockFor is like lock, but the given sandbox must be the volume's writer. If another sandbox is, the
-// error is an *InUseError.
+// lockFor is like lock, but the given sandbox must be the volume's writer. If another sandbox is the
+// writer, the error is an *InUseError.
 func (s *Store) lockFor(name, sandbox string) (v *volume, unlock func(), err error) {
 	if v, unlock, err = s.lock(name); err != nil {
 		return nil, nil, err
@@ -71,7 +71,8 @@ func (s *Store) save(v *volume, change func(*record.Volume)) error {
 	}
 	path := filepath.Join(s.path(v.Name), recordFile)
 	if err = atomicfile.WriteDurable(path, p, 0o600); err != nil {
-		// The record may have changed, and only the flush have failed. The files that it names must stay.
+		// Perhaps the record was replaced, and only the flush failed. Then the files that the new record
+		// names must stay.
 		if now, read := os.ReadFile(path); read != nil || !bytes.Equal(now, p) {
 			return err
 		}
@@ -83,8 +84,8 @@ func (s *Store) save(v *volume, change func(*record.Volume)) error {
 	return err
 }
 
-// drop removes files of a volume, except those that its record names. The next start removes what
-// stays.
+// drop removes files of a volume, except those that its record names. The next start removes files
+// that cannot be removed now.
 func (s *Store) drop(v *volume, names ...string) {
 	for _, name := range names {
 		if !slices.Contains(v.Files(), name) {

@@ -25,18 +25,18 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// Bounds on volumes.
+// Bounds on volumes. MinSize and MaxSize are sizes in bytes.
 const (
-	MinSize     = ext4.MinSize // bytes
+	MinSize     = ext4.MinSize
 	MaxSize     = min(ext4.MaxSize, vm.MaxVolumeBytes)
 	MaxPerOwner = 256 // maximum number of volumes of one owner
 )
 
-// Names in the directory of volumes, and of the files of one volume. No name of a volume begins
-// with a dot.
+// Each volume has a directory with the volume's name, except while it is created or removed. No name
+// of a volume begins with a dot.
 const (
-	newPrefix  = ".new-"  // of the directory of a volume that is being created
-	gonePrefix = ".gone-" // of the directory of a volume that is being removed
+	newPrefix  = ".new-"  // begins the name of the directory of a volume that is being created
+	gonePrefix = ".gone-" // begins the name of the directory of a volume that is being removed
 	recordFile = "volume.json"
 	baseFile   = "base.img"
 )
@@ -44,7 +44,7 @@ const (
 // Config configures a Store.
 type Config struct {
 	Dir  string                   // directory of the volumes; only this Store uses it
-	Most uint64                   // maximum bytes of all volumes of one owner together; 0: unlimited
+	Most uint64                   // maximum sum of the sizes of one owner's volumes, in bytes; 0: unlimited
 	Room func(dir *os.File) error // returns an error if the file system of dir has too little room; nil: no check
 	Log  *slog.Logger
 }
@@ -62,13 +62,13 @@ type Store struct {
 	unread map[string]bool // names whose volumes cannot be used, and must not be overwritten
 }
 
-// volume is a volume of a Store. The Store's mu guards the record and the phase. The holder of the
-// lock file may read the record without mu.
+// volume is a volume of a Store. The Store's mu guards the record and the phase. A goroutine that
+// holds the volume's lock may read the record without mu.
 type volume struct {
 	record.Volume // content of the record
 	phase         phase
-	// lock that is held while the record or the files change; taken before the Store's mu; has room for
-	// one value
+	// The volume's lock. A goroutine holds it while its value is in the channel, which has room for one
+	// value. The record and the files change only while the lock is held. It is taken before mu.
 	file chan struct{}
 }
 
@@ -76,7 +76,8 @@ func newVolume(r *record.Volume, p phase) *volume {
 	return &volume{Volume: *r, phase: p, file: make(chan struct{}, 1)}
 }
 
-// phase is the phase of a volume. In every phase the volume's name is taken, and its size counts.
+// phase is the phase of a volume. In every phase the volume's name is taken, and its size counts
+// against the owner's quota.
 type phase uint8
 
 const (
@@ -216,7 +217,7 @@ func checkFile(path string, size uint64) error {
 	return nil
 }
 
-// tidy removes the files of a volume that its record does not name.
+// tidy removes files that the volume's record does not name, except damaged layers.
 func tidy(dir string, r *record.Volume) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -264,7 +265,7 @@ func (s *Store) List() []Info {
 	return infos
 }
 
-// infoOf describes a volume, without its DiskBytes.
+// infoOf returns the Info of a volume without DiskBytes.
 func infoOf(r *record.Volume) Info {
 	info := Info{ID: r.ID, Name: r.Name, Owner: r.Owner, Created: r.Created, SizeBytes: r.SizeBytes, Labels: r.Labels,
 		Layers: len(r.Layers)}
@@ -274,7 +275,7 @@ func infoOf(r *record.Volume) Info {
 	return info
 }
 
-// measured adds the DiskBytes. If the volume was removed in the meantime, they are 0.
+// measured returns i with DiskBytes. If the volume was removed in the meantime, DiskBytes is 0.
 func (s *Store) measured(i Info) Info {
 	bytes, err := diskBytes(s.path(i.Name))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -16,10 +16,10 @@ import (
 )
 
 const (
-	layerSuffix   = ".layer"   // of the names of layers
-	damagedSuffix = ".damaged" // of layers that no volume uses any more, because a VM has damaged them
-	// maxLayers is the maximum number of layers of a volume with a new writer. Each layer takes a
-	// descriptor of every VMM that uses the volume, and a request to a VMM has at most 253.
+	layerSuffix   = ".layer"   // ends the names of layers
+	damagedSuffix = ".damaged" // added to the names of layers that a VM has damaged; no volume uses them any more
+	// maxLayers is the maximum number of layers of a volume that gets a new top. Each layer takes a
+	// descriptor in the request to a VMM, which has at most 253 descriptors.
 	maxLayers = 32
 )
 
@@ -51,8 +51,9 @@ func (f *Files) Close() {
 
 // Write makes a sandbox the writer of a volume, and returns the files for the sandbox's VM, with a
 // new top. The caller must close the files. If the sandbox is the writer already, its earlier VM must
-// have exited, and what that VM has written is part of the volume. The error is an *Error, an
-// *InUseError if another sandbox is the writer, or the volume is unchanged.
+// have exited, and the data that this VM has written becomes a part of the volume. The error is an
+// *Error if there is no such volume, or an *InUseError if another sandbox is the writer. Any other
+// error loses no data, but the sandbox may then be the writer.
 func (s *Store) Write(ctx context.Context, name, sandbox string) (*Files, error) {
 	v, unlock, err := s.lock(name)
 	if err != nil {
@@ -103,7 +104,7 @@ func (s *Store) open(v *volume, sandbox string) (f *Files, err error) {
 	return f, err
 }
 
-// newTop makes an empty layer that survives a power failure. Until a record names the layer, the next
+// newTop makes an empty layer that survives a power failure. If no record names the layer, the next
 // start removes it.
 func (s *Store) newTop(v *volume) (f *os.File, name string, err error) {
 	dir := s.path(v.Name)
@@ -124,9 +125,8 @@ func (s *Store) newTop(v *volume) (f *os.File, name string, err error) {
 }
 
 // Swap begins a branch of a sandbox that writes to a volume. It returns a new top, and the present top
-// open for reading, which the caller must close. The VM then replaces its top in one step. Afterwards
-// the caller must call Swapped. If the daemon ends before that, the next Write, Seal or Release keeps
-// the content of both.
+// open for reading. The caller makes the VM replace its top, closes both files, and calls Swapped. If
+// the daemon ends before Swapped, the next Write, Seal or Release keeps the content of both tops.
 func (s *Store) Swap(name, sandbox string) (next, frozen *os.File, err error) {
 	v, unlock, err := s.lockFor(name, sandbox)
 	if err != nil {
@@ -181,8 +181,8 @@ func (s *Store) Swapped(name, sandbox string, swapped bool) error {
 	return err
 }
 
-// Seal makes what the writer has written a part of the volume, durably. The sandbox stays the writer,
-// for example while it is suspended. Its VM must have exited.
+// Seal makes the data that the writer has written a durable part of the volume. The sandbox stays the
+// writer, for example while it is suspended. Its VM must have exited.
 func (s *Store) Seal(ctx context.Context, name, sandbox string) error {
 	v, unlock, err := s.lockFor(name, sandbox)
 	if err != nil {
@@ -228,7 +228,7 @@ func (s *Store) ReleaseAll(sandbox string) {
 	}
 }
 
-// Recover releases all volumes whose writers do not exist any more. The parameter exists reports
+// Recover releases all volumes whose writers do not exist any more. The function exists reports
 // whether a sandbox exists, or may still run. Volumes that cannot be released keep their writers.
 func (s *Store) Recover(ctx context.Context, exists func(sandbox string) bool) {
 	for _, i := range s.List() {
@@ -242,9 +242,9 @@ func (s *Store) Recover(ctx context.Context, exists func(sandbox string) bool) {
 	}
 }
 
-// seal turns the tops of the writer into layers, and sets the writer. Empty tops are dropped. A top
-// that is not a valid layer is dropped too, with the top above it, but their files stay: only a VMM that
-// its guest controls damages a top.
+// seal turns the writer's tops into layers, and makes now the writer of the volume; nil means none.
+// It drops empty tops. It also drops a top that is missing or not a valid layer, and the top above
+// it, but keeps their files under other names. Only a VMM that its guest controls damages a top.
 func (s *Store) seal(ctx context.Context, v *volume, now *record.VolumeWriter) error {
 	dir := s.path(v.Name)
 	var kept, dropped, damaged []string
@@ -284,11 +284,11 @@ func (s *Store) seal(ctx context.Context, v *volume, now *record.VolumeWriter) e
 	return nil
 }
 
-// errFound ends a search.
+// errFound ends the search for data in a top.
 var errFound = errors.New("found")
 
-// settle checks a top that no process writes any more, and makes it durable. It reports whether the
-// top has no data.
+// settle makes a top durable, and reports whether the top has no data. It returns an error if a
+// process can still write to the top, and disklayer.ErrFormat if the top is not a valid layer.
 func (s *Store) settle(ctx context.Context, v *volume, path string) (empty bool, err error) {
 	if err := writers.None(path, s.patience); err != nil {
 		return false, err

@@ -22,11 +22,11 @@ const (
 	// gVisor's record of each packet, which is larger than a small packet. Packets above the limit
 	// are dropped, as a switch would do, and TCP then sends more slowly.
 	queueBytes = 1 << 20
-	// smallSend is the size of a frame socket's send buffer, in bytes, if the room for links is full
-	// or the sandbox needs no more. The kernel doubles it, so there is room for the longest message.
+	// smallSend is the size of a frame socket's send buffer, in bytes, if the sandbox needs no larger
+	// buffer or the room for links is full. The kernel doubles the size, so the longest message fits.
 	smallSend = 33 << 10
-	// smallBytes is the memory of a frame socket with such a buffer. A message may begin as long as
-	// the buffer is not full.
+	// smallBytes is the maximum memory of a frame socket with such a buffer. It is larger than the
+	// buffer, because the kernel accepts a whole message as long as the buffer is not full.
 	smallBytes = 2*smallSend + 72<<10
 	// growBytes is the additional memory of a frame socket with a buffer of frame.BufferBytes.
 	growBytes = 2 * (frame.BufferBytes - smallSend)
@@ -82,7 +82,7 @@ func (l *link) setBuffer(bytes int) {
 }
 
 // growLocked enlarges the send buffer of the socket, if it is small and the room for links is not
-// full.
+// full. It reports whether it has done so.
 func (l *link) growLocked() bool {
 	if l.grown || !l.host.links.take(growBytes) {
 		return false

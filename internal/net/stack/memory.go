@@ -26,7 +26,7 @@ func (r *room) take(n int64) bool {
 	return true
 }
 
-// add counts n more bytes that are already held, even if the sum exceeds a limit.
+// add counts n more bytes, even if the sum then exceeds the limit.
 func (r *room) add(n int64) { r.used.Add(n) }
 
 // takeFor is like take, for bytes of a sandbox. The parameter own is the number of places that the

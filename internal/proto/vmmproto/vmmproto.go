@@ -70,9 +70,9 @@ type Created struct {
 // base image, then layers, each with its allocation bitmap after the data. The last layer is the
 // private top, which is empty and writable.
 //
-// A volume slot is a disk that may have no files, and may have other files of any size in each
-// Restore. The guest then sees that the capacity changes. The number and the order of a machine's
-// disks never change.
+// A disk that is a volume slot may have no files, and each Restore may give it other files, of any
+// size. The guest then sees another capacity. The number and the order of a machine's disks never
+// change.
 type Disk struct {
 	SizeBytes uint64 // at most vm.MaxVolumeBytes in a volume slot
 	Layers    uint32 // 0 only for an empty volume slot

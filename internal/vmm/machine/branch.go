@@ -22,7 +22,7 @@ type BranchConfig struct {
 	State       *os.File
 	Layer       *os.File   // an empty file; ownership passes to Branch
 	Tops        []*os.File // a new, empty top for each disk, except empty volume slots; ownership passes to Branch
-	Frozen      []*os.File // the current top of each disk, open for reading; ownership passes to Branch
+	Frozen      []*os.File // the current top of each of these disks, open for reading; ownership passes to Branch
 	Device      int        // an open /dev/userfaultfd; -1 if the host has none
 
 	Keep, SinceRestore bool // see vmmproto.Branch

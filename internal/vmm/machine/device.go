@@ -34,7 +34,7 @@ type slot struct {
 	kind      string
 	dev       virtio.Device
 	transport *mmio.Transport
-	notified  bool // KVM signals the transport when the driver notifies the device, see notify
+	notified  bool // whether KVM signals the transport when the driver notifies the device, see notify
 }
 
 // Kinds of devices. Saved states contain these names.
@@ -149,7 +149,8 @@ func (m *Machine) addFixedDevices() error {
 	return errors.Join(err, m.addDevice(slotRNG, kindRNG, rng.New()), m.addDevice(slotNet, kindNet, m.net))
 }
 
-// removeBalloon removes the balloon, because the guest of an older snapshot does not know it.
+// removeBalloon removes the balloon before the restore of a snapshot from an earlier version, whose
+// guest does not know this device.
 //
 // Preconditions: the machine is paused.
 func (m *Machine) removeBalloon() error {
@@ -206,7 +207,8 @@ func (m *Machine) setDisks(disks []Disk) error {
 	return nil
 }
 
-// addDisk adds disk i, which owns the overlay. An empty volume slot has none.
+// addDisk adds the device of disk i. The machine owns the overlay, even after an error. The overlay of
+// an empty volume slot is nil.
 func (m *Machine) addDisk(i int, volume bool, overlay *blk.Overlay) error {
 	slot := slotFirstDisk + i
 	if !volume {
@@ -227,7 +229,8 @@ func (m *Machine) addDisk(i int, volume bool, overlay *blk.Overlay) error {
 	return m.replaceDisk(i, volume, overlay)
 }
 
-// replaceDisk replaces the disk i by another one. The machine owns the overlay, even after an error.
+// replaceDisk gives the device of disk i another overlay. The machine owns the overlay, even after an
+// error. If it is nil, the volume slot becomes empty.
 func (m *Machine) replaceDisk(i int, volume bool, overlay *blk.Overlay) error {
 	slot := slotFirstDisk + i
 	err := errors.New("a volume slot and a disk cannot replace each other")

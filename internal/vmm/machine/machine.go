@@ -48,7 +48,7 @@ type Config struct {
 type Disk struct {
 	SizeBytes uint64
 	Layers    []*os.File // base first, writable top last; none: an empty volume slot
-	Volume    bool       // the disk of a volume slot, which another restore may replace by any other
+	Volume    bool       // whether the disk is in a volume slot; another restore may put any disk there
 }
 
 // Machine is one VM. It is paused and has no guest until Boot or Restore.
@@ -72,8 +72,8 @@ type Machine struct {
 	disks     []*blk.Device
 	ended     sync.Once
 
-	// Whether pages may be frozen: while a live branch is being copied, and while a branch is kept.
-	// It becomes true only while the devices are quiesced.
+	// frozen is true if pages may be write-protected: while a live branch is being copied, and while a
+	// branch is kept. It becomes true only while the devices are quiesced.
 	frozen   atomic.Bool
 	stalling atomic.Bool // whether the machine will be paused because a disk has found no room on the host
 

@@ -72,8 +72,8 @@ func (s *machineShape) Restore(r *codec.Reader) error {
 	return r.Err()
 }
 
-// fitShape reads the shape of a saved machine. It returns an error if this machine cannot have that
-// shape.
+// fitShape reads the shape of a saved machine, and returns an error if this machine has a different
+// shape. If the saved machine has no balloon, fitShape first removes the balloon of this machine.
 func (m *Machine) fitShape(r *codec.Reader) error {
 	var saved machineShape
 	if err := saved.Restore(r); err != nil {

@@ -10,20 +10,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// churnPages is the size of the churner's block. The kernel reports free memory to the balloon device
-// only in blocks of 2 MiB or 4 MiB, and this size has some of them wherever its pages lie.
+// churnPages is the size of the churner's block, in pages. The kernel reports only large free blocks
+// to the balloon device: of at least 128 KiB with forkd's kernel command line, and of 2 or 4 MiB
+// without it. Freeing this many pages leaves some such blocks, wherever the pages are.
 const churnPages = 12 << 20 / pageSize
 
-// Linux reports memory that has been free for two seconds (PAGE_REPORTING_DELAY in
-// mm/page_reporting.c). So some blocks of the churner are reported before they are used again.
+// Times for which the churner uses a block, and waits after it has freed the block. Linux reports
+// memory that has been free for two seconds (PAGE_REPORTING_DELAY in mm/page_reporting.c). So some
+// blocks of the churner are reported before they are used again.
 const (
 	maxUse  = 3 * time.Second
 	maxFree = 5 * time.Second
 )
 
-// churner takes a block of memory from the kernel, uses it, and gives it back, for ever. Meanwhile,
-// the VMM drops the content of free memory. If the VMM drops a page that is in use again, the page
-// has a wrong content, whether it is the churner's page or one of another program.
+// churner takes a block of memory from the kernel, uses it, and gives it back, again and again. The
+// VMM drops the content of reported memory. If it wrongly drops a page that is in use again, that page
+// has a wrong content, whether it belongs to the churner or to another program.
 type churner struct {
 	mu     sync.Mutex // held while a page is written, and while pages are checked
 	seq    uint64     // number of the present block
@@ -57,7 +59,7 @@ func (c *churner) run() error {
 	}
 }
 
-// check compares the written pages of the block with their content.
+// check compares the written pages of the block with the content that they must have.
 //
 // Preconditions: c.mu is held.
 func (c *churner) check() {

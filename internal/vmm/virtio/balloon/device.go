@@ -2,10 +2,10 @@
 // which a guest gives memory back: free page reporting.
 //
 // The guest's kernel reports blocks of memory that have been free for about two seconds. The device
-// passes the blocks to its owner, who drops their content. The kernel may use a block again at any
-// later time, without asking, and expects no particular content. Linux asks for a block of zeros
-// only if it fills free pages with a pattern. The device does not offer that feature
-// (VIRTIO_BALLOON_F_PAGE_POISON), and such a kernel then reports nothing.
+// passes the blocks to its owner, which drops their content. The kernel may use a block again at any
+// later time, without asking, and expects no particular content. A kernel that fills free pages with
+// a pattern does expect a content, but it reports nothing here, because the device does not offer
+// the feature VIRTIO_BALLOON_F_PAGE_POISON.
 //
 // The device never asks for memory: its target size is always zero. It answers requests to inflate
 // or deflate the balloon, and ignores them.
@@ -24,8 +24,8 @@ import (
 const featureReporting uint64 = 1 << 5
 
 // Indexes of the queues. The specification gives the reporting queue the index 4 (virtio 1.2
-// §5.5.2). But Linux leaves no gaps for the queues of features that it has not accepted, and
-// neither do other devices.
+// §5.5.2). But Linux leaves no gaps for the queues of features that it has not accepted, and neither
+// do the devices of other VMMs.
 const (
 	queueInflate = iota
 	queueDeflate
@@ -38,18 +38,18 @@ const (
 	// blocks in one report (PAGE_REPORTING_CAPACITY in include/linux/page_reporting.h).
 	queueSize = 32
 
-	// stepBytes is the number of bytes that are released before the device checks whether the
-	// machine is about to pause. The kernel needs up to 0.2 ms for so many private pages.
+	// stepBytes is the number of bytes that the device releases before it checks whether the machine
+	// is about to pause. The host's kernel needs up to 0.2 ms to drop so many private pages.
 	stepBytes = 2 << 20
 
 	// stateVersion changes whenever the layout of Save changes.
 	stateVersion = 1
 )
 
-// Config has the functions of the device's owner. The device calls both while it holds its run
-// lock. Both are required.
+// Config has two functions of the device's owner. Both are required. The device calls them while it
+// holds its run lock.
 type Config struct {
-	// Release drops the content of a part of guest memory. Release may keep the content.
+	// Release drops the content of a part of guest memory, or of some pages of it, or none.
 	Release func(view []byte)
 
 	// Held reports whether no content may be dropped now. While Held returns true, reports wait in

@@ -73,7 +73,7 @@ const (
 // Device is one disk. It implements virtio.Device.
 type Device struct {
 	disk   *Overlay               // nil: an empty slot
-	slot   bool                   // the device was made by NewSlot
+	slot   bool                   // whether NewSlot made the device
 	sync   func([]*os.File) error // syncs files of a slot; tests replace it
 	full   func()
 	serial [serialSize]byte
@@ -84,9 +84,9 @@ type Device struct {
 
 	done    uint64   // number of bytes of the first request in the queue that are already processed
 	views   [][]byte // reused list of views of guest memory, for one piece
-	syncing *syncing // the latest sync; nil: it has ended, and its result was used
+	syncing *syncing // the latest sync; nil if there is none whose result flush still needs
 	frozen  int      // number of layers below the top that were tops, and have not been synced since
-	changed bool     // the configuration differs from the configuration of the restored state
+	changed bool     // see Changed
 }
 
 // serialSize is the length of the field for a disk's serial number, in bytes. Shorter serial
@@ -109,7 +109,7 @@ func New(disk *Overlay, serial string, full func()) *Device {
 }
 
 // NewSlot is like New, but the device is for volumes. It has no disk at first, so its capacity is 0
-// and its requests fail. Its writes survive a crash of the host after a flush; see flush.
+// and its requests fail. After a flush, earlier writes survive a crash of the host; see flush.
 func NewSlot(serial string, full func()) *Device {
 	d := &Device{slot: true, sync: syncFiles, full: full}
 	copy(d.serial[:], serial)
@@ -248,7 +248,7 @@ func (d *Device) Merge(first int, merged *os.File) error {
 	if d.disk == nil {
 		return errEmpty
 	}
-	oldest := len(d.disk.layers) - 1 - d.frozen // the oldest layer that was not synced
+	oldest := len(d.disk.layers) - 1 - d.frozen // index of the oldest layer that was not synced
 	err := d.disk.Merge(first, merged)
 	if err == nil {
 		d.frozen = len(d.disk.layers) - 1 - min(oldest, first)
@@ -258,9 +258,9 @@ func (d *Device) Merge(first int, merged *os.File) error {
 }
 
 // SetDisk replaces the whole disk, and closes the old disk. Unless the device is a slot, both disks
-// must have the same size. A slot becomes empty if disk is nil, and the caller must call the
-// transport's ConfigChanged unless the size is the same. After an error the device has its old disk,
-// and the caller still owns the new disk. Preconditions: no device code runs.
+// must have the same size. If disk is nil, the slot becomes empty. If the size of a slot's disk
+// changes, the caller must call the transport's ConfigChanged. After an error the device has its old
+// disk, and the caller still owns the new disk. Preconditions: no device code runs.
 func (d *Device) SetDisk(disk *Overlay) error {
 	if !d.slot && (disk == nil || disk.Size() != d.disk.Size()) {
 		return errors.New("replace disk: the size differs")

@@ -15,7 +15,7 @@ var errSyncing = errors.New("the disk is being synced")
 type syncing struct {
 	ended   atomic.Bool
 	err     error // set before ended
-	ignored bool  // the result has no meaning any more
+	ignored bool  // whether the result has no meaning any more
 }
 
 // flush executes a flush request. Only a slot syncs its disk: other disks do not survive a reboot of
@@ -24,12 +24,12 @@ type syncing struct {
 // A sync may take seconds, and a pause must not wait for it. So another goroutine syncs, flush
 // returns errSyncing, and the request stays in the queue. The end of the sync kicks the transport,
 // which then serves the request again. If a snapshot is taken in between, the restored device
-// begins a sync of its own. If a layer is replaced or the device is reset in between, flush begins
-// again, but only after the end of the sync: a driver that resets its device must not start any
-// number of syncs.
+// begins a sync of its own. If a layer is replaced or the device is reset in between, flush starts
+// another sync, but only when the present one has ended. Otherwise a driver that resets its device
+// again and again would start any number of syncs.
 //
-// An error is answered in any case. It is not safe to sync again, because Linux reports an error only
-// once, and then drops the data.
+// If the sync fails, flush answers the request with an error. It does not sync again, because Linux
+// reports an error only once, and then drops the data.
 func (d *Device) flush() (status byte, pending error) {
 	if !d.slot {
 		return statusOK, nil // nothing is cached; see Overlay

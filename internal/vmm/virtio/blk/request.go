@@ -41,12 +41,12 @@ var (
 var errMore = errors.New("block request is not complete")
 
 // serve executes the next piece of the request in c. The piece begins d.done bytes into the
-// request. If further pieces follow, serve returns errMore, and while a flush waits for a sync,
-// errSyncing. After the last piece, it returns the number of bytes that the device has written to
-// c. If the disk fails or an address is invalid, the request's status tells the driver, and serve
-// returns no error. Other errors are of two kinds. If noRoom is true for the error, the piece must
-// be served again when the host has space. Any other error means that the status could not be
-// written.
+// request. If further pieces follow, serve returns errMore. If a flush waits for a sync, serve
+// returns errSyncing. After the last piece, it returns the number of bytes that the device has
+// written to c. If the disk fails or an address is invalid, the request's status tells the driver,
+// and serve returns no error. Other errors are of two kinds. If noRoom is true for the error, the
+// piece must be served again when the host has space. Any other error means that the status could
+// not be written.
 func (d *Device) serve(c *virtq.Chain) (written uint32, err error) {
 	status := c.CutLast()
 	if status == nil {

@@ -16,8 +16,8 @@ func (d *Device) Save(w *codec.Writer) {
 	w.U64(d.size())
 }
 
-// Restore implements virtio.Stater. A slot may have a disk of another size than in the saved state;
-// see Changed.
+// Restore implements virtio.Stater. The size of a slot's disk may differ from the size in the saved
+// state; see Changed.
 func (d *Device) Restore(r *codec.Reader) error {
 	version, size := r.U32(), r.U64()
 	switch {
@@ -32,6 +32,6 @@ func (d *Device) Restore(r *codec.Reader) error {
 	return nil
 }
 
-// Changed reports whether the driver of the restored state knows another size of the disk. The caller
-// must then call the transport's ConfigChanged.
+// Changed reports whether the size of the disk differs from the size in the restored state, which the
+// driver knows. The caller must then call the transport's ConfigChanged.
 func (d *Device) Changed() bool { return d.changed }

@@ -18,8 +18,8 @@ const MaxChain = 1024
 // pause.
 const MaxBytes = 9 << 20
 
-// MaxUnwrittenBytes is the maximum number of bytes in one chain of a queue with unwritten buffers.
-// Linux's longest chain, a report of free memory, has 32 blocks of 4 MiB.
+// MaxUnwrittenBytes is the maximum number of bytes in one chain of a queue with LeaveUnwritten. The
+// longest chain of Linux is a report of 32 free blocks of 4 MiB each.
 const MaxUnwrittenBytes = 1 << 30
 
 // MaxPages is the maximum number of pages that one chain touches. Each descriptor may begin and end
@@ -112,8 +112,8 @@ func Slice(dst, views [][]byte, skip, limit int) [][]byte {
 	return dst
 }
 
-// LeaveUnwritten declares that the device reads and writes no buffer of the queue. Pop then saves no
-// pages for a live branch, so that chains may be long.
+// LeaveUnwritten declares that the device neither reads nor writes the buffers of the queue. So Pop
+// saves no pages for a live branch, and a chain may have MaxUnwrittenBytes.
 func (q *Queue) LeaveUnwritten() { q.unwritten = true }
 
 // walk fills q.chain with the chain that begins at head.

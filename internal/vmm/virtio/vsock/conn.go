@@ -50,8 +50,8 @@ type conn struct {
 	events uint32 // events that the poller waits for on fd
 
 	hungUp bool   // whether the poller has reported that the client on the host has closed its socket
-	idle   int    // number of checks since then in which nothing had been sent to the guest, see checkHungUp
-	before uint32 // value of sent at the latest check
+	idle   int    // number of checks in a row that found that the guest had taken no data, see checkHungUp
+	before uint32 // value of sent at the previous check, or at the hang-up
 
 	// Data from guest to host. The buffer pending holds at most bufAlloc bytes that the host's
 	// socket has not accepted.
@@ -298,9 +298,9 @@ func (d *Device) closeFD(c *conn) {
 	c.fd = -1
 }
 
-// arm makes the poller wait for the events that c can use now. A hang-up is always reported, so arm
-// removes a socket from the poller if the hang-up is known and c can use no other event. Otherwise
-// the poller would report the hang-up again and again.
+// arm makes the poller wait for the events that c can use now. The poller always reports a hang-up,
+// again and again. So if the hang-up is known and c can use no other event, arm removes the socket
+// from the poller.
 func (d *Device) arm(c *conn) {
 	if c.fd < 0 {
 		return
@@ -327,17 +327,17 @@ func (d *Device) arm(c *conn) {
 	c.armed, c.events = watch, events
 }
 
-// A client on the host that has closed its socket may have left data there. The kernel charges this
-// data to the client. Every checkTime the device checks connections with such data. It closes a
-// connection whose guest has taken nothing in maxIdle checks in a row, which is 30 to 40 seconds. A
-// guest that is only busy takes data within that time. The device counts checks and not time,
-// because no check happens while the machine is paused.
+// When a client on the host closes its socket, the socket may contain data that the guest has not
+// taken. The kernel counts this data as memory of the client. Every checkTime the device checks the
+// connections with such data. It closes a connection whose guest takes nothing in maxIdle checks in
+// a row, which is 30 to 40 seconds. A guest that is only busy takes data within that time. The device
+// counts checks instead of time, because no check happens while the machine is paused.
 const (
 	checkTime = 10 * time.Second
 	maxIdle   = 4
 )
 
-// checkLater starts the timer of the next check, unless it runs.
+// checkLater starts the timer of the next check, unless the timer already runs.
 func (d *Device) checkLater() {
 	if d.check != nil {
 		return
@@ -359,7 +359,7 @@ func (d *Device) checkLater() {
 	d.check = timer
 }
 
-// checkHungUp is one check of the connections whose client has closed its socket.
+// checkHungUp checks all connections whose client has closed its socket.
 func (d *Device) checkHungUp() error {
 	d.check = nil
 	for _, c := range d.byFD {
