@@ -314,10 +314,10 @@ func testGone(t *testing.T, d *daemon, id string) {
 	})
 }
 
-// testUnread lets many clients of a server that does not read send data and leave. Later, clients of
+// testUnread makes many clients send data to a server that does not read, and leave. Later, clients of
 // other ports are served again, although the server still reads nothing.
 func testUnread(t *testing.T, d *daemon, id string, sent []byte, digest string) {
-	const clients = 64 // the number of such connections with which the daemon opens no others to ports
+	const clients = 64 // with so many unread connections to ports, the daemon opens no further ones
 	guest := agentclient.New(agentclient.DialUnix(filepath.Join(d.run, "vm", id, vmmclient.VsockSocket)))
 	var left sync.WaitGroup
 	for range clients {

@@ -149,7 +149,7 @@ func (d *daemon) passOn(t *testing.T) {
 }
 
 // killedWithVolume kills the daemon while it starts or deletes a sandbox that writes to a volume.
-// Afterwards the volume has no writer, or its writer exists, and its data is complete.
+// Afterwards the data of the volume is complete. The volume has no writer, or its writer exists.
 func (d *daemon) killedWithVolume(t *testing.T) {
 	box := d.forkWith(t, 1, "")[0]
 	d.sh(t, box.ID, fillVolume)

@@ -34,9 +34,9 @@ const (
 
 // TestFrames traces pages in Chromium while events change many sandboxes. It prints the longest
 // tasks of the pages' main threads, and the use of processors by the daemon and 'forkd ui'. A page
-// cannot draw a frame during a task of its main thread. The line of ten clients is without Chromium,
-// which would need many processors for ten pages: the clients send the requests of pages. The test
-// asserts no times.
+// cannot draw a frame during a task of its main thread. TestFrames also measures ten clients that
+// send the requests of pages without Chromium, which would need many processors for ten pages. The
+// test asserts no times.
 func TestFrames(t *testing.T) {
 	r := startRig(t)
 	var ids []string

@@ -43,7 +43,7 @@ func Encode(list []Entry) []byte {
 
 // Errors of Decode. A power failure may leave an empty or truncated file.
 var (
-	errVersion = errors.New("not a file of output of this version")
+	errVersion = errors.New("not an output file of this version")
 	errShort   = errors.New("the file ends within an entry")
 )
 

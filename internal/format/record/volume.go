@@ -65,7 +65,7 @@ func (v *Volume) check() *fault {
 	case v.Name == "":
 		return wrong("name", "empty: %s", otherForkd)
 	case v.Owner == "":
-		return wrong("owner", "empty: want the client that counts for the volume; %s", otherForkd)
+		return wrong("owner", "empty: want the client whose quota the volume counts against; %s", otherForkd)
 	case v.SizeBytes == 0:
 		return wrong("size_bytes", "0: want the size of the volume; %s", otherForkd)
 	}
@@ -77,12 +77,12 @@ func (v *Volume) check() *fault {
 	case w.SandboxID == "":
 		return wrong("writer.sandbox_id", "empty: %s", otherForkd)
 	case w.Next != "" && w.Top == "":
-		return wrong("writer.top", "empty, but there is a next one: %s", otherForkd)
+		return wrong("writer.top", "empty, but writer.next is not: %s", otherForkd)
 	}
 	seen := map[string]bool{}
 	for _, f := range v.Files() {
 		if seen[f] || f == "" || strings.HasPrefix(f, ".") || strings.ContainsAny(f, "/\x00") {
-			return wrong("layers", "%.100q: want different names of files, without '/' and not with a '.' first; %s", f,
+			return wrong("layers", "%.100q: want distinct file names that have no '/' and do not begin with '.'; %s", f,
 				otherForkd)
 		}
 		seen[f] = true

@@ -85,7 +85,7 @@ func TestGolden(t *testing.T) {
 	}
 }
 
-// A manifest keeps the number of volume slots. One without them does not name the field.
+// A manifest keeps the number of volume slots. A manifest without volume slots omits the field.
 func TestVolumeSlots(t *testing.T) {
 	m := sample(t)
 	for _, slots := range []uint32{0, vm.MaxVolumeSlots} {

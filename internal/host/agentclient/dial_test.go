@@ -87,14 +87,13 @@ func testUnread(t *testing.T, port, other uint32) {
 	c.Close()
 }
 
-// Connections that were open at the same time can all be closed with data that their guests do not
-// read. So open connections count too. However many sandboxes an owner has, and however many owners
-// have such sandboxes, the number of connections is limited, and a guest and an owner with few
-// connections have more.
+// Open connections count like closed ones with unread data, because many open connections may be
+// closed while their guests do not read. The number of connections is limited for each owner and for
+// all owners together. A guest or an owner with few connections gets more even above these limits.
 func TestConnectionsAreLimited(t *testing.T) {
 	var owners Owners
 	var guests []*guestConns
-	// fill takes connections of an owner's guests as if each guest was sent many requests at once.
+	// fill takes connections of an owner's guests, as if each guest received many requests at once.
 	fill := func(owner string) (n int) {
 		for range 3 * maxAll / 240 {
 			g := &guestConns{owners: &owners, owner: owner}
@@ -107,7 +106,7 @@ func TestConnectionsAreLimited(t *testing.T) {
 		}
 		return n
 	}
-	const few = 3 * maxAll / 240 * fewGuest // connections of guests with few connections
+	const few = 3 * maxAll / 240 * fewGuest // number of connections that guests can have above the other limits
 	if n := fill("greedy"); n < maxOwner || n > maxOwner+few {
 		t.Errorf("one owner has %d connections, the limit is %d", n, maxOwner)
 	}

@@ -82,7 +82,7 @@ func write(t *testing.T, st *volume.Store, sandbox string, at int64) {
 	st.ReleaseAll(sandbox)
 }
 
-// setCluster makes the cluster at an offset a part of a layer of a disk of the given size.
+// setCluster adds the cluster at an offset to a layer of a disk of the given size.
 func setCluster(t *testing.T, layer *os.File, size uint64, at int64) {
 	t.Helper()
 	bitmap, _, _ := disklayer.Layout(size)
@@ -136,8 +136,8 @@ func TestAdmit(t *testing.T) {
 	}
 }
 
-// A reader and a copy have files of their own, and do not become the volume's writer. After an error no
-// file is open.
+// A reader and a copy have files of their own, and do not become the volume's writer. After an error,
+// no file stays open.
 func TestOpen(t *testing.T) {
 	st, dir := newStore(t), t.TempDir()
 	write(t, st, "sb-1", 0)

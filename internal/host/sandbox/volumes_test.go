@@ -81,8 +81,8 @@ func sameRequests(a, b []agentproto.Request) bool {
 	return slices.EqualFunc(a, b, func(a, b agentproto.Request) bool { return a.Op == b.Op && *a.Volume == *b.Volume })
 }
 
-// A sandbox gets its volumes in the first slots and mounts them. Until it is deleted it is the writer,
-// and its guest is told to unmount the volume before its VM is killed.
+// A sandbox gets its volumes in the first slots and mounts them. It is the writer until it is deleted.
+// Before its VM is killed, its guest is told to unmount the volume.
 func TestVolumes(t *testing.T) {
 	w, guests := newVolumeWorld(t)
 	defer w.stop()
@@ -155,7 +155,8 @@ func TestVolumesOfAForkThatFails(t *testing.T) {
 func TestVolumesAreNotInSnapshots(t *testing.T) {
 	w, _ := newVolumeWorld(t)
 	defer w.stop()
-	fails := &snapshot.Hook{Args: []string{"false"}, TimeoutSecs: 1, OnFailure: snapshot.HookAborts} // no guest is there
+	// This hook would fail, because a fake VM has no guest.
+	fails := &snapshot.Hook{Args: []string{"false"}, TimeoutSecs: 1, OnFailure: snapshot.HookAborts}
 	hooks := snapshot.Hooks{BeforeBranch: fails, BeforeSuspend: fails}
 	id := forkOne(t, w, ForkRequest{Volumes: writes("a"), Hooks: &hooks})
 	for what, do := range map[string]func() error{

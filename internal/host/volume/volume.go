@@ -145,8 +145,8 @@ func Open(cfg Config) (*Store, error) {
 		}
 		r, err := read(path, name)
 		if err == nil && ids[r.ID] != "" {
-			err = fmt.Errorf("%s: id: %q, as of volume %q: want a copy to be made with forkd", filepath.Join(path, recordFile),
-				r.ID, ids[r.ID])
+			err = fmt.Errorf("%s: id: %q is also the id of volume %q: copy volumes with forkd volume snapshot",
+				filepath.Join(path, recordFile), r.ID, ids[r.ID])
 		}
 		if err != nil {
 			cfg.Log.Error("a volume cannot be used", "name", name, "error", err)

@@ -233,7 +233,7 @@ func TestCrashOfAWriter(t *testing.T) {
 	s := open(t, dir)
 	create(t, s, "a")
 	steps := 0
-	var want, later marks // at the last and at the next check
+	var want, later marks // content before and after the step in progress
 	s.step = func(done string) {
 		steps++
 		copied := filepath.Join(t.TempDir(), "volumes")
@@ -492,7 +492,7 @@ func TestCopies(t *testing.T) {
 	}
 }
 
-// A full disk leaves a volume without a new writer, or with the content that it has.
+// On a full disk, a volume gets no new writer, is not merged, and keeps its content.
 func TestFullDiskOfAWriter(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("only root mounts a file system")

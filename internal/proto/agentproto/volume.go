@@ -37,7 +37,7 @@ func CheckVolumePath(p string) error {
 	case len(p) > maxVolumePath:
 		return fmt.Errorf("path %.200q…: %d bytes, at most %d", p, len(p), maxVolumePath)
 	case strings.ContainsFunc(p, unicode.IsControl):
-		return fmt.Errorf("path %.200q: control characters", p)
+		return fmt.Errorf("path %.200q: want no control characters", p)
 	}
 	for _, system := range []string{"/proc", "/sys", "/dev", "/run"} {
 		if p == system || strings.HasPrefix(p, system+"/") {

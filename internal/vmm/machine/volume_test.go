@@ -121,7 +121,7 @@ func TestVolumeAppearsInARestoredMachine(t *testing.T) {
 	if status, capacity := restore(newDiskOf(t, size, true, 0xab)); status != 2 || capacity != size {
 		t.Errorf("interrupt status %d, capacity %d", status, capacity)
 	}
-	// The driver, which the state has started, reads the volume.
+	// The driver, which is started in the restored state, reads the volume.
 	read := virtiotest.NewRing(t, to.mem, ring, 64, func() {
 		w := [4]byte{}
 		to.must(to.mmio(boot.VirtioDevice(slot).Addr+0x50, w[:], true))

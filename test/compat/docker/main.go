@@ -33,7 +33,7 @@ func run(path string) error {
 		_, err := io.Copy(conn, os.Stdin)
 		sent <- errors.Join(err, conn.CloseWrite())
 	}()
-	// The program ends with the daemon's data. The client may then still have its input open.
+	// The program exits at the end of the daemon's data, even if its standard input is still open.
 	if _, err := io.Copy(os.Stdout, conn); err != nil {
 		return err
 	}

@@ -34,7 +34,7 @@ func fill(t *testing.T, mem *guestmem.Memory, gpa guestmem.GPA, n int) {
 	}
 }
 
-// filled reports whether the first byte of a page is one that fill wrote.
+// filled reports whether the first byte of a page has the value that fill writes.
 func filled(t *testing.T, mem *guestmem.Memory, gpa guestmem.GPA) bool {
 	t.Helper()
 	var b [1]byte
@@ -80,7 +80,7 @@ func TestReportsReleaseMemory(t *testing.T) {
 			t.Errorf("after the report, the page at %#x has its content: %v, want %v", gpa, !want, want)
 		}
 	}
-	fill(t, mem, 0x40000, 4) // the number of a page
+	fill(t, mem, 0x40000, 4) // a request to inflate contains the number of a page
 	ask(queueInflate, virtiotest.Buf{GPA: 0x40000, Len: 4})
 	ask(queueDeflate, virtiotest.Buf{GPA: other, Len: 1 << 20, Write: true})
 	if !filled(t, mem, other) {
@@ -95,7 +95,7 @@ func TestReportsReleaseMemory(t *testing.T) {
 	rings[queueReporting].Add(virtiotest.Buf{GPA: later, Len: 1 << 20, Write: true})
 	rings[queueReporting].Kick()
 	ask0 := func() bool { _, _, ok := rings[queueReporting].Poll(); return ok }
-	tr.Quiesce() // a kick that came before has been served or will be lost
+	tr.Quiesce() // afterwards, the device has served the kick, or will not serve it
 	if ask0() || !filled(t, mem, later) {
 		t.Error("a report was served while content is held")
 	}

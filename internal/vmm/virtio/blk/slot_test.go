@@ -31,8 +31,8 @@ func startSlot(t *testing.T) (*guest, *Device) {
 	return g, d
 }
 
-// put replaces the disk of a slot, as the machine does while the guest runs. It takes the disk out
-// before the test closes it.
+// put replaces the disk of a slot, as the machine does while the guest runs. At the end of the test, it
+// empties the slot.
 func (g *guest) put(d *Device, disk *Overlay) {
 	g.t.Helper()
 	g.t.Cleanup(func() {
@@ -276,7 +276,7 @@ func TestResetsStartNoFurtherSyncs(t *testing.T) {
 	if s, _ := g.complete(nil, 0); s != statusOK {
 		t.Errorf("status %d", s)
 	}
-	if n := len(running); n > 1 { // the sync of the last request, unless the first sync was its own
+	if n := len(running); n > 1 { // the last request may have needed a second sync
 		t.Errorf("%d further syncs", n)
 	}
 }
@@ -327,10 +327,10 @@ func TestFlushOfASlotSyncsTheFiles(t *testing.T) {
 	flush()
 	branch()
 	branch()
-	merge(1) // a layer that is synced, and two that are not
+	merge(1) // merges a layer that is synced, and two that are not
 	unsynced(2)
 	branch()
-	merge(2) // only the latest layer
+	merge(2) // merges only the latest layer
 	unsynced(3)
 	flush()
 	merge(0)
