@@ -75,8 +75,8 @@ func TestSnapshotsTravel(t *testing.T) {
 	}
 }
 
-// TestSnapshotsTravelBetweenDaemons pulls a branch of a sandbox from another daemon on the same host,
-// and forks it. The child has the content of the sandbox's memory and disk.
+// TestSnapshotsTravelBetweenDaemons pulls a branch of a sandbox from another daemon on the same
+// host, and forks it. The child has the content of the sandbox's memory and disk.
 func TestSnapshotsTravelBetweenDaemons(t *testing.T) {
 	f := load(t)
 	free, err := net.Listen("tcp", "127.0.0.1:0")

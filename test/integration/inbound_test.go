@@ -314,8 +314,8 @@ func testGone(t *testing.T, d *daemon, id string) {
 	})
 }
 
-// testUnread makes many clients send data to a server that does not read, and leave. Later, clients of
-// other ports are served again, although the server still reads nothing.
+// testUnread makes many clients send data to a server that does not read, and leave. Later, clients
+// of other ports are served again, although the server still reads nothing.
 func testUnread(t *testing.T, d *daemon, id string, sent []byte, digest string) {
 	const clients = 64 // with so many unread connections to ports, the daemon opens no further ones
 	guest := agentclient.New(agentclient.DialUnix(filepath.Join(d.run, "vm", id, vmmclient.VsockSocket)))

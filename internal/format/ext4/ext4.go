@@ -113,8 +113,8 @@ func Format(w io.WriterAt, size int64, uuid [16]byte) error {
 	return format(w, size, uuid, 0)
 }
 
-// FormatJournaled is like Format, but the file system has a journal. All users may write to its root
-// directory, because no image says which user will use it.
+// FormatJournaled is like Format, but the file system has a journal. All users may write to its
+// root directory, because no image says which user will use it.
 func FormatJournaled(w io.WriterAt, size int64, uuid [16]byte) error {
 	return format(w, size, uuid, journalBlocks(size))
 }

@@ -19,8 +19,8 @@ func TestJournaledFormatPassesE2fsck(t *testing.T) {
 	passesE2fsck(t, FormatJournaled, BlockSize, 16, 127, 128, 129, 1024, 2049, 1<<20)
 }
 
-// passesE2fsck makes file systems with the function format, and checks them with e2fsck. The sizes are
-// in MiB. The file of an empty file system may take the given number of bytes more than usual.
+// passesE2fsck makes file systems with the function format, and checks them with e2fsck. The sizes
+// are in MiB. The file of an empty file system may take the given number of bytes more than usual.
 func passesE2fsck(t *testing.T, format func(io.WriterAt, int64, [16]byte) error, more int64, sizes ...int64) {
 	tool, err := exec.LookPath("e2fsck")
 	if err != nil {

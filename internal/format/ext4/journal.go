@@ -12,8 +12,8 @@ const (
 	maxJournal = 16384 // less than the largest extent, and less than the free blocks of group 0
 )
 
-// journalBlocks returns the size of the journal that mke2fs would choose for a file system of the given
-// size in bytes, but at most maxJournal. The result is in blocks.
+// journalBlocks returns the size of the journal that mke2fs would choose for a file system of the
+// given size in bytes, but at most maxJournal. The result is in blocks.
 func journalBlocks(size int64) uint64 {
 	switch blocks := size / BlockSize; {
 	case blocks < 32<<10:

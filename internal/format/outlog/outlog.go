@@ -14,8 +14,8 @@ import (
 // magic begins a file. It ends with the version of the format.
 const magic = "forkd output 1\n"
 
-// head is the length of an entry without its text, in bytes. It consists of the stream, the Unix time
-// in nanoseconds, and the length of the text. Numbers are big-endian.
+// head is the length of an entry without its text, in bytes. It consists of the stream, the Unix
+// time in nanoseconds, and the length of the text. Numbers are big-endian.
 const head = 1 + 8 + 4
 
 // Entry is a piece of output.
@@ -47,7 +47,8 @@ var (
 	errShort   = errors.New("the file ends within an entry")
 )
 
-// Decode returns the entries of the file with the content p. The texts of the entries are slices of p.
+// Decode returns the entries of the file with the content p. The texts of the entries are slices of
+// p.
 func Decode(p []byte) (list []Entry, err error) {
 	p, ok := bytes.CutPrefix(p, []byte(magic))
 	if !ok {

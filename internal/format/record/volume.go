@@ -24,8 +24,8 @@ type Volume struct {
 type VolumeWriter struct {
 	SandboxID string `json:"sandbox_id"`
 	Top       string `json:"top,omitempty"` // file that the sandbox's VM writes to; absent: there is no VM
-	// file that replaces Top in the branch in progress; the VM may write to it already; absent: there is
-	// no branch
+	// file that replaces Top in the branch in progress; the VM may write to it already; absent:
+	// there is no branch
 	Next string `json:"next,omitempty"`
 }
 

@@ -1,7 +1,8 @@
 // Package volume mounts the disks of volume slots, and unmounts them.
 //
 // The host requests mounts and unmounts over the agent's control protocol. The host decides which
-// volume is in which slot. Mounts are a part of the guest's memory, so a copy of the guest has them too.
+// volume is in which slot. Mounts are a part of the guest's memory, so a copy of the guest has them
+// too.
 package volume
 
 import (
@@ -137,10 +138,10 @@ func (m *Mounts) mountPoints(device string) (at []string, err error) {
 // unescape decodes a path in mountinfo. The kernel encodes no other characters.
 var unescape = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
 
-// Unmount writes the data of a volume to its disk, and then unmounts the volume. If programs use the
-// volume, the error names some of these programs, and the volume stays mounted. All data that was
-// written before is then on the disk nevertheless. If the volume is not mounted at the path, Unmount
-// does nothing.
+// Unmount writes the data of a volume to its disk, and then unmounts the volume. If programs use
+// the volume, the error names some of these programs, and the volume stays mounted. All data that
+// was written before is then on the disk nevertheless. If the volume is not mounted at the path,
+// Unmount does nothing.
 func (m *Mounts) Unmount(v agentproto.Volume) error {
 	name, _, err := m.look(agentproto.VolumeSerial(v.Slot))
 	if err != nil {

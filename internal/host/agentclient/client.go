@@ -123,15 +123,16 @@ func (c *Client) Busy(ctx context.Context) (bool, error) {
 	return reply.Busy, err
 }
 
-// Mount makes the guest mount a volume. The guest waits some seconds for a disk in the volume's slot.
+// Mount makes the guest mount a volume. The guest waits some seconds for a disk in the volume's
+// slot.
 func (c *Client) Mount(ctx context.Context, v agentproto.Volume) error {
 	_, err := c.control(ctx, agentproto.Request{Op: agentproto.OpMount, Volume: &v})
 	return err
 }
 
-// Unmount makes the guest write the data of a volume to its disk, and then unmount the volume. If the
-// error is an *Error, the guest has answered. Usually the reason is then that programs use the volume,
-// and its data is on the disk.
+// Unmount makes the guest write the data of a volume to its disk, and then unmount the volume. If
+// the error is an *Error, the guest has answered. Usually the reason is then that programs use the
+// volume, and its data is on the disk.
 func (c *Client) Unmount(ctx context.Context, v agentproto.Volume) error {
 	_, err := c.control(ctx, agentproto.Request{Op: agentproto.OpUnmount, Volume: &v})
 	return err

@@ -31,12 +31,12 @@ const (
 	// cannot keep the owner from commands and files.
 	maxHeld = 64
 	// maxOwner limits the connections to the guests of one owner, open and closed. The limits on
-	// concurrent requests permit fewer open connections, so only guests that do not read let an owner
-	// reach maxOwner.
+	// concurrent requests permit fewer open connections, so only guests that do not read let an
+	// owner reach maxOwner.
 	maxOwner = 2048
 	maxAll   = 4096 // limits the connections to all guests, open and closed
-	// An owner with fewer than fewOwner connections gets another one even above maxAll. A guest with
-	// fewer than fewGuest connections gets another one even above maxOwner and maxAll.
+	// An owner with fewer than fewOwner connections gets another one even above maxAll. A guest
+	// with fewer than fewGuest connections gets another one even above maxOwner and maxAll.
 	fewOwner = 256
 	fewGuest = 4
 )
@@ -120,10 +120,10 @@ func (g *guestConns) countLocked(n int) {
 	}
 }
 
-// DialUnix returns a dial function for the vsock unix socket of a VMM. The function sends
-// "CONNECT <port>\n" and expects "OK <number>\n", as Firecracker's vsock device does. If a limit of
-// connections is reached, because the guest does not read or because the VMM is hostile, the function
-// returns an Error with CodeUnavailable.
+// DialUnix returns a dial function for the vsock unix socket of a VMM. The function sends "CONNECT
+// <port>\n" and expects "OK <number>\n", as Firecracker's vsock device does. If a limit of
+// connections is reached, because the guest does not read or because the VMM is hostile, the
+// function returns an Error with CodeUnavailable.
 func DialUnix(path string) DialFunc { return new(Owners).DialUnix("", path) }
 
 // stream is a connection to a guest.

@@ -88,8 +88,9 @@ func testUnread(t *testing.T, port, other uint32) {
 }
 
 // Open connections count like closed ones with unread data, because many open connections may be
-// closed while their guests do not read. The number of connections is limited for each owner and for
-// all owners together. A guest or an owner with few connections gets more even above these limits.
+// closed while their guests do not read. The number of connections is limited for each owner and
+// for all owners together. A guest or an owner with few connections gets more even above these
+// limits.
 func TestConnectionsAreLimited(t *testing.T) {
 	var owners Owners
 	var guests []*guestConns

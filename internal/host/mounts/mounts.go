@@ -96,8 +96,8 @@ func check(m Mount, earlier []Mount, n int) *invalid.Error {
 // within reports whether p is dir, or is below dir. Both paths must be clean.
 func within(p, dir string) bool { return p == dir || strings.HasPrefix(p, dir+"/") }
 
-// maxLayers is the number of layers at which Admit merges the layers of a volume. If each volume has
-// fewer layers, the files of all slots fit into one request to a VMM.
+// maxLayers is the number of layers at which Admit merges the layers of a volume. If each volume
+// has fewer layers, the files of all slots fit into one request to a VMM.
 const maxLayers = 8
 
 // Admit checks whether the children of a snapshot can mount the volumes. It merges the layers of a
@@ -139,10 +139,10 @@ func (d *Disks) Close() {
 	}
 }
 
-// Open opens the volumes of a sandbox for its VM. The sandbox becomes the writer of the volumes with
-// the mode record.MountWriter, until Store.ReleaseAll. For the other volumes, Open makes hard links in
-// dir, the sandbox's data directory. After an error, the caller must call Store.ReleaseAll and remove
-// dir.
+// Open opens the volumes of a sandbox for its VM. The sandbox becomes the writer of the volumes
+// with the mode record.MountWriter, until Store.ReleaseAll. For the other volumes, Open makes hard
+// links in dir, the sandbox's data directory. After an error, the caller must call Store.ReleaseAll
+// and remove dir.
 func Open(ctx context.Context, st *volume.Store, sandbox, dir string, mounts []Mount) (*Disks, error) {
 	d := &Disks{}
 	for i, m := range mounts {
@@ -219,9 +219,9 @@ func InGuest(ctx context.Context, dial agentclient.DialFunc, mounts []Mount) err
 // unmountTime bounds the time for unmounting the volumes of a sandbox that is being deleted.
 const unmountTime = 10 * time.Second
 
-// Leave makes the guest of a VM that is about to be killed unmount the volumes that it writes to. The
-// guest first writes all data to them. If the guest does not do that in time, or if the VM is paused,
-// the volumes are as after a power failure.
+// Leave makes the guest of a VM that is about to be killed unmount the volumes that it writes to.
+// The guest first writes all data to them. If the guest does not do that in time, or if the VM is
+// paused, the volumes are as after a power failure.
 func Leave(log *slog.Logger, sandbox string, v vmpool.VMM, dial agentclient.DialFunc, mounts []Mount) {
 	if len(mounts) == 0 {
 		return

@@ -136,8 +136,8 @@ func TestAdmit(t *testing.T) {
 	}
 }
 
-// A reader and a copy have files of their own, and do not become the volume's writer. After an error,
-// no file stays open.
+// A reader and a copy have files of their own, and do not become the volume's writer. After an
+// error, no file stays open.
 func TestOpen(t *testing.T) {
 	st, dir := newStore(t), t.TempDir()
 	write(t, st, "sb-1", 0)

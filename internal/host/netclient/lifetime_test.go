@@ -157,9 +157,9 @@ func TestVMThatRefusesANetworkIsAskedAgain(t *testing.T) {
 	}
 }
 
-// A VM that neither reads nor closes the frame sockets of forkd-nets that were killed is killed too,
-// because the data in these sockets takes memory of the host that no limit counts. Other VMs survive
-// rollbacks and restarts of forkd-net.
+// A VM that neither reads nor closes the frame sockets of forkd-nets that were killed is killed
+// too, because the data in these sockets takes memory of the host that no limit counts. Other VMs
+// survive rollbacks and restarts of forkd-net.
 func TestVMThatHoldsMemoryOfKilledProcessesIsCondemned(t *testing.T) {
 	c := open(t, newConfig(t))
 	_, honest := join(t, c, "honest", netproto.Public())

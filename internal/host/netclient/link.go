@@ -37,8 +37,9 @@ type Link struct {
 	pending *os.File // forkd-net's end of a new frame socket, until it is sent; nil: there is no new socket
 	held    bool     // the VM uses the other end of pending
 
-	// former has copies of forkd-net's ends of the VM's earlier frame sockets. A copy is kept until the
-	// VM has read the data or has closed its own end, even if the forkd-net that had the end was killed.
+	// former has copies of forkd-net's ends of the VM's earlier frame sockets. A copy is kept until
+	// the VM has read the data or has closed its own end, even if the forkd-net that had the end
+	// was killed.
 	former *linger.Set
 	sent   int           // descriptor of a copy of the end that was sent to forkd-net; -1: none
 	delay  time.Duration // time until the next attempt to give the VM a frame socket, after a failure
@@ -135,8 +136,8 @@ func copyOf(f *os.File) int {
 	return fd
 }
 
-// closeFormer passes fd, the copy of an end that forkd-net no longer uses, to former, which closes it.
-// If fd is -1, it does nothing.
+// closeFormer passes fd, the copy of an end that forkd-net no longer uses, to former, which closes
+// it. If fd is -1, it does nothing.
 func closeFormer(former *linger.Set, fd int) {
 	if fd >= 0 {
 		_ = former.Close(os.NewFile(uintptr(fd), "frame socket"), nil)

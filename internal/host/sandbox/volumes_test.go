@@ -81,8 +81,8 @@ func sameRequests(a, b []agentproto.Request) bool {
 	return slices.EqualFunc(a, b, func(a, b agentproto.Request) bool { return a.Op == b.Op && *a.Volume == *b.Volume })
 }
 
-// A sandbox gets its volumes in the first slots and mounts them. It is the writer until it is deleted.
-// Before its VM is killed, its guest is told to unmount the volume.
+// A sandbox gets its volumes in the first slots and mounts them. It is the writer until it is
+// deleted. Before its VM is killed, its guest is told to unmount the volume.
 func TestVolumes(t *testing.T) {
 	w, guests := newVolumeWorld(t)
 	defer w.stop()

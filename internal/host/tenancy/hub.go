@@ -39,10 +39,10 @@ func (v *View) mayPack(tag string) error {
 	return v.Limited("an archive of a snapshot")
 }
 
-// Serve calls the function serve, which sends a snapshot to another daemon. The argument of serve is
-// the name of the principal. A snapshot is sent with whole layers, including the layers of ancestors.
-// So a principal with a prefix gets only its own snapshots, and only those without layers of other
-// snapshots.
+// Serve calls the function serve, which sends a snapshot to another daemon. The argument of serve
+// is the name of the principal. A snapshot is sent with whole layers, including the layers of
+// ancestors. So a principal with a prefix gets only its own snapshots, and only those without
+// layers of other snapshots.
 func (v *View) Serve(tag string, serve func(name string) error) error {
 	if snapshot.CheckTag(tag) != nil {
 		return &store.NotFoundError{Tag: tag}

@@ -240,7 +240,8 @@ type statsKey struct {
 	since snapshot.Ref // latest snapshot of the sandbox
 }
 
-// RecentStats is like Stats, but the result may be as old as age. All callers share the measurements.
+// RecentStats is like Stats, but the result may be as old as age. All callers share the
+// measurements.
 func (v *View) RecentStats(ctx context.Context, id string, age time.Duration) (sandbox.Stats, error) {
 	return reached(ctx, v, id, func(ctx context.Context, m *sandbox.Manager) (sandbox.Stats, error) {
 		s, err := m.Get(id)

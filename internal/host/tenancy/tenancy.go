@@ -3,8 +3,8 @@
 // receives the same answers as if the object did not exist.
 //
 // A View has the methods of a sandbox.Manager, a workspace.Set and a volume.Store, and decides only
-// what is visible. The callers, which are the daemon's APIs, decide which operations a principal may
-// use.
+// what is visible. The callers, which are the daemon's APIs, decide which operations a principal
+// may use.
 package tenancy
 
 import (

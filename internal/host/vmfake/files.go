@@ -73,8 +73,8 @@ func (v *VMM) swapTopLocked(d *layers, top *os.File) error {
 	return err
 }
 
-// takeDisksLocked replaces the disks of the VM, and makes it write to the tops of the new disks. Empty
-// volume slots have no files.
+// takeDisksLocked replaces the disks of the VM, and makes it write to the tops of the new disks.
+// Empty volume slots have no files.
 func (v *VMM) takeDisksLocked(specs []vmmproto.Disk, disks [][]*os.File) error {
 	if len(specs) != len(disks) {
 		return fmt.Errorf("files of %d disks for %d disks", len(disks), len(specs))

@@ -20,14 +20,14 @@ type Trials struct {
 	RunDir string // has the directories of the VMs
 }
 
-// Try returns an error if this host cannot restore the saved state of a machine. The parameter disk is
-// the size of the machine's disk in bytes; 0 means that it has no disk. If the reason is the state or
-// the host's CPU, the error has the code of a failed restore (such as vm.ErrCPU), and its text names
-// the missing feature.
+// Try returns an error if this host cannot restore the saved state of a machine. The parameter disk
+// is the size of the machine's disk in bytes; 0 means that it has no disk. If the reason is the
+// state or the host's CPU, the error has the code of a failed restore (such as vm.ErrCPU), and its
+// text names the missing feature.
 //
 // Try needs neither the memory nor the disks of the machine. It restores the state into a new VM,
-// which never runs, with empty memory, an empty disk and empty volume slots. The state may come from
-// an attacker. Only the VMM reads it, in its jail.
+// which never runs, with empty memory, an empty disk and empty volume slots. The state may come
+// from an attacker. Only the VMM reads it, in its jail.
 func (t Trials) Try(ctx context.Context, m snapshot.Machine, disk uint64, state *os.File) (err error) {
 	s, err := Spawn(ctx, t.VMMs, t.RunDir, m.Shape())
 	if err != nil {

@@ -52,8 +52,8 @@ func (s *Store) Create(req Request) (Info, error) {
 }
 
 // Snapshot makes a volume with the content and the size of the volume from. Both volumes then have
-// hard links to the same immutable files. Snapshot ignores the size in the request. The error is one
-// of the errors of Create, or an *InUseError if the volume from has a writer.
+// hard links to the same immutable files. Snapshot ignores the size in the request. The error is
+// one of the errors of Create, or an *InUseError if the volume from has a writer.
 func (s *Store) Snapshot(from string, req Request) (Info, error) {
 	source, unlock, err := s.lock(from)
 	if err != nil {

@@ -64,9 +64,9 @@ func (s *Store) merge(ctx context.Context, v *volume) (err error) {
 
 // Copy makes hard links to the immutable files of a volume: the base image and the layers, oldest
 // first. The links are in the directory dir of the same file system, and their names are the prefix
-// with a number. Copy returns the paths of the links, and the size of the volume. The links stay when
-// the volume changes or is removed. They lack the data that a writer has written since its latest
-// branch.
+// with a number. Copy returns the paths of the links, and the size of the volume. The links stay
+// when the volume changes or is removed. They lack the data that a writer has written since its
+// latest branch.
 func (s *Store) Copy(name, dir, prefix string) (paths []string, size uint64, err error) {
 	v, unlock, err := s.lock(name)
 	if err != nil {

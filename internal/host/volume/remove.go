@@ -10,8 +10,8 @@ import (
 )
 
 // Remove removes a volume and its data. The error is an *Error if there is no such volume, or an
-// *InUseError if the volume has a writer. After any other error, the volume still exists. When Remove
-// returns nil, the volume does not come back after a power failure.
+// *InUseError if the volume has a writer. After any other error, the volume still exists. When
+// Remove returns nil, the volume does not come back after a power failure.
 func (s *Store) Remove(name string) error {
 	v, unlock, err := s.lock(name)
 	if err != nil {

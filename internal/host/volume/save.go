@@ -37,8 +37,8 @@ func (s *Store) lock(name string) (v *volume, unlock func(), err error) {
 // errNoWriter is the error of lockFor if the volume has no writer.
 var errNoWriter = errors.New("no sandbox writes to it")
 
-// lockFor is like lock, but the given sandbox must be the volume's writer. If another sandbox is the
-// writer, the error is an *InUseError.
+// lockFor is like lock, but the given sandbox must be the volume's writer. If another sandbox is
+// the writer, the error is an *InUseError.
 func (s *Store) lockFor(name, sandbox string) (v *volume, unlock func(), err error) {
 	if v, unlock, err = s.lock(name); err != nil {
 		return nil, nil, err
@@ -71,8 +71,8 @@ func (s *Store) save(v *volume, change func(*record.Volume)) error {
 	}
 	path := filepath.Join(s.path(v.Name), recordFile)
 	if err = atomicfile.WriteDurable(path, p, 0o600); err != nil {
-		// Perhaps the record was replaced, and only the flush failed. Then the files that the new record
-		// names must stay.
+		// Perhaps the record was replaced, and only the flush failed. Then the files that the new
+		// record names must stay.
 		if now, read := os.ReadFile(path); read != nil || !bytes.Equal(now, p) {
 			return err
 		}

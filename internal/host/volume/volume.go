@@ -32,8 +32,8 @@ const (
 	MaxPerOwner = 256 // maximum number of volumes of one owner
 )
 
-// Each volume has a directory with the volume's name, except while it is created or removed. No name
-// of a volume begins with a dot.
+// Each volume has a directory with the volume's name, except while it is created or removed. No
+// name of a volume begins with a dot.
 const (
 	newPrefix  = ".new-"  // begins the name of the directory of a volume that is being created
 	gonePrefix = ".gone-" // begins the name of the directory of a volume that is being removed
@@ -67,8 +67,9 @@ type Store struct {
 type volume struct {
 	record.Volume // content of the record
 	phase         phase
-	// The volume's lock. A goroutine holds it while its value is in the channel, which has room for one
-	// value. The record and the files change only while the lock is held. It is taken before mu.
+	// The volume's lock. A goroutine holds it while its value is in the channel, which has room for
+	// one value. The record and the files change only while the lock is held. It is taken before
+	// mu.
 	file chan struct{}
 }
 

@@ -124,9 +124,10 @@ func (s *Store) newTop(v *volume) (f *os.File, name string, err error) {
 	return f, name, nil
 }
 
-// Swap begins a branch of a sandbox that writes to a volume. It returns a new top, and the present top
-// open for reading. The caller makes the VM replace its top, closes both files, and calls Swapped. If
-// the daemon ends before Swapped, the next Write, Seal or Release keeps the content of both tops.
+// Swap begins a branch of a sandbox that writes to a volume. It returns a new top, and the present
+// top open for reading. The caller makes the VM replace its top, closes both files, and calls
+// Swapped. If the daemon ends before Swapped, the next Write, Seal or Release keeps the content of
+// both tops.
 func (s *Store) Swap(name, sandbox string) (next, frozen *os.File, err error) {
 	v, unlock, err := s.lockFor(name, sandbox)
 	if err != nil {
@@ -181,8 +182,8 @@ func (s *Store) Swapped(name, sandbox string, swapped bool) error {
 	return err
 }
 
-// Seal makes the data that the writer has written a durable part of the volume. The sandbox stays the
-// writer, for example while it is suspended. Its VM must have exited.
+// Seal makes the data that the writer has written a durable part of the volume. The sandbox stays
+// the writer, for example while it is suspended. Its VM must have exited.
 func (s *Store) Seal(ctx context.Context, name, sandbox string) error {
 	v, unlock, err := s.lockFor(name, sandbox)
 	if err != nil {

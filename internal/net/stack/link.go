@@ -22,8 +22,9 @@ const (
 	// gVisor's record of each packet, which is larger than a small packet. Packets above the limit
 	// are dropped, as a switch would do, and TCP then sends more slowly.
 	queueBytes = 1 << 20
-	// smallSend is the size of a frame socket's send buffer, in bytes, if the sandbox needs no larger
-	// buffer or the room for links is full. The kernel doubles the size, so the longest message fits.
+	// smallSend is the size of a frame socket's send buffer, in bytes, if the sandbox needs no
+	// larger buffer or the room for links is full. The kernel doubles the size, so the longest
+	// message fits.
 	smallSend = 33 << 10
 	// smallBytes is the maximum memory of a frame socket with such a buffer. It is larger than the
 	// buffer, because the kernel accepts a whole message as long as the buffer is not full.

@@ -40,7 +40,7 @@ const (
 )
 
 // BufferBytes is the size of a send buffer, in bytes. The VMM always requests this size for its end
-// of a frame socket, and forkd-net requests it when a smaller buffer is full. Such a buffer has room
-// for three of the longest messages and the kernel's bookkeeping, so that one message can be written
-// while another is read. The kernel limits the size to net.core.wmem_max, commonly 208 KiB.
+// of a frame socket, and forkd-net requests it when a smaller buffer is full. Such a buffer has
+// room for three of the longest messages and the kernel's bookkeeping, so that one message can be
+// written while another is read. The kernel limits the size to net.core.wmem_max, commonly 208 KiB.
 const BufferBytes = 256 << 10

@@ -47,9 +47,9 @@ func Cmdline(extra ...string) string {
 		// needs 2 MiB of private memory instead of 4 KiB. Programs can still request huge pages
 		// (madvise).
 		"transparent_hugepage=madvise",
-		// Report free blocks of at least 128 KiB (2^5 pages) to the balloon device. By default Linux
-		// reports only blocks of 2 or 4 MiB. When a program in a guest of 192 MiB had freed 80 MiB, the
-		// host still held 44 MiB of them by default, and 23 MiB with blocks of 128 KiB.
+		// Report free blocks of at least 128 KiB (2^5 pages) to the balloon device. By default
+		// Linux reports only blocks of 2 or 4 MiB. When a program in a guest of 192 MiB had freed
+		// 80 MiB, the host still held 44 MiB of them by default, and 23 MiB with blocks of 128 KiB.
 		"page_reporting.page_reporting_order=5",
 		// Do not reserve 64 MiB of bounce buffers for guests with RAM above 4 GiB. No device has a
 		// limit for DMA addresses.

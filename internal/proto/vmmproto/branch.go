@@ -20,8 +20,8 @@ type Branch struct {
 	// MaxExtents bounds the number of extents of the new layer. If there are more, the gaps between
 	// written pages are filled, the smallest gaps first.
 	MaxExtents uint32
-	// Number of disks, not counting empty volume slots. Two files are sent for each of these disks: a
-	// new top, and the present top for reading.
+	// Number of disks, not counting empty volume slots. Two files are sent for each of these disks:
+	// a new top, and the present top for reading.
 	Disks  uint32
 	Serial uint64 // copied to Branched, so that a later daemon can tell which branch was requested
 

@@ -72,8 +72,8 @@ type Machine struct {
 	disks     []*blk.Device
 	ended     sync.Once
 
-	// frozen is true if pages may be write-protected: while a live branch is being copied, and while a
-	// branch is kept. It becomes true only while the devices are quiesced.
+	// frozen is true if pages may be write-protected: while a live branch is being copied, and
+	// while a branch is kept. It becomes true only while the devices are quiesced.
 	frozen   atomic.Bool
 	stalling atomic.Bool // whether the machine will be paused because a disk has found no room on the host
 

@@ -54,8 +54,8 @@ func (s *snapshot) with(v ...[]string) *snapshot {
 }
 
 // If a guest was saved with empty slots, each of its copies sees the volumes of its own machine. A
-// branch has the content of the volumes at its instant. A rollback brings volumes back, replaces them,
-// or takes them away.
+// branch has the content of the volumes at its instant. A rollback brings volumes back, replaces
+// them, or takes them away.
 func TestVolumes(t *testing.T) {
 	forVCPUs(t, []int{1, 2}, func(t *testing.T, h *host) {
 		h.slots = 2

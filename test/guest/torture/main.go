@@ -5,12 +5,12 @@
 //	                                               vsock port 7777, a line for a line
 //	torture ask SOCKET [mark N] [hot N] [rest MICROSECONDS] [verify]   set things and verify; prints a JSON report
 //
-// One thread per vCPU writes pages. Another thread writes disk blocks, and another takes memory from
-// the kernel and gives it back. Every word of a page shows which write has written the word. Tables,
-// records, hash chains and a common counter, which are on other pages, determine which write must
-// have written the word. So a page contradicts these other pages if it is lost, stale, early, late
-// or half-written. A contradiction also appears if registers, memory and disk belong to different
-// instants. Writers also check every page that they overwrite.
+// One thread per vCPU writes pages. Another thread writes disk blocks, and another takes memory
+// from the kernel and gives it back. Every word of a page shows which write has written the word.
+// Tables, records, hash chains and a common counter, which are on other pages, determine which
+// write must have written the word. So a page contradicts these other pages if it is lost, stale,
+// early, late or half-written. A contradiction also appears if registers, memory and disk belong to
+// different instants. Writers also check every page that they overwrite.
 //
 // A verification stops the writers between two writes, compares all data, and lets the writers
 // continue. It cannot detect a copy that belongs as a whole to one wrong instant. To detect such a

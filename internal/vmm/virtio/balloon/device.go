@@ -2,10 +2,10 @@
 // which a guest gives memory back: free page reporting.
 //
 // The guest's kernel reports blocks of memory that have been free for about two seconds. The device
-// passes the blocks to its owner, which drops their content. The kernel may use a block again at any
-// later time, without asking, and expects no particular content. A kernel that fills free pages with
-// a pattern does expect a content, but it reports nothing here, because the device does not offer
-// the feature VIRTIO_BALLOON_F_PAGE_POISON.
+// passes the blocks to its owner, which drops their content. The kernel may use a block again at
+// any later time, without asking, and expects no particular content. A kernel that fills free pages
+// with a pattern does expect a content, but it reports nothing here, because the device does not
+// offer the feature VIRTIO_BALLOON_F_PAGE_POISON.
 //
 // The device never asks for memory: its target size is always zero. It answers requests to inflate
 // or deflate the balloon, and ignores them.
@@ -24,8 +24,8 @@ import (
 const featureReporting uint64 = 1 << 5
 
 // Indexes of the queues. The specification gives the reporting queue the index 4 (virtio 1.2
-// §5.5.2). But Linux leaves no gaps for the queues of features that it has not accepted, and neither
-// do the devices of other VMMs.
+// §5.5.2). But Linux leaves no gaps for the queues of features that it has not accepted, and
+// neither do the devices of other VMMs.
 const (
 	queueInflate = iota
 	queueDeflate
@@ -38,8 +38,9 @@ const (
 	// blocks in one report (PAGE_REPORTING_CAPACITY in include/linux/page_reporting.h).
 	queueSize = 32
 
-	// stepBytes is the number of bytes that the device releases before it checks whether the machine
-	// is about to pause. The host's kernel needs up to 0.2 ms to drop so many private pages.
+	// stepBytes is the number of bytes that the device releases before it checks whether the
+	// machine is about to pause. The host's kernel needs up to 0.2 ms to drop so many private
+	// pages.
 	stepBytes = 2 << 20
 
 	// stateVersion changes whenever the layout of Save changes.

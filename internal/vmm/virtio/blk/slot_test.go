@@ -31,8 +31,8 @@ func startSlot(t *testing.T) (*guest, *Device) {
 	return g, d
 }
 
-// put replaces the disk of a slot, as the machine does while the guest runs. At the end of the test, it
-// empties the slot.
+// put replaces the disk of a slot, as the machine does while the guest runs. At the end of the
+// test, it empties the slot.
 func (g *guest) put(d *Device, disk *Overlay) {
 	g.t.Helper()
 	g.t.Cleanup(func() {

@@ -32,6 +32,6 @@ func (d *Device) Restore(r *codec.Reader) error {
 	return nil
 }
 
-// Changed reports whether the size of the disk differs from the size in the restored state, which the
-// driver knows. The caller must then call the transport's ConfigChanged.
+// Changed reports whether the size of the disk differs from the size in the restored state, which
+// the driver knows. The caller must then call the transport's ConfigChanged.
 func (d *Device) Changed() bool { return d.changed }

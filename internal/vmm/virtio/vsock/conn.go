@@ -330,8 +330,8 @@ func (d *Device) arm(c *conn) {
 // When a client on the host closes its socket, the socket may contain data that the guest has not
 // taken. The kernel counts this data as memory of the client. Every checkTime the device checks the
 // connections with such data. It closes a connection whose guest takes nothing in maxIdle checks in
-// a row, which is 30 to 40 seconds. A guest that is only busy takes data within that time. The device
-// counts checks instead of time, because no check happens while the machine is paused.
+// a row, which is 30 to 40 seconds. A guest that is only busy takes data within that time. The
+// device counts checks instead of time, because no check happens while the machine is paused.
 const (
 	checkTime = 10 * time.Second
 	maxIdle   = 4

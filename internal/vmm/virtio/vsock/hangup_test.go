@@ -11,8 +11,8 @@ import (
 	"github.com/forkd/forkd/internal/vmm/virtio/virtiotest"
 )
 
-// leave makes a client leave while the guest has room for only a part of the client's data. Like the
-// daemon, the client shuts its socket down but does not close it.
+// leave makes a client leave while the guest has room for only a part of the client's data. Like
+// the daemon, the client shuts its socket down but does not close it.
 func (g *guest) leave(h *host, room uint32, data []byte) (c *net.UnixConn, req header) {
 	g.t.Helper()
 	c = h.connect(g.t, 80)
@@ -62,8 +62,8 @@ func (g *guest) awaitHangUp(h *host) {
 	})
 }
 
-// If a client leaves while the guest has no room for data, the guest can take the data later. Whenever
-// the guest takes some data, its time limit begins again.
+// If a client leaves while the guest has no room for data, the guest can take the data later.
+// Whenever the guest takes some data, its time limit begins again.
 func TestGuestTakesDataOfAClientThatHasLeft(t *testing.T) {
 	h := newHost(t)
 	h.dev.checkTime = time.Hour // the test makes the checks
