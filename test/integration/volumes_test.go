@@ -77,8 +77,9 @@ func TestVolumes(t *testing.T) {
 	t.Run("killed daemons", d.killedWithVolume)
 }
 
-// passOn gives a volume to one sandbox after another. Its data outlives a deletion, a killed daemon and a
-// killed VM. Readers and copies have the data of the moment at which they began.
+// passOn gives a volume to one sandbox after another. The data of the volume outlives the deletion of
+// a sandbox, a killed daemon and a killed VM. Readers and copies have the data that the volume had
+// when they were mounted.
 func (d *daemon) passOn(t *testing.T) {
 	box := d.forkWith(t, 1, "")[0]
 	d.wantWriter(t, "fork", box.ID)

@@ -40,8 +40,8 @@ const (
 	CodeVolumeQuota  = "volume_quota"  // returned by package volume
 )
 
-// Error reports that VMs were not started, because the host or the owner's quota has no room for
-// them.
+// Error reports that VMs were not started, or a volume was not made, because the host or the owner's
+// quota has no room.
 type Error struct {
 	Code   string
 	Reason string

@@ -120,8 +120,8 @@ func (g *guestConns) countLocked(n int) {
 	}
 }
 
-// DialUnix returns a dial function for the vsock unix socket of a VMM. The function sends "CONNECT
-// <port>\n" and expects "OK <number>\n", as Firecracker's vsock device does. If a limit of
+// DialUnix returns a dial function for the vsock unix socket of a VMM. The function sends
+// "CONNECT <port>\n" and expects "OK <number>\n", as Firecracker's vsock device does. If a limit of
 // connections is reached, because the guest does not read or because the VMM is hostile, the
 // function returns an Error with CodeUnavailable.
 func DialUnix(path string) DialFunc { return new(Owners).DialUnix("", path) }

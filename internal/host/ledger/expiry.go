@@ -9,7 +9,8 @@ import (
 // MinIdle is the minimum idle timeout, because suspending takes most of a second on a slow disk.
 const MinIdle = time.Second
 
-// CheckTimes checks the lifetime and the idle timeout in a request for a fork. Zero means never.
+// CheckTimes checks the lifetime and the idle timeout in a request for a fork. If one of them is 0, it
+// has no effect.
 func CheckTimes(ttl, idle time.Duration) error {
 	switch {
 	case ttl < 0:

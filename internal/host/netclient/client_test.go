@@ -48,8 +48,8 @@ type guest struct {
 	answers answers
 	asked   int // number of calls of SetNet
 
-	keeps bool  // whether it keeps the frame sockets that it has used
-	kept  []int // these frame sockets
+	keeps bool  // whether the VM keeps the frame sockets that it has used
+	kept  []int // frame sockets that the VM keeps
 
 	condemned error
 }

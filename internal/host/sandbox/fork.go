@@ -189,9 +189,9 @@ func (m *Manager) startChildren(ctx context.Context, start time.Time, req ForkRe
 	return children, errs
 }
 
-// afterFork runs the after_fork hooks of children that have confirmed. As many hooks run at a time as
-// children start at a time. afterFork ends a child whose hook fails, and sets the child to nil. If
-// all children are required, the first failure cancels the other hooks.
+// afterFork runs the after_fork hooks of children that have confirmed, at most m.wave hooks at a
+// time. It ends a child whose hook fails, and sets the child to nil. If all children are required,
+// the first failure cancels the other hooks.
 func (m *Manager) afterFork(ctx context.Context, start time.Time, req ForkRequest, fork string, children []*Sandbox,
 	errs []error) {
 	ctx, cancel := context.WithCancel(ctx)

@@ -15,7 +15,8 @@ func (v *View) Volume(name string) (volume.Info, error) {
 	return v.host.volumes.Get(name)
 }
 
-// HasVolume returns a "not found" error if the principal may not see volumes with this name.
+// HasVolume returns a *volume.Error for "not found" if the principal may not see volumes with this
+// name. It does not check whether the volume exists.
 func (v *View) HasVolume(name string) error {
 	if v.isEmpty() || !v.p.Prefix.HasTag(name) {
 		return &volume.Error{Name: name}
@@ -23,7 +24,7 @@ func (v *View) HasVolume(name string) error {
 	return nil
 }
 
-// haveVolumes returns a "not found" error if the principal may not see one of the volumes.
+// haveVolumes is like HasVolume, for several volumes.
 func (v *View) haveVolumes(list []mounts.Mount) error {
 	for _, m := range list {
 		if err := v.HasVolume(m.Name); err != nil {
@@ -42,7 +43,7 @@ func (v *View) Volumes() []volume.Info {
 }
 
 // CreateVolume calls Store.Create for the principal, which owns the volume. If the principal may not
-// use the name, the error is a *owner.PrefixError.
+// use the name, the error is an *owner.PrefixError.
 func (v *View) CreateVolume(req volume.Request) (volume.Info, error) {
 	if v.isEmpty() {
 		return volume.Info{}, &volume.Error{Name: req.Name}
@@ -54,8 +55,8 @@ func (v *View) CreateVolume(req volume.Request) (volume.Info, error) {
 	return v.host.volumes.Create(req)
 }
 
-// SnapshotVolume calls Store.Snapshot for the principal, which owns the new volume. If the principal may
-// not use the name, the error is a *owner.PrefixError.
+// SnapshotVolume calls Store.Snapshot for the principal, which owns the new volume. If the principal
+// may not use the name, the error is an *owner.PrefixError.
 func (v *View) SnapshotVolume(from string, req volume.Request) (volume.Info, error) {
 	if err := v.HasVolume(from); err != nil {
 		return volume.Info{}, err

@@ -102,7 +102,7 @@ func equal(a, b marks) bool {
 	return true
 }
 
-// start makes sandbox "sb-1" the writer of the volume "a", and writes to it.
+// startWriter makes sandbox "sb-1" the writer of the volume "a", and writes to it.
 func startWriter(t *testing.T, s *Store, m marks) {
 	t.Helper()
 	f, err := s.Write(t.Context(), "a", "sb-1")

@@ -10,17 +10,17 @@ import (
 
 // Volume is a volume that a guest mounts.
 type Volume struct {
-	Slot     int    `json:"slot"` // the volume slot that has the volume's disk
+	Slot     int    `json:"slot"` // number of the volume slot that has the volume's disk; the first is 0
 	Path     string `json:"path"` // see CheckVolumePath
 	ReadOnly bool   `json:"read_only,omitempty"`
 }
 
-// MaxVolumeSlots bounds the numbers of slots in requests. It is larger than the number of slots that
-// a machine has now.
+// MaxVolumeSlots bounds the slot numbers in requests, which are less than it. It is larger than
+// vm.MaxVolumeSlots, the present bound on the slots of a machine.
 const MaxVolumeSlots = 16
 
-// VolumeSerial returns the serial number of a guest's volume slot. The agent finds the block device
-// of the slot by this number. The first slot has the number 0.
+// VolumeSerial returns the serial number of a volume slot's block device. The agent finds the device
+// by this number.
 func VolumeSerial(slot int) string { return "vol" + strconv.Itoa(slot) }
 
 // maxVolumePath bounds the length of a path in bytes. It is less than Linux's PATH_MAX, because the

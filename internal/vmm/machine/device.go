@@ -229,8 +229,8 @@ func (m *Machine) addDisk(i int, volume bool, overlay *blk.Overlay) error {
 	return m.replaceDisk(i, volume, overlay)
 }
 
-// replaceDisk gives the device of disk i another overlay. The machine owns the overlay, even after
-// an error. If it is nil, the volume slot becomes empty.
+// replaceDisk gives the device of disk i another overlay. If the overlay is nil, the volume slot
+// becomes empty. The machine owns the overlay, even after an error.
 func (m *Machine) replaceDisk(i int, volume bool, overlay *blk.Overlay) error {
 	slot := slotFirstDisk + i
 	err := errors.New("a volume slot and a disk cannot replace each other")

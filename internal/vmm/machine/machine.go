@@ -66,7 +66,7 @@ type Machine struct {
 
 	serial    *serial
 	genIntr   virtio.Interrupt // raises the event that announces a new generation id
-	slots     []*slot          // devices by slot number; nil for an empty slot
+	slots     []*slot          // devices by slot number; nil for a slot without a device
 	registers []kvm.Register   // the device registers that drivers access at every interrupt
 	net       *net.Device
 	disks     []*blk.Device

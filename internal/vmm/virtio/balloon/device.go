@@ -4,8 +4,8 @@
 // The guest's kernel reports blocks of memory that have been free for about two seconds. The device
 // passes the blocks to its owner, which drops their content. The kernel may use a block again at
 // any later time, without asking, and expects no particular content. A kernel that fills free pages
-// with a pattern does expect a content, but it reports nothing here, because the device does not
-// offer the feature VIRTIO_BALLOON_F_PAGE_POISON.
+// with a pattern expects this pattern, but it reports nothing, because the device does not offer the
+// feature VIRTIO_BALLOON_F_PAGE_POISON.
 //
 // The device never asks for memory: its target size is always zero. It answers requests to inflate
 // or deflate the balloon, and ignores them.
@@ -50,7 +50,7 @@ const (
 // Config has two functions of the device's owner. Both are required. The device calls them while it
 // holds its run lock.
 type Config struct {
-	// Release drops the content of a part of guest memory, or of some pages of it, or none.
+	// Release drops the content of a part of guest memory. It may keep the content of any page.
 	Release func(view []byte)
 
 	// Held reports whether no content may be dropped now. While Held returns true, reports wait in

@@ -115,7 +115,7 @@ func TestReportsReleaseMemory(t *testing.T) {
 	}
 }
 
-// A pause waits for the release of stepBytes at most, whatever a guest reports.
+// A pause waits until at most stepBytes are released, whatever a guest reports.
 func TestHoldIsBounded(t *testing.T) {
 	mem := newMemory(t)
 	ring := virtiotest.NewRing(t, mem, 0x10000, queueSize, func() {})

@@ -36,8 +36,9 @@ const (
 const (
 	sectorSize = 512 // unit of every sector number (virtio 1.2 §5.2.4), and the logical block size
 	queueSize  = 128
-	// slotQueueSize is the queue size of a slot. It is smaller, because each machine has several slots,
-	// and a guest's kernel allocates memory for each entry, even while the slot is empty.
+	// slotQueueSize is the queue size of a slot. It is smaller than queueSize, because a machine may
+	// have several slots, and the guest's kernel allocates memory for each entry, even while the slot
+	// is empty.
 	slotQueueSize = 64
 
 	// maxRequest is the maximum length of the data of one request, in bytes. Linux drivers stay
@@ -72,7 +73,7 @@ const (
 
 // Device is one disk. It implements virtio.Device.
 type Device struct {
-	disk   *Overlay               // nil: an empty slot
+	disk   *Overlay               // nil if the slot is empty
 	slot   bool                   // whether NewSlot made the device
 	sync   func([]*os.File) error // syncs files of a slot; tests replace it
 	full   func()

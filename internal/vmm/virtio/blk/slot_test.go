@@ -150,7 +150,7 @@ func TestOnlySlotsChangeTheirSize(t *testing.T) {
 	}
 }
 
-// A slot is restored with any disk, and says whether the guest knows another size.
+// A slot can be restored with any disk, and reports whether the guest knows another size.
 func TestSlotIsRestoredWithAnotherDisk(t *testing.T) {
 	state := func(d *Device) []byte {
 		var w codec.Writer
