@@ -14,7 +14,8 @@ func (c *Client) CreateVolume(ctx context.Context, req VolumeRequest) (v Volume,
 	return v, err
 }
 
-// SnapshotVolume makes a volume with the content and the size of the volume with the given name.
+// SnapshotVolume makes a volume with the content and the size of the volume with the given name. The
+// request contains the name of the new volume.
 func (c *Client) SnapshotVolume(ctx context.Context, name string, req VolumeSnapshotRequest) (v Volume, err error) {
 	err = c.call(ctx, http.MethodPost, volumePath(name)+"/snapshot", req, &v)
 	return v, err

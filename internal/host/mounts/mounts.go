@@ -1,5 +1,6 @@
-// Package mounts gives volumes to sandboxes. It opens the disks for a VM, and makes the guest mount and
-// unmount them. Package volume stores the volumes, and package sandbox decides the order of the steps.
+// Package mounts gives volumes to sandboxes. It opens the disks for a VM, and makes the guest mount
+// and unmount them. Package volume stores the volumes, and package sandbox decides the order of the
+// steps.
 package mounts
 
 import (

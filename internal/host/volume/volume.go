@@ -1,8 +1,8 @@
 // Package volume stores the volumes of a host. A volume is a disk with a name, which outlives the
 // sandboxes that use it.
 //
-// It keeps records and files, and enforces quotas. It neither mounts a volume nor reads a byte of
-// its content, because guests write the content. docs/volumes.md describes the files.
+// It keeps records and files, and enforces quotas. It neither mounts a volume nor interprets its
+// content, because guests write the content. docs/volumes.md describes the files.
 package volume
 
 import (
@@ -67,9 +67,9 @@ type Store struct {
 type volume struct {
 	record.Volume // content of the record
 	phase         phase
-	// The volume's lock. A goroutine holds it while its value is in the channel, which has room for
-	// one value. The record and the files change only while the lock is held. It is taken before
-	// mu.
+	// The volume's lock, which is held while the record or the files change. A goroutine takes it by
+	// sending a value, and frees it by receiving the value; the channel has room for one. The lock is
+	// taken before mu.
 	file chan struct{}
 }
 
@@ -117,8 +117,8 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("volume %.100q: not found", e.Name)
 }
 
-// Open returns the volumes that an earlier daemon left in cfg.Dir. It removes the files of volumes
-// whose creation or removal was interrupted.
+// Open returns a Store with the volumes that an earlier daemon left in cfg.Dir. It removes the files
+// of volumes whose creation or removal was interrupted.
 func Open(cfg Config) (*Store, error) {
 	s := &Store{cfg: cfg, step: func(string) {}, patience: writers.Patience, byName: make(map[string]*volume),
 		unread: make(map[string]bool)}

@@ -18,8 +18,8 @@ import (
 const (
 	layerSuffix   = ".layer"   // ends the names of layers
 	damagedSuffix = ".damaged" // added to the names of layers that a VM has damaged; no volume uses them any more
-	// maxLayers is the maximum number of layers of a volume that gets a new top. Each layer takes a
-	// descriptor in the request to a VMM, which has at most 253 descriptors.
+	// maxLayers is the maximum number of layers of a volume that gets a new top. Each layer takes one
+	// descriptor of a request to a VMM, and a request has at most 253 descriptors.
 	maxLayers = 32
 )
 
