@@ -97,7 +97,7 @@ type ForkRequest struct {
 
 	Labels map[string]string `json:"labels,omitempty"` // labels of the children; nothing is inherited
 
-	// Volumes that each child mounts. The snapshot must have as many volume slots.
+	// Volumes that each child mounts. The snapshot must have at least as many volume slots.
 	Volumes []VolumeMount `json:"volumes,omitempty"`
 
 	// Options that clients of forkd 0.5 send. The daemon accepts and ignores them.

@@ -4,7 +4,7 @@ package v1
 type Volume struct {
 	ID        string            `json:"id"`
 	Name      string            `json:"name"`
-	Owner     string            `json:"owner,omitempty"` // client that created it; empty for clients with a label prefix
+	Owner     string            `json:"owner,omitempty"` // client that created it; empty if that client has a label prefix
 	SizeBytes uint64            `json:"size_bytes"`
 	DiskBytes uint64            `json:"disk_bytes"`       // bytes on the disk of the daemon's host
 	Writer    string            `json:"writer,omitempty"` // id of the sandbox that writes to it
@@ -14,14 +14,14 @@ type Volume struct {
 
 // VolumeSnapshotRequest requests a volume with the content and the size of another volume.
 type VolumeSnapshotRequest struct {
-	Name   string            `json:"name"` // of the new volume
+	Name   string            `json:"name"` // name of the new volume
 	Labels map[string]string `json:"labels,omitempty"`
 }
 
 // VolumeRequest requests a volume.
 type VolumeRequest struct {
 	Name    string            `json:"name"`
-	SizeMiB uint64            `json:"size_mib,omitempty"` // 0: 1024
+	SizeMiB uint64            `json:"size_mib,omitempty"` // 0 means 1024 MiB
 	Labels  map[string]string `json:"labels,omitempty"`
 }
 

@@ -204,8 +204,8 @@ class VolumeMount(Record):
     name: str
     """a volume; a sandbox cannot mount it twice"""
     path: str
-    """absolute path in the guest, which is made if it is missing; not /, /proc, /sys, /dev or /run, or below
-    these"""
+    """absolute path in the guest, which is made if it is missing; not /, and neither /proc, /sys, /dev or /run nor
+    a path below them"""
     mode: Literal["ro", "copy"] | None = None
     """empty: the sandbox writes to the volume, and no other sandbox can mount it meanwhile; ro: the content at the
     time of the mount, read-only; copy: the same, and the sandbox may change its own copy, which ends with it"""
@@ -740,8 +740,8 @@ class CreateSandboxes(Record):
     ttl_secs: float | None = None
     """delete after this many seconds; 0: never"""
     volumes: list[VolumeMount] | None = None
-    """volumes that each sandbox mounts; the snapshot must have as many volume_slots. A sandbox with volumes can be
-    neither branched, suspended nor rolled back"""
+    """volumes that each sandbox mounts; the snapshot must have at least as many volume_slots. A sandbox with
+    volumes can be neither branched, suspended nor rolled back"""
     network: Network | None = None
     """absent: that of the snapshot or of source_id"""
     per_child_netns: bool | None = None

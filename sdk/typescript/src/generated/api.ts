@@ -322,7 +322,7 @@ export interface components {
              * @default 0
              */
             ttl_secs?: number;
-            /** @description volumes that each sandbox mounts; the snapshot must have as many volume_slots. A sandbox with volumes can be neither branched, suspended nor rolled back */
+            /** @description volumes that each sandbox mounts; the snapshot must have at least as many volume_slots. A sandbox with volumes can be neither branched, suspended nor rolled back */
             volumes?: components["schemas"]["VolumeMount"][];
             /** @description absent: that of the snapshot or of source_id */
             network?: components["schemas"]["Network"];
@@ -338,7 +338,7 @@ export interface components {
         VolumeMount: {
             /** @description a volume; a sandbox cannot mount it twice */
             name: components["schemas"]["Tag"];
-            /** @description absolute path in the guest, which is made if it is missing; not /, /proc, /sys, /dev or /run, or below these */
+            /** @description absolute path in the guest, which is made if it is missing; not /, and neither /proc, /sys, /dev or /run nor a path below them */
             path: string;
             /**
              * @description empty: the sandbox writes to the volume, and no other sandbox can mount it meanwhile; ro: the content at the time of the mount, read-only; copy: the same, and the sandbox may change its own copy, which ends with it
