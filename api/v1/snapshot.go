@@ -86,7 +86,7 @@ type BakeRequest struct {
 	MemSizeMiB        uint64            `json:"mem_size_mib,omitempty"` // 0 means 512
 	VCPUs             uint32            `json:"vcpus,omitempty"`        // 0 means 1
 	CPUTemplate       string            `json:"cpu_template,omitempty"`
-	VolumeSlots       uint32            `json:"volume_slots,omitempty"` // volumes that a child can mount; 0: as From has, or none
+	VolumeSlots       uint32            `json:"volume_slots,omitempty"` // number of volumes that a child can mount
 	Env               map[string]string `json:"env,omitempty"`
 	Warmup            Warmup            `json:"warmup,omitzero"`
 	ReadyTimeoutSecs  float64           `json:"ready_timeout_secs,omitempty"`
