@@ -125,6 +125,7 @@ func TestMemoryLimit(t *testing.T) {
 	d.killedByLimit(t, s.ID, 60)
 	d.alive(t, sibling.ID)
 	d.kill(t, s, sibling)
+	d.removeBranches(t)
 }
 
 // TestCPULimit checks that a sandbox above its CPU limit is throttled and its sibling is not
