@@ -168,7 +168,7 @@ func (s *Server) removeImage(w http.ResponseWriter, r *http.Request) error {
 		return face.WriteJSON(w, r, http.StatusOK, []removed{{Untagged: full}})
 	case byName && len(img.names) > 1:
 		return conflict("conflict: unable to remove %q: the name is that of the snapshot, and the image has further "+
-			"names: remove %s first", asked, strings.Join(img.names[1:], ", "))
+			"names: remove %.1000s first", asked, strings.Join(img.names[1:], ", "))
 	case !byName && len(img.names) > 1 && !force:
 		return conflict("conflict: unable to delete %.20s (must be forced) - image is referenced in multiple repositories",
 			img.ID)

@@ -179,7 +179,7 @@ func TestBadTags(t *testing.T) {
 	entry, tail, _ := strings.Cut(entry, "]")
 	for _, bad := range []string{strings.Replace(entry, "good:latest", "A:1", 1),
 		strings.Replace(entry, "good:latest", "library/:1", 1), strings.Replace(entry, "good:latest", "library/x:1", 1),
-		strings.Replace(entry, `"a.b"`, `"../x"`, 1)} {
+		strings.Replace(entry, `"a.b"`, `"../x"`, 1), strings.Replace(entry, "good:", longRepository+":", 1)} {
 		if err := os.WriteFile(r.tagsFile(), []byte(head+"["+bad+","+entry+"]"+tail), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -187,6 +187,21 @@ func TestBadTags(t *testing.T) {
 			t.Errorf("%s: %s", bad, got)
 		}
 	}
+}
+
+// longRepository is a repository that is longer than Docker permits.
+var longRepository = strings.Repeat("a.", 125) + "b/team" // 257 characters
+
+// Names of images have a maximum length, even before the first slash.
+func TestLongTags(t *testing.T) {
+	r := start(t)
+	r.create("?name=box", "")
+	for _, repository := range []string{longRepository, strings.Repeat("a.", 7400) + "b/x"} {
+		r.call("POST", "/images/a.b/tag?tag=t&repo="+repository, "", 400, nil)
+		r.call("POST", "/commit?container=box&tag=t&repo="+repository, "{}", 400, nil)
+		r.call("POST", "/images/create?tag=t&fromImage="+repository, "", 400, nil)
+	}
+	r.call("POST", "/images/a.b/tag?tag="+strings.Repeat("t", 128)+"&repo="+longRepository[2:], "", 201, nil)
 }
 
 // The next daemon can read each name that this one accepts.

@@ -38,10 +38,13 @@ type tags struct {
 // alias is a further name of a snapshot.
 type alias = record.ImageName
 
-// Bounds on names.
+// Bounds on names. One client may give at most three quarters of all names, and of the names of one
+// image. Lists of images encode one image at a time, so the names of one image must be few.
 const (
-	maxTags     = 10_000   // a client may give at most three quarters of them
-	maxTagsFile = 16 << 20 // bytes
+	maxTags       = 10_000
+	maxTagsOf     = 500      // of one image
+	maxRepository = 255      // bytes of a name before its tag, as in Docker
+	maxTagsFile   = 16 << 20 // bytes
 )
 
 // openTags reads the names in a file. If the file is missing, there are no names. openTags renames
@@ -99,6 +102,10 @@ func readTags(path string) ([]alias, error) {
 func fullName(text string) (string, error) {
 	repository, tag := split(text)
 	full := repository + ":" + tag
+	if len(repository) > maxRepository {
+		return "", face.BadRequest("invalid reference format: %.40q… has %d characters before the tag: want at most %d",
+			repository, len(repository), maxRepository)
+	}
 	_, err := name.NewTag(full)
 	switch {
 	case err != nil:
@@ -140,6 +147,10 @@ func (t *tags) write(list []alias) error {
 	if err != nil {
 		return err
 	}
+	if len(p) > maxTagsFile { // readTags would refuse the file, and all names would be lost
+		return face.NewError(http.StatusTooManyRequests,
+			fmt.Sprintf("%s would have %d bytes, want at most %d: remove some names", t.path, len(p), maxTagsFile))
+	}
 	return atomicfile.WriteDurable(t.path, p, 0o600)
 }
 
@@ -172,22 +183,35 @@ func (t *tags) set(a alias, mayChange func(old alias) error) error {
 			all = slices.Delete(all, n, n+1)
 		}
 		all = append(all, a)
-		given := 0
-		for _, other := range all {
-			if other.Who == a.Who {
-				given++
-			}
+		ofImage := slices.DeleteFunc(slices.Clone(all), func(other alias) bool { return other.ID != a.ID })
+		if err := checkShare(ofImage, a.Who, maxTagsOf, "this image"); err != nil {
+			return nil, err
 		}
-		if share := owner.FairShare(a.Who, maxTags); share.Most > 0 && given > share.Most {
-			return nil, face.NewError(http.StatusTooManyRequests,
-				fmt.Sprintf("this client has given %d names to images: remove some", share.Most))
-		}
-		if len(all) > maxTags {
-			return nil, face.NewError(http.StatusTooManyRequests,
-				fmt.Sprintf("images have more than %d names: remove some", maxTags))
+		if err := checkShare(all, a.Who, maxTags, "images"); err != nil {
+			return nil, err
 		}
 		return all, nil
 	})
+}
+
+// checkShare returns an error if a list has more than most names, or more names of the given client
+// than its share. The parameter of says to which images the names lead.
+func checkShare(list []alias, who string, most int, of string) error {
+	given := 0
+	for _, a := range list {
+		if a.Who == who {
+			given++
+		}
+	}
+	if share := owner.FairShare(who, most); share.Most > 0 && given > share.Most {
+		return face.NewError(http.StatusTooManyRequests,
+			fmt.Sprintf("this client has given %d names to %s: remove some", share.Most, of))
+	}
+	if len(list) > most {
+		return face.NewError(http.StatusTooManyRequests,
+			fmt.Sprintf("%s: there are %d names: remove some", of, most))
+	}
+	return nil
 }
 
 // remove removes the names for which f returns true.
