@@ -91,6 +91,36 @@ func TestLaterSnapshotTakesName(t *testing.T) {
 	}
 }
 
+// branch makes a snapshot of the client's container box through forkd's own API, which does not
+// know the names of images.
+func (r *rig) branch(token, tag string) {
+	r.t.Helper()
+	cl, err := client.New(r.URL, r.Tokens[token])
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	var c struct{ ForkdSandbox string }
+	r.as(token).call("GET", "/containers/box/json", "", 200, &c)
+	if _, err := cl.Branch(r.t.Context(), c.ForkdSandbox, client.BranchRequest{Tag: tag, Mode: "diff"}); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// A client with the scope run cannot take a name that root has given, not even with a snapshot that
+// another API makes.
+func TestNamesOfRootStay(t *testing.T) {
+	root, user := startUser(t, apirig.Options{})
+	root.call("POST", "/images/a.b/tag?repo=app", "", 201, nil)
+	good := root.imageID("app")
+	root.branch("user", "app")
+	if root.imageID("app") != good || user.imageID("app:latest") != good {
+		t.Error("the name leads to the snapshot of the client")
+	}
+	if got := root.nextNames(); got != " a.b:latest+app:latest evil:latest" { // the snapshot app has no name
+		t.Errorf("the next daemon: %s", got)
+	}
+}
+
 // A pull does not take the image to which a client with fewer rights has given a name for the image
 // of a registry.
 func TestPullOfATakenName(t *testing.T) {

@@ -26,8 +26,8 @@ import (
 // tags has the names of images that are not the tags of their snapshots, and stores them in a file.
 // These are names that clients have given with docker tag or docker commit, and names that no
 // snapshot can have. Such a name takes precedence over a snapshot with this tag that existed before
-// the name was given. The name is removed when its snapshot is deleted, or when a new snapshot gets
-// this tag.
+// the name was given. The name is removed when its snapshot is deleted. A new snapshot with this tag
+// takes the name, unless an administrator has given the name.
 type tags struct {
 	path string
 
@@ -235,10 +235,11 @@ func sees(view *tenancy.View, a alias) bool {
 // isTaken reports whether a snapshot has taken the name of an alias. This is a snapshot whose tag
 // is the name, and which did not exist when the client gave the name. If an alias kept its name, a
 // client could take a free name, and get the containers of all clients that want a later snapshot
-// with this tag.
+// with this tag. A name that an administrator has given is never taken: every client that may
+// branch a sandbox could take it.
 func isTaken(view *tenancy.View, a alias) bool {
 	tag := tagOf(a.Name)
-	if tag == "" {
+	if tag == "" || a.Admin {
 		return false
 	}
 	d, err := view.Snapshot(tag)
