@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
@@ -92,14 +93,24 @@ func (s *Server) name(r *http.Request, full string, d store.Detail, made bool) e
 	if err := s.mayName(r, full, d.Tag); err != nil {
 		return err
 	}
-	tag := tagOf(full)
-	if tag == d.Tag {
+	if tagOf(full) == d.Tag {
 		return s.tags.remove(func(a alias) bool { return a.Name == full })
+	}
+	return s.setAlias(r, full, d, made)
+}
+
+// setAlias is like name, but it also records the name of the snapshot's own tag. A later pull then
+// knows that this image is the image of the registry.
+func (s *Server) setAlias(r *http.Request, full string, d store.Detail, made bool) error {
+	if err := s.mayName(r, full, d.Tag); err != nil {
+		return err
 	}
 	who := auth.From(r.Context())
 	a := alias{Name: full, Snapshot: d.Tag, ID: d.ID, Made: made, Who: who.Who, Admin: who.Scope >= auth.Admin}
-	if own, err := s.view(r).Snapshot(tag); tag != "" && err == nil {
-		a.Over = own.ID
+	if tag := tagOf(full); tag != "" {
+		if own, err := s.view(r).Snapshot(tag); err == nil {
+			a.Over = own.ID
+		}
 	}
 	return s.tags.set(a, func(old alias) error { return mayChange(r, old) })
 }
@@ -153,7 +164,7 @@ func (s *Server) removeImage(w http.ResponseWriter, r *http.Request) error {
 	}
 	full, err := fullName(asked)
 	a, isAlias := s.alias(s.view(r), full)
-	isAlias = isAlias && err == nil && a.ID == img.Detail.ID
+	isAlias = isAlias && err == nil && a.ID == img.Detail.ID && tagOf(full) != img.snapshot
 	byName := isAlias || tagOf(asked) == img.snapshot
 	force := boolQuery(r, "force")
 	switch {
@@ -167,8 +178,9 @@ func (s *Server) removeImage(w http.ResponseWriter, r *http.Request) error {
 		s.feed.emit(imageEvent("untag", img.ID, full))
 		return face.WriteJSON(w, r, http.StatusOK, []removed{{Untagged: full}})
 	case byName && len(img.names) > 1:
+		others := slices.DeleteFunc(slices.Clone(img.names), func(n string) bool { return tagOf(n) == img.snapshot })
 		return conflict("conflict: unable to remove %q: the name is that of the snapshot, and the image has further "+
-			"names: remove %.1000s first", asked, strings.Join(img.names[1:], ", "))
+			"names: remove %.1000s first", asked, strings.Join(others, ", "))
 	case !byName && len(img.names) > 1 && !force:
 		return conflict("conflict: unable to delete %.20s (must be forced) - image is referenced in multiple repositories",
 			img.ID)

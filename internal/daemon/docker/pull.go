@@ -2,6 +2,7 @@ package docker
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/base64"
 	"encoding/json"
 	"net/http"
@@ -46,9 +47,8 @@ func (s *Server) pull(w http.ResponseWriter, r *http.Request) error {
 	}
 	out := &progress{w: w, rc: http.NewResponseController(w), stall: s.Face.Limits.Stall}
 	if img, err := s.imageOf(r, full); err == nil {
-		if a, ok := s.alias(s.view(r), full); ok && a.ID == img.Detail.ID && !a.Admin &&
-			a.Who != auth.From(r.Context()).Who {
-			return conflict("another client has given the name %.300s to an image, which may differ from the image in "+
+		if !s.isTrusted(r, full, img) {
+			return conflict("the name %.300s leads to an image that no pull has made, and that may differ from the image in "+
 				"the registry: remove the name with docker rmi, and pull again", full)
 		}
 		out.say("", "Status: Image is up to date for "+full)
@@ -57,14 +57,15 @@ func (s *Server) pull(w http.ResponseWriter, r *http.Request) error {
 	if err := auth.From(r.Context()).Need(auth.Admin); err != nil { // as for the builds of /v1
 		return err
 	}
-	if err := s.mayName(r, full, pulledTag(full)); err != nil {
+	tag = pulledTag(full)
+	if err := s.mayName(r, full, tag); err != nil {
 		return err
 	}
 	login, err := loginOf(r, full)
 	if err != nil {
 		return err
 	}
-	err = s.build(r, out, full, login)
+	err = s.build(r, out, full, tag, login)
 	if err != nil && out.hasBegun() {
 		out.fail(err)
 		return nil
@@ -72,8 +73,16 @@ func (s *Server) pull(w http.ResponseWriter, r *http.Request) error {
 	return err
 }
 
-// build builds the snapshot of a container image.
-func (s *Server) build(r *http.Request, out *progress, full string, logins map[string]build.Login) error {
+// isTrusted reports whether a pull may take an image that exists already for the image of the
+// registry. Either a pull has made the image, or an administrator or the client itself has given it
+// this name. Every client that may branch a sandbox can make a snapshot with the tag.
+func (s *Server) isTrusted(r *http.Request, full string, img image) bool {
+	a, ok := s.alias(s.view(r), full)
+	return ok && a.ID == img.Detail.ID && (a.Admin || a.Who == auth.From(r.Context()).Who)
+}
+
+// build builds the snapshot of a container image, with the given tag.
+func (s *Server) build(r *http.Request, out *progress, full, tag string, logins map[string]build.Login) error {
 	who := auth.From(r.Context()).Who
 	leave, err := s.Builds.Enter(who)
 	if err != nil {
@@ -92,10 +101,10 @@ func (s *Server) build(r *http.Request, out *progress, full string, logins map[s
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
 	out.gone = cancel
-	req := build.Request{Who: who, Admin: true, Tag: pulledTag(full), Logins: logins,
+	req := build.Request{Who: who, Admin: true, Tag: tag, Logins: logins,
 		Dockerfile: dockerfile.Request{Name: "Dockerfile", Text: []byte("FROM " + reference(full) + "\n")}}
-	repository, tag := split(full)
-	out.say(tag, "Pulling from "+repository)
+	repository, version := split(full)
+	out.say(version, "Pulling from "+repository)
 	if _, err := s.Builds.Build(ctx, req, files, out); err != nil {
 		return err
 	}
@@ -103,7 +112,7 @@ func (s *Server) build(r *http.Request, out *progress, full string, logins map[s
 	if err != nil {
 		return err
 	}
-	if err := s.name(r, full, d, true); err != nil {
+	if err := s.setAlias(r, full, d, true); err != nil {
 		return err
 	}
 	s.feed.emit(imageEvent("pull", imageID(d.ID), full))
@@ -125,14 +134,16 @@ func reference(full string) string {
 
 var notInTag = regexp.MustCompile(`[^A-Za-z0-9_.-]+`)
 
-// pulledTag returns the tag of the snapshot for a pulled image.
+// pulledTag returns the tag of the snapshot for a pulled image. If no snapshot can have the name of
+// the image as its tag, the tag ends with random characters. Otherwise a client could make a snapshot
+// with this tag, and the image could not be pulled.
 func pulledTag(full string) string {
 	if tag := tagOf(full); tag != "" {
 		return tag
 	}
-	const most, distinct = 60, 12 // characters of the name and of its digest
+	const most, distinct = 60, 12 // characters of the name, and random ones
 	text := strings.Trim(notInTag.ReplaceAllString(full, "-"), ".-")
-	return text[:min(len(text), most)] + "-" + digest(full)[:distinct]
+	return text[:min(len(text), most)] + "-" + strings.ToLower(rand.Text()[:distinct])
 }
 
 // loginOf returns the credentials in a request, for the registry of the image only.

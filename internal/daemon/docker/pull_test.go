@@ -2,7 +2,9 @@ package docker_test
 
 import (
 	"bufio"
+	"crypto/sha256"
 	"encoding/base64"
+	"encoding/hex"
 	"fmt"
 	"io"
 	"net"
@@ -37,7 +39,7 @@ func TestPull(t *testing.T) {
 		ID string `json:"Id"`
 	}
 	r.call("POST", "/containers/create", `{"Image":"team/app"}`, 201, &c)
-	if got := r.names(); got != "a.b:latest team/app:latest tool.1:latest" {
+	if got := r.names(); got != "a.b:latest team/app:latest tool:1" {
 		t.Error(got)
 	}
 	if _, text := r.send("POST", "/images/create?fromImage=none&tag=1", ""); !strings.Contains(text, `"errorDetail"`) {
@@ -46,6 +48,56 @@ func TestPull(t *testing.T) {
 	for _, query := range []string{"", "fromImage=UPPER", "fromImage=x&tag=sha256:ab", "fromSrc=-",
 		"fromImage=x&platform=linux/arm"} {
 		r.call("POST", "/images/create?"+query, "", 400, nil)
+	}
+}
+
+// A pull does not take a snapshot for the image of a registry, unless a pull has made the snapshot.
+func TestPullOfATakenTag(t *testing.T) {
+	root, user := startUser(t, apirig.Options{Images: []string{"docker.io/library/python:latest",
+		"docker.io/library/python:3"}})
+	user.commit("container=box&repo=python")
+	evil := user.imageID("python")
+	text := root.call("POST", "/images/create?fromImage=python&tag=latest", "", 409, nil)
+	if !strings.Contains(text, "docker rmi") {
+		t.Error(text)
+	}
+	root.call("DELETE", "/images/python", "", 200, nil)
+	for _, tag := range []string{"latest", "3"} {
+		for _, want := range []string{"Downloaded newer image", "up to date"} {
+			_, text := root.send("POST", "/images/create?fromImage=python&tag="+tag, "")
+			if !strings.Contains(text, want) {
+				t.Errorf("%s: %s, want %s", tag, text, want)
+			}
+		}
+		if root.imageID("python:"+tag) == evil {
+			t.Error("the name leads to the image of the client")
+		}
+	}
+	user.call("POST", "/images/evil/tag?repo=python", "", 403, nil)
+	user.call("POST", "/commit?container=box&repo=python&tag=3", "{}", 403, nil)
+	root.call("POST", "/images/python:3/tag?repo=py", "", 201, nil)
+	if text := root.call("DELETE", "/images/python:3", "", 409, nil); !strings.Contains(text, "remove py:latest first") {
+		t.Error(text)
+	}
+	root.call("DELETE", "/images/py", "", 200, nil)
+	root.call("DELETE", "/images/python:3", "", 200, nil)
+	if got := root.names(); got != "a.b:latest evil:latest python:latest" {
+		t.Error(got)
+	}
+}
+
+// A client cannot block the pull of an image with the tag that the pull would choose.
+func TestPullWithATakenSnapshot(t *testing.T) {
+	root, _ := startUser(t, apirig.Options{Images: []string{"docker.io/team/app:latest"}})
+	sum := sha256.Sum256([]byte("team/app:latest"))
+	root.branch("user", "team-app-latest-"+hex.EncodeToString(sum[:])[:12])
+	evil := root.imageID("team-app-latest-" + hex.EncodeToString(sum[:])[:12])
+	_, text := root.send("POST", "/images/create?fromImage=team/app", "")
+	if !strings.Contains(text, "Downloaded newer image") {
+		t.Fatal(text)
+	}
+	if root.imageID("team/app") == evil {
+		t.Error("the name leads to the image of the client")
 	}
 }
 
