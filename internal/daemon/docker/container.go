@@ -36,7 +36,6 @@ type container struct {
 	changed  chan struct{} // closed and replaced when state, main or gone changes
 	suspends *time.Timer   // suspends the sandbox of an exited container
 	users    int           // uses of the guest, such as transfers of files; 0: the sandbox may be suspended
-	restarts bool          // a restart is under way, so the end of the main process does not remove the container
 	ports    []listener    // published ports that are open
 	last     sandbox.Info  // description of the sandbox at the latest event
 }
@@ -96,18 +95,11 @@ func (c *container) process() *process {
 	return c.main
 }
 
-// setRestarts sets the field restarts.
-func (c *container) setRestarts(yes bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.restarts = yes
-}
-
 // removesItself reports whether a container must be removed when its main process has ended.
 func (c *container) removesItself(sp *spec) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return sp.Host.AutoRemove && !c.restarts
+	return sp.Host.AutoRemove && !c.state.Restarts
 }
 
 // isOwn reports whether this API has made the container.

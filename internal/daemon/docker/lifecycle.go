@@ -39,6 +39,8 @@ func (s *Server) start(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	defer unlock()
+	sp := specOf(c.info)
+	s.setRestarts(c.container, &sp, false) // true if an earlier daemon ended during a restart
 	did, err := s.startLocked(r.Context(), s.view(r), c.container)
 	return answerChange(w, did, err)
 }
@@ -334,18 +336,33 @@ func (s *Server) restart(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	defer unlock()
-	c.setRestarts(true)
-	_, err = s.stopLocked(r, &c)
-	c.setRestarts(false)
-	if err != nil {
-		return err
+	// As with Docker, a restart does not end halfway when the client leaves.
+	ctx, cancel := context.WithCancel(context.WithoutCancel(r.Context()))
+	defer cancel()
+	defer context.AfterFunc(s.life, cancel)()
+	sp := specOf(c.info)
+	s.setRestarts(c.container, &sp, true)
+	if _, err = s.stopLocked(r.WithContext(ctx), &c); err == nil {
+		_, err = s.startLocked(ctx, s.Face.View(ctx), c.container)
 	}
-	if _, err := s.startLocked(r.Context(), s.view(r), c.container); err != nil {
+	if s.life.Err() != nil {
+		return err // the next daemon finds in the record that the container must stay
+	}
+	s.setRestarts(c.container, &sp, false)
+	if err != nil {
 		return err
 	}
 	s.event("restart", c.container, c.info)
 	w.WriteHeader(http.StatusNoContent)
 	return nil
+}
+
+// setRestarts records whether a restart of a container is under way. Only a container that removes
+// itself needs this record.
+func (s *Server) setRestarts(c *container, sp *spec, yes bool) {
+	if st, _, _ := c.now(); sp.Host.AutoRemove && st.Restarts != yes {
+		s.note(c, func(s *state) { s.Restarts = yes })
+	}
 }
 
 // kill sends a signal to the main process. It does not wait for other operations.

@@ -37,6 +37,57 @@ func TestRestartOfAContainerThatRemovesItself(t *testing.T) {
 	}
 }
 
+// A restart does not end halfway when the client leaves. Otherwise a container that removes itself
+// would be removed with its data.
+func TestRestartWhenTheClientLeaves(t *testing.T) {
+	r := start(t)
+	dir := t.TempDir()
+	id := r.create("?name=job", fmt.Sprintf(`,"HostConfig":{"AutoRemove":true},"Cmd":["sh","-c",
+		"cd %s; trap 'touch asked; until [ -e go ]; do sleep 0.01; done; exit 0' TERM; touch ready; while :; do sleep 0.01; done"]`,
+		dir))
+	await := func(file string) {
+		t.Helper()
+		for begun := time.Now(); ; time.Sleep(10 * time.Millisecond) {
+			if _, err := os.Stat(filepath.Join(dir, file)); err == nil {
+				return
+			}
+			if time.Since(begun) > limit {
+				t.Fatalf("the command does not make the file %s", file)
+			}
+		}
+	}
+	r.call("POST", "/containers/job/start", "", 204, nil)
+	await("ready")
+	ctx, leave := context.WithCancel(t.Context())
+	defer leave()
+	req, err := http.NewRequestWithContext(ctx, "POST", "http://docker/v1.44/containers/job/restart?t=600", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	left := make(chan error)
+	go func() {
+		_, err := r.http.Do(req)
+		left <- err
+	}()
+	await("asked")
+	leave()
+	if err := <-left; err == nil {
+		t.Fatal("the restart has ended before the client left")
+	}
+	if err := os.Remove(filepath.Join(dir, "ready")); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "go"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	await("ready") // the second run
+	if s := r.state(id); s.Status != "running" {
+		t.Errorf("%+v", s)
+	}
+	r.call("POST", "/containers/job/stop", "", 204, nil)
+	r.call("GET", "/containers/job/json", "", 404, nil)
+}
+
 // holder adds a token to requests.
 type holder struct {
 	http.RoundTripper
@@ -247,16 +298,20 @@ func TestProcessThatIsNotFound(t *testing.T) {
 }
 
 // If a daemon is killed after the end of a container with --rm and before its removal, the next
-// daemon removes the container. A damaged record removes nothing.
+// daemon removes the container. A damaged record removes nothing, and neither does the end of a
+// daemon during a restart.
 func TestNextDaemonRemoves(t *testing.T) {
 	r := start(t)
 	sandboxes := map[string]string{}
-	for _, name := range []string{"ended", "damaged"} {
+	for _, name := range []string{"ended", "damaged", "restarts"} {
 		r.create("?name="+name, `,"Cmd":["sleep","600"],"HostConfig":{"AutoRemove":true}`)
 		sandboxes[name] = r.sandboxOf(name)
 	}
 	r.nextWith(func() {
 		r.record(sandboxes["ended"], func(c *record.Container) { c.Status, c.Finished = "exited", time.Now() })
+		r.record(sandboxes["restarts"], func(c *record.Container) {
+			c.Status, c.Finished, c.Restarts = "exited", time.Now(), true
+		})
 		if err := os.WriteFile(filepath.Join(r.Docker.Dir, sandboxes["damaged"]+".json"), nil, 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -266,9 +321,14 @@ func TestNextDaemonRemoves(t *testing.T) {
 		t.Errorf("wait: %s", resp.Status)
 	}
 	r.call("GET", "/containers/ended/json", "", 404, nil)
-	if s := r.state(sandboxes["damaged"]); s.Status != "exited" {
-		t.Errorf("%+v", s)
+	for _, name := range []string{"damaged", "restarts"} {
+		if s := r.state(sandboxes[name]); s.Status != "exited" {
+			t.Errorf("%s: %+v", name, s)
+		}
 	}
+	r.call("POST", "/containers/restarts/start", "", 204, nil)
+	r.call("POST", "/containers/restarts/stop?t=0", "", 204, nil)
+	r.call("GET", "/containers/restarts/json", "", 404, nil)
 }
 
 // A guest that does not answer does not hide the end of the main process, although execs of the

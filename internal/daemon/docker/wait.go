@@ -175,7 +175,8 @@ func (s *Server) adopt() {
 			s.adoptPorts(c, i.Owner, &sp)
 		}
 		switch {
-		case st.Status == exited && sp.Host.AutoRemove && !st.Finished.IsZero(): // a damaged record removes nothing
+		case st.Status == exited && sp.Host.AutoRemove && !st.Restarts &&
+			!st.Finished.IsZero(): // a damaged record removes nothing
 			s.tasks.Go(func() { s.removeExited(c, view) })
 		case st.Status == exited && len(sp.args()) > 0:
 			s.suspendLater(c, view)
