@@ -222,7 +222,7 @@ func (b *book) drop(id string) (*container, error) {
 	b.mu.Unlock()
 	c.gone = true
 	c.notifyLocked()
-	c.out.rush()
+	c.out.rush(nil)
 	c.out.end()
 	err := c.out.discard() // the next daemon removes files that remain
 	if failed := os.Remove(filepath.Join(b.dir, id+suffix)); !errors.Is(failed, fs.ErrNotExist) {

@@ -141,8 +141,8 @@ func TestRush(t *testing.T) {
 			t.Error("the output was not received")
 		default:
 		}
-		o.rush()
-		o.rush()
+		o.rush(nil)
+		o.rush(nil)
 		<-wrote
 		select {
 		case <-r.gone:
@@ -152,6 +152,18 @@ func TestRush(t *testing.T) {
 		o.end()
 		<-r.ended
 	})
+}
+
+// A kill that comes after the end of a process does not hurry the next process.
+func TestRushAfterTheEnd(t *testing.T) {
+	o, ended := newOutput(0), make(chan struct{})
+	o.rush(ended)
+	close(ended)
+	o.end()
+	o.rush(ended)
+	if o.killed {
+		t.Error("the next process is hurried")
+	}
 }
 
 // A killed process waits once for all of its readers, even if none of them reads.
@@ -176,7 +188,7 @@ func TestRushOfManyReaders(t *testing.T) {
 			}
 		}()
 		begun := time.Now()
-		o.rush()
+		o.rush(nil)
 		for range 3 {
 			o.write(agentclient.Stdout, []byte("x"))
 			synctest.Wait() // the follower waits for the next output

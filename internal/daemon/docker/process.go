@@ -329,7 +329,7 @@ func (p *process) use(ctx context.Context, f func(context.Context, *agentclient.
 // returns no error.
 func (p *process) signal(ctx context.Context, sig syscall.Signal) error {
 	if sig == syscall.SIGKILL {
-		p.out.rush()
+		p.out.rush(p.ended)
 	}
 	ctx, cancel := context.WithTimeout(ctx, controlFor)
 	defer cancel()
