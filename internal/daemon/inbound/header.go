@@ -59,19 +59,26 @@ func (p *Proxy) request(pr *httputil.ProxyRequest, route *Route) {
 }
 
 // authorization returns the values of Authorization that are passed to the guest. It withholds
-// every bearer token that is a token of the daemon. It passes other bearer tokens only if the
+// every bearer token that is a token of the daemon, and every password of Basic credentials that is
+// one, because clients of registries send the token so. It passes other bearer tokens only if the
 // request has the header TokenHeader, or if the request needed no token, because it is signed or
 // because the port is open.
 func (p *Proxy) authorization(h http.Header, signed bool) (values []string) {
 	otherwise := signed || h.Get(auth.TokenHeader) != ""
 	for _, v := range h["Authorization"] {
 		token, bearer := auth.Bearer(v)
-		if bearer && (!otherwise || p.IsToken(token)) {
+		if bearer && (!otherwise || p.IsToken(token)) || p.hasToken(v) {
 			continue
 		}
 		values = append(values, v)
 	}
 	return values
+}
+
+// hasToken reports whether a value of Authorization has Basic credentials with a token of the daemon.
+func (p *Proxy) hasToken(authorization string) bool {
+	user, password, basic := (&http.Request{Header: http.Header{"Authorization": {authorization}}}).BasicAuth()
+	return basic && (p.IsToken(user) || p.IsToken(password))
 }
 
 // contain removes the headers of an answer whose effect goes beyond the guest's port. If a

@@ -3,6 +3,7 @@ package inbound
 import (
 	"bufio"
 	"context"
+	"encoding/base64"
 	"errors"
 	"io"
 	"net"
@@ -15,6 +16,11 @@ import (
 )
 
 const seen = "/v1/sandboxes/" + id + "/proxy/80"
+
+// basic returns the encoded form of Basic credentials.
+func basic(user, password string) string {
+	return base64.StdEncoding.EncodeToString([]byte(user + ":" + password))
+}
 
 // A guest receives a client's request without the headers that the guest must not see, or that
 // would change the meaning of the request.
@@ -40,6 +46,10 @@ func TestWhatTheGuestSees(t *testing.T) {
 		{"path, both", Route{Prefix: seen}, "Forkd-Token: " + token + "\r\nAuthorization: Bearer " + token +
 			"\r\nAuthorization: Basic x\r\n", "Basic x", ""},
 		{"path, basic", Route{Prefix: seen}, "Authorization: Basic x\r\n", "Basic x", ""},
+		{"path, basic with the token", Route{Prefix: seen}, "Authorization: Basic " + basic("x", token) +
+			"\r\nAuthorization: basic " + basic(token, "") + "\r\nAuthorization: Basic " + basic("x", "y") + "\r\n",
+			"Basic " + basic("x", "y"), ""},
+		{"host, open, basic with the token", Route{Open: true}, "Authorization: Basic " + basic("x", token) + "\r\n", "", ""},
 		{"host, signed", Route{Signed: true}, "Authorization: Bearer other\r\n", "Bearer other", ""},
 		{"host, signed, and the token", Route{Signed: true}, "Authorization: Bearer  " + token + " \r\n", "", ""},
 		{"path, API key", Route{Prefix: seen}, "X-API-Key: " + token + "\r\n", "", ""},
