@@ -294,6 +294,8 @@ func TestAnswers(t *testing.T) {
 		{"DELETE", "/v2/b1/manifests/latest", 405, "accepts only signatures"},
 		{"GET", "/v2/sandboxes/manifests/latest", 404, "NAME_UNKNOWN"},
 		{"GET", "/v2/sandboxes", 401, "X-API-Key"}, // E2B's API
+		{"POST", "/v2/templates/tags/builds/x", 401, "X-API-Key"},
+		{"GET", "/v2/templates/tags/list", 404, "NAME_UNKNOWN"},
 	} {
 		if resp, p := request(t, a, c.method, c.path); resp.StatusCode != c.status || !strings.Contains(string(p), c.text) {
 			t.Errorf("%s %s: %d %.200s, want %d and %q", c.method, c.path, resp.StatusCode, p, c.status, c.text)
