@@ -8,7 +8,6 @@ import (
 	"hash"
 	"io"
 	"net/http"
-	"time"
 
 	"github.com/opencontainers/go-digest"
 
@@ -57,14 +56,13 @@ func (x *fetching) run(ctx context.Context) error {
 			return err
 		}
 	}
-	begun := time.Now()
 	for n := 1; ; n++ {
 		before := x.done
 		err := x.content(ctx)
 		if err == nil {
 			break
 		}
-		if x.done > before || isPacking(err) && time.Since(begun) < x.patience {
+		if x.done > before || x.awaits(err) {
 			n = 1 // a verified frame, or a source that still packs, restarts the count of tries
 		}
 		if n >= x.tries || !isTemporary(err) {

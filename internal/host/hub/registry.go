@@ -285,7 +285,8 @@ type conn struct {
 
 	roomEvery int64 // see fetching
 
-	patience time.Duration // maximum time to wait for a daemon that packs a snapshot
+	patience time.Duration             // maximum time to wait for a daemon that packs a snapshot
+	packing  atomic.Pointer[time.Time] // when the source first answered that it packs the snapshot; nil: never
 }
 
 // dial finds out how a registry authenticates, and gets a token for the scopes if the registry
@@ -322,10 +323,9 @@ func (c *conn) pusher() (*remote.Pusher, error) {
 // again calls the function try until it succeeds, returns an error that is not temporary, or has
 // failed c.tries times. Tries do not count while the source is a daemon that packs the snapshot.
 func (c *conn) again(ctx context.Context, try func() error) error {
-	begun := time.Now()
 	for n := 1; ; n++ {
 		err := try()
-		if isPacking(err) && time.Since(begun) < c.patience {
+		if c.awaits(err) {
 			n = 1
 		}
 		if err == nil || n >= c.tries || !isTemporary(err) {
@@ -356,6 +356,18 @@ func isPacking(err error) bool {
 	var status *transport.Error
 	return errors.As(err, &status) && status.StatusCode == http.StatusServiceUnavailable && len(status.Errors) == 1 &&
 		status.Errors[0].Detail == PackingDetail
+}
+
+// awaits reports whether the source is a daemon that packs the snapshot, and may go on with this. All
+// requests of a connection wait at most c.patience for it. Otherwise a hostile source could make each
+// request wait so long.
+func (c *conn) awaits(err error) bool {
+	if !isPacking(err) {
+		return false
+	}
+	now := time.Now()
+	c.packing.CompareAndSwap(nil, &now)
+	return now.Sub(*c.packing.Load()) < c.patience
 }
 
 // isTemporary reports whether a request may succeed later.

@@ -8,8 +8,10 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 	"github.com/opencontainers/go-digest"
 
 	"github.com/forkd/forkd/internal/host/store"
@@ -237,6 +239,31 @@ func TestPullWaitsForPacking(t *testing.T) {
 		}
 		c.leavesNothing(t, "a busy source", 0)
 	}
+}
+
+// All requests of a pull together wait for a daemon that packs the snapshot as long as one request.
+func TestPatienceOfAPull(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := &conn{tries: 2, wait: time.Second, patience: 30 * time.Minute}
+		packs := &transport.Error{StatusCode: http.StatusServiceUnavailable,
+			Errors: []transport.Diagnostic{{Detail: PackingDetail}}}
+		begun := time.Now()
+		err := c.again(t.Context(), func() error {
+			if time.Since(begun) < 20*time.Minute {
+				return packs
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := c.again(t.Context(), func() error { return packs }); err == nil {
+			t.Error("no error")
+		}
+		if took := time.Since(begun); took < c.patience || took > c.patience+time.Minute {
+			t.Errorf("the pull waits for %v, want %v", took, c.patience)
+		}
+	})
 }
 
 // Version reports that a snapshot is alone only if it has no layers of other snapshots.
