@@ -49,17 +49,19 @@ func nameQuery(r *http.Request) (string, error) {
 // prefixOf returns the prefix of the client of a request.
 func prefixOf(r *http.Request) string { return string(auth.From(r.Context()).Prefix) }
 
-// reserve reserves a name for a container. It returns an error if a container that the client may
-// see has the name. The caller gives the name to the container, and then calls release. Clients
-// with different prefixes may give the same name to different containers, because an error would
-// tell a client about containers that it may not see.
+// reserve reserves a name for a container. It returns an error if a client with the same prefix has
+// given the name to a container. The caller gives the name to the container, and then calls release.
+// Clients with different prefixes may give the same name to different containers. Otherwise an error
+// would tell a client about containers that it may not see, and a client with a prefix could block
+// names of a client that sees its containers.
 func (s *Server) reserve(r *http.Request, n givenName) (release func(), err error) {
 	release, free := s.book.reserve(n)
 	if !free {
 		return nil, conflict("Conflict. The container name %q is being given to another container.", "/"+n.name)
 	}
 	for _, i := range s.view(r).Sandboxes() {
-		if i.State == sandbox.Stopping || s.book.of(i).name() != n.name {
+		c := s.book.of(i)
+		if i.State == sandbox.Stopping || c.name() != n.name || c.prefix() != n.prefix {
 			continue
 		}
 		release()

@@ -69,12 +69,16 @@ func TestNamesOfOthers(t *testing.T) {
 	if root.idOf("job") != mine {
 		t.Error("root does not find the container of another client by its name")
 	}
-	text := root.call("POST", "/containers/create?name=job", `{"Image":"a.b"}`, 409, nil)
+	text := a.call("POST", "/containers/create?name=job", `{"Image":"a.b"`+ofA+`}`, 409, nil)
 	if !strings.Contains(text, mine) {
 		t.Error(text)
 	}
 	b.create("?name=job", ofB)
 	root.call("GET", "/containers/job/json", "", 400, nil) // two clients have given this name
+	ofRoot = root.create("?name=job", "")
+	if root.idOf("job") != ofRoot {
+		t.Error("a name of another client keeps root from giving it")
+	}
 	if a.idOf("job") != mine {
 		t.Error("the name of a leads elsewhere")
 	}
