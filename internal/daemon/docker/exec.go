@@ -379,9 +379,6 @@ const maxSide = 1<<16 - 1
 // start marks an exec as started, and returns its process. The caller must call begin or abandon
 // for this process.
 func (e *exec) start(s *Server, out *output, view *tenancy.View, size *agentclient.Size) (*process, error) {
-	if st, _, _ := e.of.now(); st.Status == exited {
-		return nil, conflict("container %s is not running", containerID(e.of.id))
-	}
 	now := 0
 	for _, other := range s.execs.ofContainer(e.of.id) {
 		if p := other.process(); p != nil && !other.hasEnded() {
@@ -400,6 +397,11 @@ func (e *exec) start(s *Server, out *output, view *tenancy.View, size *agentclie
 	defer e.mu.Unlock()
 	if e.started {
 		return nil, conflict("Error: Exec command %s is already running", e.id)
+	}
+	// The main process kills the execs that have started after its status is exited. An exec that
+	// passed this check before e.mu was locked could start unseen.
+	if st, _, _ := e.of.now(); st.Status == exited {
+		return nil, conflict("container %s is not running", containerID(e.of.id))
 	}
 	e.started = true
 	e.proc = newProcess(e.of.id, view, out, e.req.TTY, size)
