@@ -20,6 +20,7 @@ import (
 	"github.com/forkd/forkd/internal/daemon/docker"
 	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/format/record"
+	"github.com/forkd/forkd/internal/proto/vm"
 )
 
 // A restart stops a container that removes itself, but does not remove it.
@@ -37,6 +38,19 @@ func TestRestartOfAContainerThatRemovesItself(t *testing.T) {
 	}
 }
 
+// awaitFile waits until a file exists.
+func awaitFile(t *testing.T, file string) {
+	t.Helper()
+	for begun := time.Now(); ; time.Sleep(10 * time.Millisecond) {
+		if _, err := os.Stat(file); err == nil {
+			return
+		}
+		if time.Since(begun) > limit {
+			t.Fatalf("nothing makes the file %s", file)
+		}
+	}
+}
+
 // A restart does not end halfway when the client leaves. Otherwise a container that removes itself
 // would be removed with its data.
 func TestRestartWhenTheClientLeaves(t *testing.T) {
@@ -45,19 +59,8 @@ func TestRestartWhenTheClientLeaves(t *testing.T) {
 	id := r.create("?name=job", fmt.Sprintf(`,"HostConfig":{"AutoRemove":true},"Cmd":["sh","-c",
 		"cd %s; trap 'touch asked; until [ -e go ]; do sleep 0.01; done; exit 0' TERM; touch ready; while :; do sleep 0.01; done"]`,
 		dir))
-	await := func(file string) {
-		t.Helper()
-		for begun := time.Now(); ; time.Sleep(10 * time.Millisecond) {
-			if _, err := os.Stat(filepath.Join(dir, file)); err == nil {
-				return
-			}
-			if time.Since(begun) > limit {
-				t.Fatalf("the command does not make the file %s", file)
-			}
-		}
-	}
 	r.call("POST", "/containers/job/start", "", 204, nil)
-	await("ready")
+	awaitFile(t, filepath.Join(dir, "ready"))
 	ctx, leave := context.WithCancel(t.Context())
 	defer leave()
 	req, err := http.NewRequestWithContext(ctx, "POST", "http://docker/v1.44/containers/job/restart?t=600", nil)
@@ -69,7 +72,7 @@ func TestRestartWhenTheClientLeaves(t *testing.T) {
 		_, err := r.http.Do(req)
 		left <- err
 	}()
-	await("asked")
+	awaitFile(t, filepath.Join(dir, "asked"))
 	leave()
 	if err := <-left; err == nil {
 		t.Fatal("the restart has ended before the client left")
@@ -80,7 +83,7 @@ func TestRestartWhenTheClientLeaves(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "go"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	await("ready") // the second run
+	awaitFile(t, filepath.Join(dir, "ready")) // the second run
 	if s := r.state(id); s.Status != "running" {
 		t.Errorf("%+v", s)
 	}
@@ -115,6 +118,25 @@ func TestLowPortOfAToken(t *testing.T) {
 	}
 }
 
+// The output of a container is in a file when its machine has ended.
+func TestOutputOfAnEndedMachine(t *testing.T) {
+	r := start(t)
+	r.create("?name=job", `,"Cmd":["sh","-c","echo out; sleep 600"]`)
+	_, stream, _ := r.hijack("/containers/job/attach?stream=1&stdout=1", "")
+	r.call("POST", "/containers/job/start", "", 204, nil)
+	if _, err := stream.ReadByte(); err != nil { // the output has arrived
+		t.Fatal(err)
+	}
+	for _, v := range r.VMs.All() {
+		v.End(vm.Exit{Detail: "killed"})
+	}
+	awaitFile(t, filepath.Join(r.Docker.Dir, r.sandboxOf("job")+".log"))
+	_, text := r.send("GET", "/containers/job/logs?stdout=1", "")
+	if stdout, _ := frames(t, []byte(text)); stdout != "out\n" {
+		t.Errorf("%q", stdout)
+	}
+}
+
 // The output of a container is in a file while its sandbox is suspended. Clients read it as before,
 // also from the next daemon, and rm removes it.
 func TestOutputOfASuspendedContainer(t *testing.T) {
@@ -138,14 +160,7 @@ func TestOutputOfASuspendedContainer(t *testing.T) {
 		return stdout + stderr
 	}
 	run()
-	for begun := time.Now(); ; time.Sleep(5 * time.Millisecond) {
-		if _, err := os.Stat(file); err == nil {
-			break
-		}
-		if time.Since(begun) > limit {
-			t.Fatal("the output is not stored")
-		}
-	}
+	awaitFile(t, file)
 	if got := logs(); got != "out\nerr\n" {
 		t.Errorf("suspended: %q", got)
 	}

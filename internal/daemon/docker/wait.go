@@ -110,19 +110,19 @@ func (s *Server) watch() {
 		case e.Sandbox != "":
 			for _, c := range s.book.list() {
 				if c.id == e.Sandbox {
-					s.changed(c, e.Kind == event.SandboxSuspended)
+					s.changed(c, e.Kind == event.SandboxSuspended || e.Kind == event.SandboxExited)
 				}
 			}
 		}
 	}
 }
 
-// changed wakes the clients that wait for a container. If the sandbox is suspended, changed moves
-// the output of the container to a file, because a suspended container must not take memory of the
-// host.
-func (s *Server) changed(c *container, isSuspended bool) {
+// changed wakes the clients that wait for a container. If the sandbox is suspended or has ended,
+// changed moves the output of the container to a file, because such a container must not take
+// memory of the host.
+func (s *Server) changed(c *container, isAtRest bool) {
 	c.notify()
-	if !isSuspended {
+	if !isAtRest {
 		return
 	}
 	if err := c.out.store(); err != nil {
@@ -155,7 +155,7 @@ func (s *Server) sweep() {
 		if !ok {
 			s.forget(c.id)
 		}
-		s.changed(c, state == sandbox.Suspended)
+		s.changed(c, state == sandbox.Suspended || state == sandbox.Exited)
 	}
 }
 
