@@ -25,9 +25,10 @@ type state = record.Container
 
 // container is the part of a container that is not in its sandbox.
 type container struct {
-	id  string        // of the sandbox
-	ops chan struct{} // lock for operations such as start and stop; has room for one value
-	out *output       // of the main process
+	id   string        // of the sandbox
+	long string        // containerID(id)
+	ops  chan struct{} // lock for operations such as start and stop; has room for one value
+	out  *output       // of the main process
 
 	mu       sync.Mutex
 	state    state
@@ -41,7 +42,8 @@ type container struct {
 }
 
 func newContainer(id string) *container {
-	return &container{id: id, ops: make(chan struct{}, 1), out: newOutput(maxLog), changed: make(chan struct{})}
+	return &container{id: id, long: containerID(id), ops: make(chan struct{}, 1), out: newOutput(maxLog),
+		changed: make(chan struct{})}
 }
 
 func (c *container) notifyLocked() {

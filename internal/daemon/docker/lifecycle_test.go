@@ -56,9 +56,9 @@ func awaitFile(t *testing.T, file string) {
 func TestRestartWhenTheClientLeaves(t *testing.T) {
 	r := start(t)
 	dir := t.TempDir()
-	id := r.create("?name=job", fmt.Sprintf(`,"HostConfig":{"AutoRemove":true},"Cmd":["sh","-c",
-		"cd %s; trap 'touch asked; until [ -e go ]; do sleep 0.01; done; exit 0' TERM; touch ready; while :; do sleep 0.01; done"]`,
-		dir))
+	script := "cd " + dir + "; trap 'touch asked; until [ -e go ]; do sleep 0.01; done; exit 0' TERM; " +
+		"touch ready; while :; do sleep 0.01; done"
+	id := r.create("?name=job", fmt.Sprintf(`,"HostConfig":{"AutoRemove":true},"Cmd":["sh","-c",%q]`, script))
 	r.call("POST", "/containers/job/start", "", 204, nil)
 	awaitFile(t, filepath.Join(dir, "ready"))
 	ctx, leave := context.WithCancel(t.Context())

@@ -81,14 +81,18 @@ type found struct {
 // containers.
 func (s *Server) all(r *http.Request) (list []found) {
 	for _, i := range s.view(r).Sandboxes() {
-		if !build.IsBuild(i) && i.State != sandbox.Starting && i.State != sandbox.Stopping {
+		if isContainer(i) {
 			list = append(list, found{s.book.of(i), i})
 		}
 	}
 	return list
 }
 
-// find returns the container that a request names: by its id, the id of its sandbox, its name, or the
+func isContainer(i sandbox.Info) bool {
+	return !build.IsBuild(i) && i.State != sandbox.Starting && i.State != sandbox.Stopping
+}
+
+// find returns the container that a request names: by the id of its sandbox, its id, its name, or the
 // beginning of its id, in this order. Names that clients with another prefix have given come last.
 // Otherwise such a client could direct the requests of this client to its own containers.
 func (s *Server) find(r *http.Request) (found, error) {
@@ -96,12 +100,20 @@ func (s *Server) find(r *http.Request) (found, error) {
 	if asked == "" {
 		return found{}, noContainer(asked)
 	}
+	// The function resolve leaves such an id in the request, so that its handler does not search again. No
+	// name has this form.
+	if vmpool.IsID(asked) {
+		if i, err := s.view(r).Sandbox(asked); err == nil && isContainer(i) {
+			audit.From(r.Context()).Sandbox = i.ID
+			return found{s.book.of(i), i}, nil
+		}
+		return found{}, noContainer(asked)
+	}
 	all := s.all(r)
 	for _, isAsked := range []func(c *found) bool{
-		func(c *found) bool { return containerID(c.id) == asked },
-		func(c *found) bool { return c.id == asked },
+		func(c *found) bool { return c.long == asked },
 		func(c *found) bool { return c.name() == asked && c.prefix() == prefixOf(r) },
-		func(c *found) bool { return strings.HasPrefix(containerID(c.id), asked) },
+		func(c *found) bool { return strings.HasPrefix(c.long, asked) },
 		func(c *found) bool { return c.name() == asked },
 	} {
 		var matches []found
