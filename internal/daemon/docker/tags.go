@@ -25,9 +25,10 @@ import (
 
 // tags has the names of images that are not the tags of their snapshots, and stores them in a file.
 // These are names that clients have given with docker tag or docker commit, and names that no
-// snapshot can have. Such a name takes precedence over a snapshot with this tag that existed before
-// the name was given. The name is removed when its snapshot is deleted. A new snapshot with this tag
-// takes the name, unless an administrator has given the name.
+// snapshot can have. It also has the names of all pulled images. Such a name takes precedence over
+// a snapshot with this tag that existed before the name was given. The name is removed when its
+// snapshot is deleted. A new snapshot with this tag takes the name, unless an administrator has
+// given the name.
 type tags struct {
 	path string
 

@@ -75,7 +75,8 @@ func (p *Proxy) authorization(h http.Header, signed bool) (values []string) {
 	return values
 }
 
-// hasToken reports whether a value of Authorization has Basic credentials with a token of the daemon.
+// hasToken reports whether a value of Authorization has Basic credentials with a token of the
+// daemon.
 func (p *Proxy) hasToken(authorization string) bool {
 	user, password, basic := (&http.Request{Header: http.Header{"Authorization": {authorization}}}).BasicAuth()
 	return basic && (p.IsToken(user) || p.IsToken(password))

@@ -80,8 +80,8 @@ func New(f *face.Face, h *hub.Hub) *Server {
 // after the name distinguishes such a path from paths of E2B's API, which also begin with /v2/.
 var form = regexp.MustCompile(`^/v2/[^/]+/(manifests|blobs|referrers|tags)/`)
 
-// ofE2B matches the path of E2B's API that has this form if the id of a template is the name of such
-// a part. The distribution API has no such path, because a reference has no slash.
+// ofE2B matches the path of E2B's API that has this form if the id of a template is the name of
+// such a part. The distribution API has no such path, because a reference has no slash.
 var ofE2B = regexp.MustCompile(`^/v2/templates/[^/]+/builds/[^/]+$`)
 
 // Serves reports whether a request is for the distribution API.

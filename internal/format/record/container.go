@@ -81,7 +81,8 @@ type ImageName struct {
 	// Admin reports whether the client had the scope admin when it gave the name.
 	Admin bool `json:"admin"`
 	// Over is the id of the snapshot that had this name as its tag when the client gave the name;
-	// empty if there was none. If a later snapshot gets this tag, it takes the name.
+	// empty if there was none. If a later snapshot gets this tag, it takes the name, unless Admin is
+	// true.
 	Over string `json:"over"`
 }
 
