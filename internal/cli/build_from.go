@@ -20,7 +20,7 @@ func (o *buildOptions) registerFrom(f *pflag.FlagSet) {
 	f.Uint32Var(&o.from.VCPUs, "vcpus", 0,
 		"processors of the VM, with --from (default: the snapshot's) or for a Dockerfile that starts from an image (default: 1)")
 	f.Uint32Var(&o.from.VolumeSlots, "volume-slots", 0,
-		"number of volumes that a sandbox can mount, with --from (default: the snapshot's)")
+		"number of volumes that a sandbox can mount, 1 to 8, with --from (default: the snapshot's)")
 }
 
 // runFrom makes a parent that boots from the disk of a snapshot.

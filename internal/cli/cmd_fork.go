@@ -88,7 +88,7 @@ func newForkCmd() *cobra.Command {
 					}
 				}
 				if f, err = cl.Fork(ctx, req); err != nil {
-					return f, err
+					return f, dirs.explained(err)
 				}
 				return f, dirs.copyInto(ctx, cl, f.Sandboxes...)
 			}, func(f client.Forked) error { printForked(cmd, f); return nil })

@@ -36,13 +36,14 @@ func newImagesCmd() *cobra.Command {
 					}
 					return nil
 				}
-				err := table(cmd, "TAG\tSTATUS\tMEMORY\tVCPUS\tAGE\tPARENT\tSANDBOXES", func(row func(...any)) {
+				err := table(cmd, "TAG\tSTATUS\tMEMORY\tVCPUS\tVOLUME SLOTS\tAGE\tPARENT\tSANDBOXES", func(row func(...any)) {
 					for _, s := range list {
 						parent := s.BranchedFrom
 						if parent == "" {
 							parent = "-"
 						}
-						row(s.Tag, s.Status, fmt.Sprintf("%d MiB", s.MemSizeMiB), s.VCPUs, age(s.CreatedAt), parent, s.Sandboxes)
+						row(s.Tag, s.Status, fmt.Sprintf("%d MiB", s.MemSizeMiB), s.VCPUs, s.VolumeSlots, age(s.CreatedAt), parent,
+							s.Sandboxes)
 					}
 				})
 				for _, s := range list {

@@ -13,8 +13,8 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// mibValue is a flag for an amount of memory: a number of MiB, or a number with a unit, such as
-// 512m or 2g.
+// mibValue is a flag for an amount of memory or disk: a number of MiB, or a number with a unit, such
+// as 512m, 2g or 1t.
 type mibValue uint64
 
 func (m *mibValue) String() string { return strconv.FormatUint(uint64(*m), 10) }
@@ -22,7 +22,8 @@ func (m *mibValue) Type() string   { return "MiB" }
 
 func (m *mibValue) Set(text string) error {
 	number, unit := strings.ToLower(text), uint64(1)
-	for suffix, mib := range map[string]uint64{"m": 1, "mib": 1, "g": 1 << 10, "gib": 1 << 10} {
+	for suffix, mib := range map[string]uint64{"m": 1, "mib": 1, "g": 1 << 10, "gib": 1 << 10,
+		"t": 1 << 20, "tib": 1 << 20} {
 		if n, ok := strings.CutSuffix(number, suffix); ok {
 			number, unit = n, mib
 			break
@@ -30,7 +31,7 @@ func (m *mibValue) Set(text string) error {
 	}
 	n, err := strconv.ParseUint(number, 10, 32) // 32 bits suffice: no host has 2^32 MiB of memory
 	if err != nil {
-		return errors.New("want a number of MiB, or an amount such as 512m or 2g")
+		return errors.New("want a number of MiB, or an amount such as 512m, 2g or 1t")
 	}
 	*m = mibValue(n * unit)
 	return nil

@@ -75,7 +75,7 @@ func newRunCmd() *cobra.Command {
 				defer cancel()
 				f, err := cl.Fork(whole, req)
 				if err != nil {
-					return err
+					return dirs.explained(err)
 				}
 				if err := dirs.copyInto(ctx, cl, f.Sandboxes...); err != nil {
 					return err

@@ -82,7 +82,7 @@ func (b *bootFlags) register(f *pflag.FlagSet) {
 	f.StringVar(&b.Rootfs, "rootfs", "",
 		"image of its disk, which is not written to (default $"+rootfsEnv+" if --kernel is given)")
 	f.Uint64Var(&b.MemSizeMiB, "mem-size-mib", b.MemSizeMiB, "its memory")
-	f.Uint32Var(&b.VolumeSlots, "volume-slots", 0, "number of volumes that a sandbox can mount")
+	f.Uint32Var(&b.VolumeSlots, "volume-slots", 0, "number of volumes that a sandbox can mount, 1 to 8 (default none)")
 	f.Float64Var(&b.BootWaitSecs, "boot-wait-secs", b.BootWaitSecs,
 		"of forkd 0.5; no effect: the guest says when it is ready")
 	_ = f.MarkHidden("boot-wait-secs") // fails only for a flag that does not exist

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 
@@ -12,9 +13,12 @@ import (
 func newVolumeCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "volume",
-		Short: "Disks with a name that outlive sandboxes",
-		Args:  usageArgs(knownCommand),
-		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		Short: "Manage volumes: named disks that outlive sandboxes",
+		Long: "'forkd run' and 'forkd fork' mount volumes with -v NAME:/PATH. The snapshot must have volume slots\n" +
+			"('forkd build --volume-slots'). A sandbox with a volume cannot be branched, suspended, rolled back or\n" +
+			"promoted. docs/volumes.md has the rules.",
+		Args: usageArgs(knownCommand),
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.AddCommand(newVolumeCreateCmd(), newVolumeListCmd(), newVolumeInspectCmd(), newVolumeSnapshotCmd(),
 		newVolumeRemoveCmd())
@@ -44,7 +48,7 @@ func newVolumeCreateCmd() *cobra.Command {
 			})
 		},
 	}
-	cmd.Flags().Var((*mibValue)(&req.SizeMiB), "size", "size in MiB, or such as 10g, up to 1 TiB (default 1g)")
+	cmd.Flags().Var((*mibValue)(&req.SizeMiB), "size", "size in MiB, or such as 512m or 10g: 16m to 1t (default 1g)")
 	volumeLabelFlag(cmd, &labels)
 	c.register(cmd)
 	return cmd
@@ -70,9 +74,9 @@ func newVolumeListCmd() *cobra.Command {
 					}
 					return nil
 				}
-				return table(cmd, "NAME\tSIZE\tON DISK\tCREATED\tLABELS", func(row func(...any)) {
+				return table(cmd, "NAME\tSIZE\tON DISK\tWRITER\tCREATED\tLABELS", func(row func(...any)) {
 					for _, v := range list {
-						row(v.Name, mib(v.SizeBytes), mib(v.DiskBytes), age(v.CreatedAt), labelText(v.Labels))
+						row(v.Name, mib(v.SizeBytes), mib(v.DiskBytes), cmp.Or(v.Writer, "-"), age(v.CreatedAt), labelText(v.Labels))
 					}
 				})
 			})
@@ -117,9 +121,9 @@ func newVolumeSnapshotCmd() *cobra.Command {
 	var labels []string
 	cmd := &cobra.Command{
 		Use:   "snapshot NAME NEW",
-		Short: "Make a volume with the content of another volume",
+		Short: "Copy a volume",
 		Long: "Prints the name of the new volume. It has the size of the other volume, and shares data with it until one\n" +
-			"of them changes.",
+			"of them changes. No sandbox may write to the other volume meanwhile: 'forkd volume ls' shows the writer.",
 		Args: usageArgs(arguments(2, 2)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			given, err := parseLabels(labels)

@@ -87,9 +87,8 @@ const (
 var unknownFlags = map[string]string{
 	"add-host":      inGuest,
 	"build q":       useJQ,
-	"build secret":  "a step's snapshot has the guest's memory, where a secret would stay: give it to a sandbox's network",
 	"build ssh":     "fetch the source on the host, and COPY it",
-	"build push":    "snapshots stay on their host",
+	"build push":    "'forkd push TAG REGISTRY/NAME:TAG' sends a snapshot to a registry",
 	"build load":    "the snapshot is in the daemon's store when it is built",
 	"cache-from":    "builds find the steps of earlier builds of the same daemon by themselves",
 	"cache":         "FORKD_CACHE says where builds keep what they make",

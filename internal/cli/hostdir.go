@@ -34,22 +34,27 @@ type hostDirs struct {
 
 func (h *hostDirs) register(f *pflag.FlagSet) {
 	f.StringArrayVarP(&h.given, "volume", "v", nil,
-		"NAME:/PATH[:ro|copy]: mount the volume NAME; DIR:/PATH: copy the directory DIR of this host to /PATH of each "+
-			"new sandbox; DIR begins with / or . (repeatable)")
+		"NAME:/PATH mounts a volume to write to it, NAME:/PATH:ro to read it, NAME:/PATH:copy a private copy; the snapshot "+
+			"needs --volume-slots. ./DIR:/PATH and /DIR:/PATH copy a directory of this host (repeatable)")
 }
 
 // isHostDir reports whether a value of --volume names a directory of this host. Otherwise it names a
 // volume.
 func isHostDir(text string) bool { return text == "" || text[0] == '/' || text[0] == '.' }
 
-// parseVolume parses NAME:/PATH, NAME:/PATH:ro and NAME:/PATH:copy. The daemon checks the parts.
+// parseVolume parses NAME:/PATH, NAME:/PATH:ro and NAME:/PATH:copy. The mode rw is accepted as in
+// docker: it is the default. The daemon checks the parts.
 func parseVolume(text string) (v client.VolumeMount, err error) {
 	v.Name, v.Path, _ = strings.Cut(text, ":")
 	v.Path, v.Mode, _ = strings.Cut(v.Path, ":")
+	if v.Mode == "rw" {
+		v.Mode = ""
+	}
 	if !path.IsAbs(v.Path) {
 		return v, usageError{fmt.Errorf("--volume %.200q: want NAME:/PATH with the name of a volume ('forkd volume ls'), or "+
 			"DIR:/PATH with a directory that begins with / or . ('forkd cp -r' copies into sandboxes that run)", text)}
 	}
+	v.Path = path.Clean(v.Path)
 	return v, nil
 }
 
@@ -129,6 +134,19 @@ func (h *hostDirs) close() {
 			d.packed.Close()
 		}
 	}
+}
+
+// explained adds to the error of a fork what a missing volume may mean.
+func (h *hostDirs) explained(err error) error {
+	if !errors.Is(err, client.ErrVolumeNotFound) {
+		return err
+	}
+	for _, v := range h.volumes {
+		if s, statErr := os.Stat(v.Name); statErr == nil && s.IsDir() {
+			return fmt.Errorf("%w: to copy the directory %s of this host, give -v ./%s:%s", err, v.Name, v.Name, v.Path)
+		}
+	}
+	return fmt.Errorf("%w: 'forkd volume ls' lists volumes, 'forkd volume create NAME' makes one", err)
 }
 
 // copiesAtOnce bounds how many sandboxes receive files at the same time.

@@ -172,7 +172,7 @@ var problems = map[code]problem{
 	codeNoVolumeSlots: {http.StatusConflict, "The snapshot has too few volume slots",
 		"make a snapshot with more volume slots (forkd build --from TAG --tag NEW --volume-slots N)", 0},
 	codeHasVolumes: {http.StatusConflict, "The sandbox has mounted volumes",
-		"save the data of the sandbox in a volume, and start another sandbox with that volume", 0},
+		"end the sandbox, and fork another one with the volume or with a copy of it (forkd volume snapshot)", 0},
 	codeVolumeUnusable: {http.StatusConflict, "The volume cannot be used",
 		"do what the daemon's log says about the volume, and restart the daemon", 0},
 	codeOutcomeUnknown: {http.StatusConflict, "The outcome of the first request is unknown",

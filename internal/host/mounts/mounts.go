@@ -36,16 +36,16 @@ type SlotsError struct {
 }
 
 func (e *SlotsError) Error() string {
-	return fmt.Sprintf("volumes: %d, but sandboxes of snapshot %q can mount %d: make a snapshot with more volume slots "+
-		"(forkd build --from %s --tag NEW --volume-slots %d)", e.Wanted, e.Tag, e.Slots, e.Tag, e.Wanted)
+	return fmt.Sprintf("volume slots of snapshot %q: %d, want at least %d: make a snapshot with more volume slots "+
+		"(forkd build --from %s --tag NEW --volume-slots %d)", e.Tag, e.Slots, e.Wanted, e.Tag, e.Wanted)
 }
 
 // HeldError reports an operation that is not possible for a sandbox with volumes.
 type HeldError struct{ Op, ID string }
 
 func (e *HeldError) Error() string {
-	return fmt.Sprintf("%s sandbox %q: it has mounted volumes, and snapshots do not include volumes: save its data in a "+
-		"volume, and start another sandbox with that volume", e.Op, e.ID)
+	return fmt.Sprintf("%s sandbox %q: it has mounted volumes, and snapshots do not include volumes: end it, and fork "+
+		"another sandbox with the volume or with a copy of it (forkd volume snapshot)", e.Op, e.ID)
 }
 
 // Check checks the volumes in a request for n sandboxes. The parameter suspends reports whether the
@@ -76,8 +76,8 @@ func check(m Mount, earlier []Mount, n int) *invalid.Error {
 	}
 	switch {
 	case m.Mode != record.MountWriter && m.Mode != record.MountReadOnly && m.Mode != record.MountCopy:
-		return &invalid.Error{Field: "mode", Reason: fmt.Sprintf("%.70q: want %q, %q, or none", m.Mode, record.MountReadOnly,
-			record.MountCopy)}
+		return &invalid.Error{Field: "mode", Reason: fmt.Sprintf("%.70q: want %q or %q, or no mode, to write to the volume",
+			m.Mode, record.MountReadOnly, record.MountCopy)}
 	case m.Mode == record.MountWriter && n > 1:
 		return &invalid.Error{Field: "mode", Reason: fmt.Sprintf("none, and n is %d: only one sandbox can write to a volume; "+
 			"want %q or %q", n, record.MountReadOnly, record.MountCopy)}
@@ -105,9 +105,7 @@ const maxLayers = 8
 // volume with too many layers, which takes time. The error is a *SlotsError, a *volume.Error, a
 // *volume.InUseError, or an error of a merge. The volumes may still change before Open.
 func Admit(ctx context.Context, st *volume.Store, mounts []Mount, parent *snapshot.Manifest) error {
-	if have := int(parent.Machine.VolumeSlots); len(mounts) > have {
-		return &SlotsError{Tag: parent.Tag, Slots: have, Wanted: len(mounts)}
-	}
+	var infos []volume.Info
 	for _, m := range mounts {
 		if st == nil {
 			return &volume.Error{Name: m.Name}
@@ -116,6 +114,14 @@ func Admit(ctx context.Context, st *volume.Store, mounts []Mount, parent *snapsh
 		if err != nil {
 			return err
 		}
+		infos = append(infos, i)
+	}
+	// After the volumes: no snapshot has to be made for the name of a volume that does not exist.
+	if have := int(parent.Machine.VolumeSlots); len(mounts) > have {
+		return &SlotsError{Tag: parent.Tag, Slots: have, Wanted: len(mounts)}
+	}
+	for n, m := range mounts {
+		i := infos[n]
 		if i.Writer != "" {
 			return &volume.InUseError{Name: m.Name, SandboxID: i.Writer}
 		}

@@ -98,7 +98,7 @@ func parent(slots uint32) *snapshot.Manifest {
 	return &snapshot.Manifest{Tag: "p", Machine: snapshot.Machine{VolumeSlots: slots}}
 }
 
-// Admit refuses volumes without a slot, volumes that do not exist, and volumes with a writer. It merges
+// Admit refuses volumes that do not exist, volumes without a slot, and volumes with a writer. It merges
 // the layers of a volume that has too many of them.
 func TestAdmit(t *testing.T) {
 	st := newStore(t)
@@ -108,8 +108,11 @@ func TestAdmit(t *testing.T) {
 		t.Errorf("no slot: %v", err)
 	}
 	for _, st := range []*volume.Store{st, nil} {
-		if err := Admit(t.Context(), st, []Mount{{Name: "b", Path: "/b"}}, parent(1)); !errors.As(err, new(*volume.Error)) {
-			t.Errorf("no such volume: %v", err)
+		for slots := range uint32(2) { // the slots do not matter
+			if err := Admit(t.Context(), st, []Mount{{Name: "b", Path: "/b"}}, parent(slots)); !errors.As(err,
+				new(*volume.Error)) {
+				t.Errorf("no such volume, %d slots: %v", slots, err)
+			}
 		}
 	}
 	for i := range maxLayers {

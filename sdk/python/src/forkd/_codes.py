@@ -275,7 +275,8 @@ class NoVolumeSlotsError(ForkdError):
 class SandboxHasVolumesError(ForkdError):
     """The sandbox has mounted volumes (sandbox_has_volumes, 409).
 
-    What helps: save the data of the sandbox in a volume, and start another sandbox with that volume.
+    What helps: end the sandbox, and fork another one with the volume or with a copy of it (forkd volume
+    snapshot).
     """
 
 
