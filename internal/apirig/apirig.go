@@ -267,7 +267,7 @@ func New(t T, o Options) *Rig {
 		Domain: domain, Links: links})
 	t.Cleanup(func() { builder.Close(); m.Close(true); st.Close(); log.Close() })
 	t.Cleanup(r.agents.stop)
-	r.openDocker(t, shared, dir)
+	r.openDocker(t, shared, snapshots, dir)
 	r.Parent = client.BakeRequest{Tag: "a.b", Kernel: part, Initrd: part, Rootfs: part}
 	return r
 }

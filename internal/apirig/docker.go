@@ -10,14 +10,15 @@ import (
 	"github.com/forkd/forkd/internal/daemon/auth"
 	"github.com/forkd/forkd/internal/daemon/docker"
 	"github.com/forkd/forkd/internal/daemon/face"
+	"github.com/forkd/forkd/internal/host/hub"
 )
 
 // openDocker sets r.Docker. The parameter dir is the directory of the rig.
-func (r *Rig) openDocker(t T, shared *face.Face, dir string) {
+func (r *Rig) openDocker(t T, shared *face.Face, registries *hub.Hub, dir string) {
 	t.Helper()
 	var err error
-	r.Docker, err = docker.New(docker.Config{Face: shared, Builds: r.Steps, Dir: filepath.Join(dir, "docker"),
-		Version: "test"})
+	r.Docker, err = docker.New(docker.Config{Face: shared, Builds: r.Steps, Hub: registries,
+		Dir: filepath.Join(dir, "docker"), Version: "test"})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -192,8 +192,8 @@ func (w *wired) openE2B(shared *face.Face, keys *auth.Keys, domain inbound.Domai
 // openDocker prepares the Docker Engine API if the daemon is to serve it.
 func (w *wired) openDocker(cfg *Config) (err error) {
 	if cfg.Docker != "" {
-		w.docker, err = docker.New(docker.Config{Face: w.face, Builds: w.builds, Dir: filepath.Join(cfg.StateDir, "docker"),
-			Version: cfg.Version})
+		w.docker, err = docker.New(docker.Config{Face: w.face, Builds: w.builds, Hub: w.hub,
+			Dir: filepath.Join(cfg.StateDir, "docker"), Version: cfg.Version})
 	}
 	return err
 }

@@ -77,8 +77,11 @@ func onlyKnown(prefix string, p json.RawMessage, known ...string) error {
 // insteadOf returns what a client can do instead of sending a field.
 func insteadOf(field string) string {
 	switch field {
-	case "Binds", "Mounts", "VolumesFrom", "Volumes", "VolumeDriver", "Tmpfs":
-		return "a container has no part of the host's file system: copy files with docker cp, or put them into the image"
+	case "Binds", "Mounts", "VolumesFrom", "Volumes", "VolumeDriver":
+		return "copy files with docker cp; forkd run and forkd fork -v NAME:/PATH mount forkd's volumes, and " +
+			"-v ./DIR:/PATH copies a directory of the host (docs/volumes.md)"
+	case "Tmpfs":
+		return "use a directory of the container's own disk"
 	case "Privileged", "CapDrop", "Devices", "DeviceRequests", "SecurityOpt":
 		return "a container is a virtual machine, and root has all rights in it and none on the host"
 	case "NetworkMode", "Links", "EndpointsConfig", "ExtraHosts", "Dns", "DnsSearch", "DnsOptions":

@@ -26,6 +26,7 @@ import (
 	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/gate"
 	"github.com/forkd/forkd/internal/host/agentclient"
+	"github.com/forkd/forkd/internal/host/hub"
 	"github.com/forkd/forkd/internal/host/tenancy"
 )
 
@@ -33,7 +34,8 @@ import (
 type Config struct {
 	Face    *face.Face
 	Builds  *build.Builder
-	Dir     string // directory for the records of containers and names; only this Server uses it
+	Hub     *hub.Hub // checks credentials for registries
+	Dir     string   // directory for the records of containers and names; only this Server uses it
 	Version string
 }
 
@@ -165,6 +167,7 @@ func (s *Server) systemRoutes(f *face.Face) []route {
 		{"GET /version", auth.Read, f.Reads, s.version},
 		{"GET /info", auth.Read, f.Reads, s.info},
 		{"GET /events", auth.Read, f.Followers, s.events},
+		{"POST /auth", auth.Admin, f.Work, s.login}, // as for pulls, because the daemon connects to any registry
 		{"GET /images/json", auth.Read, f.Lists, s.listImages},
 		{"GET /images/{name...}", auth.Read, f.Reads, s.image},
 		{"POST /images/create", auth.Run, f.Work, s.pull},

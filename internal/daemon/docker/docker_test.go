@@ -177,6 +177,9 @@ func TestSystem(t *testing.T) {
 			t.Errorf("%s: %s", path, text)
 		}
 	}
+	if text := r.call("GET", "/volumes", "", 400, nil); !strings.Contains(text, "forkd volume") {
+		t.Error(text)
+	}
 	r.call("GET", "/nothing", "", 404, nil)
 }
 

@@ -34,7 +34,7 @@ func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
 func groups() map[string]string {
 	return map[string]string{
 		"networks":     "each container has a network of its own; use -p, or forkd's network policies (docs/network.md)",
-		"volumes":      "keep data in an image (docker commit), or copy it (docker cp)",
+		"volumes":      "use forkd volume, and mount with forkd run or forkd fork -v NAME:/PATH (docs/volumes.md)",
 		"build":        "use forkd build, which builds a snapshot from a Dockerfile",
 		"session":      "use forkd build, which builds a snapshot from a Dockerfile",
 		"grpc":         "use forkd build, which builds a snapshot from a Dockerfile",
@@ -45,7 +45,6 @@ func groups() map[string]string {
 		"secrets":      "use forkd's secrets (docs/network.md)",
 		"configs":      "copy the files (docker cp)",
 		"plugins":      "forkd has no plugins",
-		"auth":         "log in as the user of forkd's daemon, or send credentials with the request",
 		"distribution": "ask the registry",
 	}
 }

@@ -106,7 +106,7 @@ func (f filters) reference(names []string) bool {
 		return true
 	}
 	for _, pattern := range f["reference"] {
-		pattern = strings.TrimPrefix(strings.TrimPrefix(pattern, hub), library)
+		pattern = strings.TrimPrefix(strings.TrimPrefix(pattern, dockerHub), library)
 		for _, name := range names {
 			repository, _ := split(name)
 			for _, text := range []string{name, repository} {

@@ -20,12 +20,12 @@ type image struct {
 	store.Detail
 }
 
-// The command docker adds the prefixes hub and library to names without a registry. The default tag
+// The command docker adds the prefixes dockerHub and library to names without a registry. The default tag
 // is latest.
 const (
-	hub     = "docker.io/"
-	library = "library/"
-	latest  = "latest"
+	dockerHub = "docker.io/"
+	library   = "library/"
+	latest    = "latest"
 )
 
 // hexID matches the id of an image, whole or shortened. Clients show the first shortID digits.
@@ -38,10 +38,10 @@ const (
 )
 
 // split divides the name of an image into its repository and its tag. The default tag is "latest".
-// The repository does not begin with hub or library, even if the name repeats them.
+// The repository does not begin with dockerHub or library, even if the name repeats them.
 func split(name string) (repository, tag string) {
-	for strings.HasPrefix(name, hub) || strings.HasPrefix(name, library) {
-		name = strings.TrimPrefix(strings.TrimPrefix(name, hub), library)
+	for strings.HasPrefix(name, dockerHub) || strings.HasPrefix(name, library) {
+		name = strings.TrimPrefix(strings.TrimPrefix(name, dockerHub), library)
 	}
 	colon := strings.LastIndexByte(name, ':')
 	if colon < 0 || strings.Contains(name[colon:], "/") {

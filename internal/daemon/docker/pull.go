@@ -125,11 +125,11 @@ func reference(full string) string {
 	first, _, several := strings.Cut(full, "/")
 	switch {
 	case !several:
-		return hub + library + full
+		return dockerHub + library + full
 	case strings.ContainsAny(first, ".:") || first == "localhost":
 		return full
 	}
-	return hub + full
+	return dockerHub + full
 }
 
 var notInTag = regexp.MustCompile(`[^A-Za-z0-9_.-]+`)

@@ -220,6 +220,10 @@ func TestRefusals(t *testing.T) {
 			t.Errorf("%s: %s: want the name %s", fields, text, name)
 		}
 	}
+	named := r.call("POST", "/containers/create", `{"Image":"a.b","HostConfig":{"Binds":["data:/data"]}}`, 400, nil)
+	if !strings.Contains(named, "forkd fork -v NAME:/PATH") {
+		t.Errorf("a volume with a name: %s", named)
+	}
 	for _, query := range []string{"?name=a/b", "?name=-", "?platform=linux/arm64"} {
 		r.call("POST", "/containers/create"+query, `{"Image":"a.b"}`, 400, nil)
 	}
