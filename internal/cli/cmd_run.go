@@ -33,8 +33,11 @@ func newRunCmd() *cobra.Command {
 			"If there is no such snapshot and RECIPE is a recipe, it is built first. There is no time limit unless\n" +
 			"--timeout is given. The sandbox is removed at the end, unless --keep or --detach is given. Flags of\n" +
 			"forkd go before COMMAND.\n" + exitCodes,
-		Example: "  forkd run base -- uname -a\n  forkd run -it docker://alpine sh\n  ID=$(forkd run -d python-numpy -- python3 -m http.server)",
-		Args:    usageArgs(arguments(1, anyNumber)),
+		Example: "  forkd run base -- uname -a\n  forkd run -it docker://alpine sh\n" +
+			"  ID=$(forkd run -d python-numpy -- python3 -m http.server)\n" +
+			"  forkd run -v ./src:/root/src python-numpy -- pytest /root/src   # copies a directory\n" +
+			"  forkd run -v data:/data numpy-slots -- ls /data                 # mounts a volume",
+		Args: usageArgs(arguments(1, anyNumber)),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
 			if done, err := run.parse(cmd, args[1:]); done || err != nil {
 				return err
