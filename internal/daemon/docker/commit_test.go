@@ -190,7 +190,7 @@ func TestBadTags(t *testing.T) {
 }
 
 // longRepository is a repository that is longer than Docker permits.
-var longRepository = strings.Repeat("a.", 125) + "b/team" // 257 characters
+var longRepository = strings.Repeat("a.", 125) + "b/team" // 256 characters
 
 // Names of images have a maximum length, even before the first slash.
 func TestLongTags(t *testing.T) {

@@ -19,7 +19,7 @@ func TestShareOfTags(t *testing.T) {
 		return tags.set(alias{Name: name, Snapshot: "x", ID: "x", Who: who}, func(alias) error { return nil })
 	}
 	for n := range gate.Fair(maxTags) {
-		tags.all = append(tags.all, alias{Name: fmt.Sprint("x", n, ":1"), Snapshot: "x", ID: "x", Who: "user"})
+		tags.all = append(tags.all, alias{Name: fmt.Sprint("x", n, ":1"), Snapshot: "x", ID: fmt.Sprint(n), Who: "user"})
 	}
 	if err := give("more:1", "user"); err == nil {
 		t.Error("a client has given more names than its share")
