@@ -15,10 +15,10 @@ import (
 // free releases everything that s has, except its VMM process.
 func (m *Manager) free(s *Sandbox) {
 	s.freed.Do(func() {
-		m.cfg.Volumes.ReleaseAll(s.id)
 		if err := os.RemoveAll(s.data); err != nil {
 			m.cfg.Log.Warn("remove the files of a sandbox", "sandbox", s.id, "error", err)
 		}
+		m.cfg.Volumes.ReleaseAll(s.id) // on a full disk, this needs the room of the files
 		s.mu.Lock()
 		v, unpin := s.live, s.unpin
 		s.unpin, s.record.Env = nil, nil // frees the environment, because an exited sandbox stays in the list

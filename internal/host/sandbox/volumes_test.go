@@ -1,7 +1,11 @@
 package sandbox
 
 import (
+	"context"
 	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
 	"slices"
 	"sync"
 	"testing"
@@ -272,4 +276,44 @@ func TestVolumesThatAreRefused(t *testing.T) {
 		t.Errorf("%d VMs were started, want that of the parent", n)
 	}
 	w.checkClean(t)
+}
+
+// logCalls is a handler of log lines that calls itself for each line.
+type logCalls func(line string)
+
+func (f logCalls) Enabled(context.Context, slog.Level) bool      { return true }
+func (f logCalls) Handle(_ context.Context, r slog.Record) error { f(r.Message); return nil }
+func (f logCalls) WithAttrs([]slog.Attr) slog.Handler            { return f }
+func (f logCalls) WithGroup(string) slog.Handler                 { return f }
+
+// On a full disk, the release of a volume needs the room of the sandbox's own files. So these are
+// removed first.
+func TestFilesAreRemovedBeforeVolumesAreReleased(t *testing.T) {
+	w, _ := newVolumeWorld(t)
+	w.stop()
+	var id string
+	var lines []string
+	w.volumesLog = logCalls(func(line string) {
+		if _, err := os.Stat(filepath.Join(w.cfg.DataDir, id)); err == nil {
+			t.Error("the files of the sandbox exist")
+		}
+		lines = append(lines, line)
+	})
+	w.start(t, 0)
+	defer w.stop()
+	id = forkOne(t, w, ForkRequest{Volumes: writes("a")})
+	if _, err := os.Stat(filepath.Join(w.cfg.DataDir, id)); err != nil {
+		t.Fatal(err)
+	}
+	tops, err := filepath.Glob(filepath.Join(w.dir, "volumes", "a", "*.layer"))
+	if err != nil || len(tops) != 1 {
+		t.Fatal(tops, err)
+	}
+	// The release writes a line to the log, because the top is damaged.
+	if err := errors.Join(os.Truncate(tops[0], 0), w.Kill(id)); err != nil {
+		t.Fatal(err)
+	}
+	if len(lines) != 1 {
+		t.Errorf("log lines %q", lines)
+	}
 }

@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"cmp"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -60,7 +61,8 @@ type world struct {
 	events *event.Ring // events of the latest manager
 	admit  admit.Rules
 
-	volumes *volume.Store // the volumes of the latest manager
+	volumes    *volume.Store // the volumes of the latest manager
+	volumesLog slog.Handler  // log of the volumes; nil: none
 
 	poolMost int
 }
@@ -99,7 +101,8 @@ func (w *world) start(t testing.TB, poolSize int) {
 			t.Fatal(err)
 		}
 	}
-	w.volumes, err = volume.Open(volume.Config{Dir: filepath.Join(w.dir, "volumes"), Log: slog.New(slog.DiscardHandler)})
+	w.volumes, err = volume.Open(volume.Config{Dir: filepath.Join(w.dir, "volumes"),
+		Log: slog.New(cmp.Or(w.volumesLog, slog.DiscardHandler))})
 	if err != nil {
 		t.Fatal(err)
 	}

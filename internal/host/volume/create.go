@@ -1,6 +1,7 @@
 package volume
 
 import (
+	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
@@ -60,6 +61,9 @@ func (s *Store) Snapshot(from string, req Request) (Info, error) {
 		return Info{}, err
 	}
 	defer unlock()
+	if err := s.releaseEnded(context.Background(), source); err != nil {
+		return Info{}, err
+	}
 	if w := source.Writer; w != nil {
 		return Info{}, &InUseError{Name: from, SandboxID: w.SandboxID}
 	}

@@ -19,6 +19,9 @@ func (s *Store) Merge(ctx context.Context, name string) error {
 		return err
 	}
 	defer unlock()
+	if err := s.releaseEnded(ctx, v); err != nil {
+		return err
+	}
 	if v.Writer != nil {
 		return &InUseError{Name: name, SandboxID: v.Writer.SandboxID}
 	}
@@ -73,6 +76,9 @@ func (s *Store) Copy(name, dir, prefix string) (paths []string, size uint64, err
 		return nil, 0, err
 	}
 	defer unlock()
+	if err := s.releaseEnded(context.Background(), v); err != nil {
+		return nil, 0, err
+	}
 	for i, f := range append([]string{baseFile}, v.Layers...) {
 		path := filepath.Join(dir, fmt.Sprintf("%s.%d", prefix, i))
 		if err := os.Link(filepath.Join(s.path(name), f), path); err != nil {

@@ -1,25 +1,28 @@
 package volume
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 
 	"github.com/forkd/forkd/internal/atomicfile"
 	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/writers"
 )
 
 // Remove removes a volume and its data. The error is an *Error if there is no such volume, or an
 // *InUseError if the volume has a writer. After any other error, the volume still exists. When
-// Remove returns nil, the volume does not come back after a power failure.
+// Remove returns nil, the volume does not come back after a power failure. A writer that has ended
+// does not hinder Remove, even if the disk is full and the volume cannot be released.
 func (s *Store) Remove(name string) error {
 	v, unlock, err := s.lock(name)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	if w := v.Writer; w != nil {
-		return &InUseError{Name: name, SandboxID: w.SandboxID}
+	if w := v.Writer; w != nil && (!v.ended || s.isOpen(v)) {
+		return &InUseError{Name: name, SandboxID: w.SandboxID, Ended: v.ended}
 	}
 	s.mu.Lock()
 	v.phase = removing
@@ -33,6 +36,18 @@ func (s *Store) Remove(name string) error {
 	}
 	delete(s.byName, name)
 	return nil
+}
+
+// isOpen reports whether a process has a top of the volume open for writing. Then removing the top
+// could block; see package writers. Preconditions: the volume is locked, and has a writer.
+func (s *Store) isOpen(v *volume) bool {
+	for _, top := range []string{v.Writer.Top, v.Writer.Next} {
+		err := writers.None(filepath.Join(s.path(v.Name), top), s.patience)
+		if top != "" && errors.As(err, new(*writers.Error)) {
+			return true
+		}
+	}
+	return false
 }
 
 // bury renames a volume's directory, so that the name is free, and then removes the directory. If a

@@ -78,7 +78,7 @@ func (s *Store) save(v *volume, change func(*record.Volume)) error {
 		}
 	}
 	s.mu.Lock()
-	v.Volume = changed
+	v.Volume, v.ended = changed, v.ended && changed.Writer != nil
 	s.mu.Unlock()
 	s.step("changed the record")
 	return err

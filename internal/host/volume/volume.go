@@ -62,10 +62,11 @@ type Store struct {
 	unread map[string]bool // names whose volumes cannot be used, and must not be overwritten
 }
 
-// volume is a volume of a Store. The Store's mu guards the record and the phase. A goroutine that
-// holds the volume's lock may read the record without mu.
+// volume is a volume of a Store. The Store's mu guards the record, ended and the phase. A goroutine
+// that holds the volume's lock may read the record and ended without mu.
 type volume struct {
-	record.Volume // content of the record
+	record.Volume      // content of the record
+	ended         bool // whether the writer has ended, but could not be released; see releaseEnded
 	phase         phase
 	// The volume's lock, which is held while the record or the files change. A goroutine takes it by
 	// sending a value, and frees it by receiving the value; the channel has room for one. The lock is
@@ -96,7 +97,7 @@ type Info struct {
 	SizeBytes uint64            // size of the disk that sandboxes see
 	DiskBytes uint64            // bytes that the volume takes on the host's disk
 	Labels    map[string]string // must not be changed
-	Writer    string            // id of the sandbox that writes to the volume; empty: none
+	Writer    string            // id of the sandbox that writes to the volume; empty: none, or it has ended
 	Layers    int               // number of layers
 }
 
@@ -244,7 +245,7 @@ func (s *Store) Get(name string) (Info, error) {
 		s.mu.Unlock()
 		return Info{}, &Error{Name: name, Unread: unread}
 	}
-	info := infoOf(&v.Volume)
+	info := infoOf(v)
 	s.mu.Unlock()
 	return s.measured(info), nil
 }
@@ -255,7 +256,7 @@ func (s *Store) List() []Info {
 	var infos []Info
 	for _, v := range s.byName {
 		if v.phase == ready {
-			infos = append(infos, infoOf(&v.Volume))
+			infos = append(infos, infoOf(v))
 		}
 	}
 	s.mu.Unlock()
@@ -267,11 +268,11 @@ func (s *Store) List() []Info {
 }
 
 // infoOf returns the Info of a volume without DiskBytes.
-func infoOf(r *record.Volume) Info {
-	info := Info{ID: r.ID, Name: r.Name, Owner: r.Owner, Created: r.Created, SizeBytes: r.SizeBytes, Labels: r.Labels,
-		Layers: len(r.Layers)}
-	if r.Writer != nil {
-		info.Writer = r.Writer.SandboxID
+func infoOf(v *volume) Info {
+	info := Info{ID: v.ID, Name: v.Name, Owner: v.Owner, Created: v.Created, SizeBytes: v.SizeBytes, Labels: v.Labels,
+		Layers: len(v.Layers)}
+	if v.Writer != nil && !v.ended {
+		info.Writer = v.Writer.SandboxID
 	}
 	return info
 }

@@ -27,9 +27,14 @@ const (
 type InUseError struct {
 	Name      string
 	SandboxID string // the writer
+	Ended     bool   // whether the writer has ended, but its VM's process still has the volume open
 }
 
 func (e *InUseError) Error() string {
+	if e.Ended {
+		return fmt.Sprintf("volume %.100q: sandbox %q has ended, but its VM has not closed the volume yet: try again later",
+			e.Name, e.SandboxID)
+	}
 	return fmt.Sprintf("volume %.100q: sandbox %q writes to it: end the sandbox first", e.Name, e.SandboxID)
 }
 
@@ -60,6 +65,9 @@ func (s *Store) Write(ctx context.Context, name, sandbox string) (*Files, error)
 		return nil, err
 	}
 	defer unlock()
+	if err := s.releaseEnded(ctx, v); err != nil {
+		return nil, err
+	}
 	if w := v.Writer; w != nil && w.SandboxID != sandbox {
 		return nil, &InUseError{Name: name, SandboxID: w.SandboxID}
 	}
@@ -194,7 +202,7 @@ func (s *Store) Seal(ctx context.Context, name, sandbox string) error {
 }
 
 // Release is like Seal, but the volume then has no writer. If the sandbox is not the writer, Release
-// does nothing.
+// does nothing. After an error, the next call that needs the volume without its writer tries again.
 func (s *Store) Release(ctx context.Context, name, sandbox string) error {
 	v, unlock, err := s.lockFor(name, sandbox)
 	if inUse := (*InUseError)(nil); errors.As(err, &inUse) || errors.Is(err, errNoWriter) {
@@ -204,11 +212,33 @@ func (s *Store) Release(ctx context.Context, name, sandbox string) error {
 		return err
 	}
 	defer unlock()
-	return s.seal(ctx, v, nil)
+	err = s.seal(ctx, v, nil)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	v.ended = v.Writer != nil // true only after an error
+	return err
+}
+
+// releaseEnded tries again to release a volume whose writer has ended. It does nothing if the writer
+// still exists. If the writer's VM has not closed the volume, the error is an *InUseError.
+// Preconditions: the volume is locked.
+func (s *Store) releaseEnded(ctx context.Context, v *volume) error {
+	if !v.ended {
+		return nil
+	}
+	sandbox := v.Writer.SandboxID
+	err := s.seal(ctx, v, nil)
+	if errors.As(err, new(*writers.Error)) {
+		return &InUseError{Name: v.Name, SandboxID: sandbox, Ended: true}
+	}
+	if err != nil {
+		return fmt.Errorf("volume %q: keep the data of sandbox %q, which has ended: %w", v.Name, sandbox, err)
+	}
+	return nil
 }
 
 // ReleaseAll calls Release for all volumes that a sandbox writes to. The sandbox's VM must have exited.
-// A volume that cannot be released keeps its writer until the next start. A nil Store has no volumes.
+// A nil Store has no volumes.
 func (s *Store) ReleaseAll(sandbox string) {
 	if s == nil {
 		return
@@ -223,22 +253,22 @@ func (s *Store) ReleaseAll(sandbox string) {
 	s.mu.Unlock()
 	for _, name := range names {
 		if err := s.Release(context.Background(), name, sandbox); err != nil {
-			s.cfg.Log.Error("a volume keeps a writer that has ended, until the daemon is started again", "name", name,
-				"sandbox", sandbox, "error", err)
+			s.cfg.Log.Error("a volume could not be released by a sandbox that has ended; its next use tries again",
+				"name", name, "sandbox", sandbox, "error", err)
 		}
 	}
 }
 
 // Recover releases all volumes whose writers do not exist any more. The function exists reports
-// whether a sandbox exists, or may still run. Volumes that cannot be released keep their writers.
+// whether a sandbox exists, or may still run.
 func (s *Store) Recover(ctx context.Context, exists func(sandbox string) bool) {
 	for _, i := range s.List() {
 		if i.Writer == "" || exists(i.Writer) {
 			continue
 		}
 		if err := s.Release(ctx, i.Name, i.Writer); err != nil {
-			s.cfg.Log.Error("a volume keeps a writer that does not exist any more", "name", i.Name, "sandbox", i.Writer,
-				"error", err)
+			s.cfg.Log.Error("a volume could not be released by a sandbox of an earlier daemon; its next use tries again",
+				"name", i.Name, "sandbox", i.Writer, "error", err)
 		}
 	}
 }

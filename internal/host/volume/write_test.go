@@ -381,8 +381,8 @@ func TestReleaseWaitsForTheVM(t *testing.T) {
 	if err := s.Release(t.Context(), "a", "sb-1"); err == nil || !strings.Contains(err.Error(), "open for writing") {
 		t.Errorf("%v", err)
 	}
-	if i, err := s.Get("a"); err != nil || i.Writer != "sb-1" {
-		t.Errorf("%+v %v", i, err)
+	if w := recordOf(s).Writer; w == nil || w.SandboxID != "sb-1" {
+		t.Errorf("the record has the writer %+v", w)
 	}
 	f.Close()
 	s.patience = 1 << 40
@@ -569,5 +569,102 @@ func TestRefusedLayers(t *testing.T) {
 		if _, err := os.Stat(filepath.Join(dir, name, "x.layer")); err != nil {
 			t.Errorf("%s: a file of a refused volume was removed: %v", name, err)
 		}
+	}
+}
+
+// A volume that could not be released, because the VM had not closed it in time, is released by the
+// next call that needs it. Until the VM has closed it, no call touches it.
+func TestEndedWriter(t *testing.T) {
+	list := map[string]func(s *Store) error{
+		"write":    func(s *Store) error { return closed(s.Write(t.Context(), "a", "sb-2")) },
+		"merge":    func(s *Store) error { return s.Merge(t.Context(), "a") },
+		"remove":   func(s *Store) error { return s.Remove("a") },
+		"snapshot": func(s *Store) error { _, err := s.Snapshot("a", Request{Name: "b", Owner: "x"}); return err },
+		"copy":     func(s *Store) error { _, _, err := s.Copy("a", t.TempDir(), "x"); return err },
+	}
+	for name, use := range list {
+		s := open(t, filepath.Join(t.TempDir(), "volumes"))
+		create(t, s, "a")
+		f, err := s.Write(t.Context(), "a", "sb-1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		write(t, f.Top, marks{4000: 1})
+		s.patience = 1
+		s.ReleaseAll("sb-1")
+		if i, err := s.Get("a"); err != nil || i.Writer != "" {
+			t.Errorf("%s: %+v %v", name, i, err)
+		}
+		var inUse *InUseError
+		if err := use(s); !errors.As(err, &inUse) || !inUse.Ended || inUse.SandboxID != "sb-1" {
+			t.Errorf("%s before the VM has closed the volume: %v", name, err)
+		}
+		f.Close()
+		s.patience = 1 << 40
+		if err := use(s); err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		s.ReleaseAll("sb-2")
+		if name == "remove" {
+			continue
+		}
+		if got := content(t, s, "a"); !equal(got, marks{4000: 1}) {
+			t.Errorf("after %s: %v", name, got)
+		}
+	}
+}
+
+// closed closes the files of a result of Write.
+func closed(f *Files, err error) error {
+	if f != nil {
+		f.Close()
+	}
+	return err
+}
+
+// On a full disk a volume cannot be released. It can be removed, which makes room, or be used again
+// when there is room.
+func TestFullDiskAtTheEndOfAWriter(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("only root mounts a file system")
+	}
+	dir := t.TempDir()
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=6m"); err != nil {
+		t.Skipf("mount tmpfs: %v", err)
+	}
+	defer unix.Unmount(dir, unix.MNT_DETACH)
+	volumes, ballast := filepath.Join(dir, "volumes"), filepath.Join(dir, "ballast")
+	s := open(t, volumes)
+	for range 2 {
+		create(t, s, "a")
+		startWriter(t, s, marks{4000: 1})
+		if err := os.WriteFile(ballast, make([]byte, 8*mib), 0o600); !errors.Is(err, unix.ENOSPC) {
+			t.Fatal(err)
+		}
+		s.ReleaseAll("sb-1")
+		if _, err := s.Write(t.Context(), "a", "sb-2"); !errors.Is(err, unix.ENOSPC) {
+			t.Errorf("a writer on a full disk: %v", err)
+		}
+		if err := s.Remove("a"); err != nil {
+			t.Errorf("a removal on a full disk: %v", err)
+		}
+		if err := os.Remove(ballast); err != nil {
+			t.Fatal(err)
+		}
+	}
+	create(t, s, "a")
+	startWriter(t, s, marks{4000: 1})
+	if err := os.WriteFile(ballast, make([]byte, 8*mib), 0o600); !errors.Is(err, unix.ENOSPC) {
+		t.Fatal(err)
+	}
+	s.ReleaseAll("sb-1")
+	s = open(t, volumes) // a start on the full disk
+	s.Recover(t.Context(), func(string) bool { return false })
+	if err := os.Remove(ballast); err != nil {
+		t.Fatal(err)
+	}
+	if got := content(t, s, "a"); !equal(got, marks{4000: 1}) {
+		t.Errorf("with room again: %v", got)
 	}
 }
