@@ -160,7 +160,7 @@ func (s *Store) make(v *volume, fill func(dir string) error) error {
 	if err := os.Rename(dir, s.path(v.Name)); err != nil {
 		return err
 	}
-	undo.Add(func() { _ = s.bury(v) })
+	undo.Add(func() { _, _ = s.bury(v) }) // the first error is reported
 	s.step("renamed the directory")
 	if err := atomicfile.SyncDir(s.cfg.Dir); err != nil {
 		return err

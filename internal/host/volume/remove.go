@@ -12,9 +12,9 @@ import (
 )
 
 // Remove removes a volume and its data. The error is an *Error if there is no such volume, or an
-// *InUseError if the volume has a writer. After any other error, the volume still exists. When
-// Remove returns nil, the volume does not come back after a power failure. A writer that has ended
-// does not hinder Remove, even if the disk is full and the volume cannot be released.
+// *InUseError if the volume has a writer. After any other error, the volume still exists, or
+// it comes back after a power failure. When Remove returns nil, the volume does not come back. A writer
+// that has ended does not hinder Remove, even if the disk is full and the volume cannot be released.
 func (s *Store) Remove(name string) error {
 	v, unlock, err := s.lock(name)
 	if err != nil {
@@ -27,14 +27,15 @@ func (s *Store) Remove(name string) error {
 	s.mu.Lock()
 	v.phase = removing
 	s.mu.Unlock()
-	err = s.bury(v)
+	gone, err := s.bury(v)
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if v.phase = ready; gone {
+		delete(s.byName, name)
+	}
 	if err != nil {
-		v.phase = ready
 		return fmt.Errorf("remove volume %q: %w", name, err)
 	}
-	delete(s.byName, name)
 	return nil
 }
 
@@ -51,21 +52,22 @@ func (s *Store) isOpen(v *volume) bool {
 }
 
 // bury renames a volume's directory, so that the name is free, and then removes the directory. If a
-// file cannot be removed, the next start removes it. After an error the volume still has its name.
-func (s *Store) bury(v *volume) error {
+// file cannot be removed, the next start removes it. The result gone reports whether the name is free.
+// If it is free and bury returns an error, the volume may come back after a power failure.
+func (s *Store) bury(v *volume) (gone bool, err error) {
 	grave := filepath.Join(s.cfg.Dir, gonePrefix+snapshot.NewID())
 	if err := os.Rename(s.path(v.Name), grave); err != nil {
-		return err
+		return false, err
 	}
 	s.step("renamed the directory")
-	if err := atomicfile.SyncDir(s.cfg.Dir); err != nil {
+	if err = atomicfile.SyncDir(s.cfg.Dir); err != nil {
 		if back := os.Rename(grave, s.path(v.Name)); back == nil {
-			return err
+			return false, err
 		}
 	}
 	if err := os.RemoveAll(grave); err != nil {
 		s.cfg.Log.Warn("files of a removed volume are left", "name", v.Name, "error", err)
 	}
 	s.step("removed the files")
-	return nil
+	return true, err
 }

@@ -275,7 +275,8 @@ func (s *Store) Recover(ctx context.Context, exists func(sandbox string) bool) {
 
 // seal turns the writer's tops into layers, and makes now the writer of the volume; nil means none.
 // It drops empty tops. It also drops a top that is missing or not a valid layer, and the top above
-// it, but keeps their files under other names. Only a VMM that its guest controls damages a top.
+// it, but keeps their files under other names until the next damaged top, because each file may be
+// large. Only a VMM that its guest controls damages a top.
 func (s *Store) seal(ctx context.Context, v *volume, now *record.VolumeWriter) error {
 	dir := s.path(v.Name)
 	var kept, dropped, damaged []string
@@ -308,11 +309,24 @@ func (s *Store) seal(ctx context.Context, v *volume, now *record.VolumeWriter) e
 		return err
 	}
 	s.drop(v, dropped...)
+	if len(damaged) > 0 {
+		s.dropDamaged(v)
+	}
 	for _, top := range damaged {
 		_ = os.Rename(filepath.Join(dir, top), filepath.Join(dir, top+damagedSuffix)) // fails if the file is gone
 	}
 	s.step("removed tops")
 	return nil
+}
+
+// dropDamaged removes the damaged layers of a volume. Files that cannot be removed stay.
+func (s *Store) dropDamaged(v *volume) {
+	old, _ := filepath.Glob(filepath.Join(s.path(v.Name), "*"+damagedSuffix)) // the pattern is valid
+	for _, path := range old {
+		if err := writers.Remove(path, 0); err != nil {
+			s.cfg.Log.Warn("a damaged file of a volume is left", "name", v.Name, "error", err)
+		}
+	}
 }
 
 // errFound ends the search for data in a top.

@@ -668,3 +668,44 @@ func TestFullDiskAtTheEndOfAWriter(t *testing.T) {
 		t.Errorf("with room again: %v", got)
 	}
 }
+
+// A sandbox that damages a volume again and again leaves only one damaged file.
+func TestDamagedFilesAreBounded(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir)
+	create(t, s, "a")
+	var last string
+	for range 3 {
+		startWriter(t, s, marks{4000: 1})
+		last = recordOf(s).Writer.Top
+		if err := os.Truncate(filepath.Join(dir, "a", last), 1<<20); err != nil {
+			t.Fatal(err)
+		}
+		s.ReleaseAll("sb-1")
+	}
+	want := []string{baseFile, last + damagedSuffix, recordFile}
+	slices.Sort(want)
+	if got := files(t, filepath.Join(dir, "a")); !slices.Equal(got, want) {
+		t.Errorf("files %v, want %v", got, want)
+	}
+}
+
+// If a removal cannot be made durable and cannot be undone, it is no success.
+func TestRemovalThatIsNotDurable(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "volumes")
+	s := open(t, dir)
+	create(t, s, "a")
+	s.step = func(done string) {
+		if done == "renamed the directory" { // makes the flush and the rename back fail
+			if err := os.Rename(dir, dir+".away"); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	if err := s.Remove("a"); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("%v", err)
+	}
+	if _, err := s.Get("a"); !isError(err, false, false) {
+		t.Errorf("after the removal: %v", err)
+	}
+}
