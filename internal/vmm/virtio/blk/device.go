@@ -268,7 +268,7 @@ func (d *Device) SetDisk(disk *Overlay) error {
 	}
 	old := d.disk
 	d.disk, d.done, d.frozen = disk, 0, 0
-	d.ignoreSync()
+	d.forgetSync()
 	d.setConfig()
 	if old != nil {
 		_ = old.Close() // an error is ignored, because the old disk is no longer needed

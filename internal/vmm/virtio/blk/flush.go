@@ -1,6 +1,7 @@
 package blk
 
 import (
+	"cmp"
 	"errors"
 	"os"
 	"sync/atomic"
@@ -13,9 +14,10 @@ var errSyncing = errors.New("the disk is being synced")
 
 // syncing is a sync of the files that a slot has written.
 type syncing struct {
-	ended   atomic.Bool
-	err     error // set before ended
-	ignored bool  // whether the result has no meaning any more
+	ended     atomic.Bool
+	err       error // error of this sync, or an earlier error that no flush has reported; set before ended
+	ignored   bool  // whether the flush needs another sync
+	forgotten bool  // whether err is of an earlier disk
 }
 
 // flush executes a flush request. Only a slot syncs its disk: other disks do not survive a reboot of
@@ -29,19 +31,24 @@ type syncing struct {
 // again and again would start any number of syncs.
 //
 // If the sync fails, flush answers the request with an error. It does not sync again, because Linux
-// reports an error only once, and then drops the data.
+// reports an error only once, and then drops the data. For the same reason, the error of a sync that is
+// replaced by another sync is kept for the next flush of the same disk.
 func (d *Device) flush() (status byte, pending error) {
 	if !d.slot {
 		return statusOK, nil // nothing is cached; see Overlay
 	}
+	var unreported error
 	if d.syncing != nil && d.syncing.ignored && d.syncing.ended.Load() {
+		if !d.syncing.forgotten && !errors.Is(d.syncing.err, os.ErrClosed) { // closed: a replaced layer, which the next sync includes
+			unreported = d.syncing.err
+		}
 		d.syncing = nil
 	}
 	if d.syncing == nil {
 		s, transport, files := &syncing{}, d.transport, d.unsynced()
 		d.syncing = s
 		go func() {
-			s.err = d.sync(files)
+			s.err = cmp.Or(d.sync(files), unreported)
 			s.ended.Store(true)
 			transport.Kick()
 		}()
@@ -58,10 +65,20 @@ func (d *Device) flush() (status byte, pending error) {
 	return statusOK, nil
 }
 
-// ignoreSync makes the next flush begin a sync of its own.
+// ignoreSync makes the next flush begin a sync of its own. If the present sync fails, the next flush
+// still reports the error.
 func (d *Device) ignoreSync() {
 	if d.syncing != nil {
 		d.syncing.ignored = true
+	}
+}
+
+// forgetSync is like ignoreSync, but the error of the present sync is of no interest, because the disk
+// is replaced.
+func (d *Device) forgetSync() {
+	d.ignoreSync()
+	if d.syncing != nil {
+		d.syncing.forgotten = true
 	}
 }
 

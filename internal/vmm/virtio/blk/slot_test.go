@@ -232,7 +232,7 @@ func TestFlushOfASlotWaitsForTheSync(t *testing.T) {
 	if err := g.tr.Unquiesce(); err != nil {
 		t.Fatal(err)
 	}
-	old.end <- errors.New("of a sync that does not count any more")
+	old.end <- os.ErrClosed // the layer was replaced before its sync began
 	r := <-begun
 	if len(r.files) != 2 || r.files[0] != frozen || r.files[1] != newest {
 		t.Errorf("after a branch the files %v are synced", r.files)
@@ -336,4 +336,58 @@ func TestFlushOfASlotSyncsTheFiles(t *testing.T) {
 	merge(0)
 	unsynced(2)
 	flush()
+}
+
+// Linux reports the error of a file only once. So the error of a sync that a reset or a branch has
+// replaced is reported by the next flush, unless the slot has another disk.
+func TestErrorsOfReplacedSyncsAreReported(t *testing.T) {
+	g, d := startSlot(t)
+	begun, end := make(chan bool), make(chan error)
+	d.sync = func([]*os.File) error {
+		begun <- true
+		return <-end
+	}
+	g.put(d, newDisk(t, 8*cluster, nil))
+	base := guestmem.GPA(ringBase)
+	reset := func() {
+		base += guestmem.PageSize // memory that is still zero
+		g.ring = virtiotest.Start(t, g.mem, g.tr, virtio.FVersion1|FFlush, base, slotQueueSize)[0]
+	}
+	swap := func() {
+		g.tr.Quiesce()
+		err := d.SwapTop(newTop(t, t.TempDir(), 8*cluster), forReading(t, d.disk.top))
+		if err := errors.Join(err, g.tr.Unquiesce()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	flush := func() {
+		g.submit(typeFlush, 0, nil, 0)
+		g.ring.Kick()
+	}
+	for _, c := range []struct {
+		name   string
+		change func()
+		again  bool // whether the driver has forgotten its request
+		status byte
+	}{{"reset", reset, true, statusIOErr}, {"branch", swap, false, statusIOErr},
+		{"another disk", func() { g.put(d, newDisk(t, 8*cluster, nil)) }, false, statusOK}} {
+		flush()
+		<-begun
+		c.change()
+		if c.again {
+			flush()
+		}
+		end <- errors.New("disk is gone")
+		<-begun // the sync that replaces the failed one
+		end <- nil
+		if s, _ := g.complete(nil, 0); s != c.status {
+			t.Errorf("%s: status %d, want %d", c.name, s, c.status)
+		}
+		flush()
+		<-begun
+		end <- nil
+		if s, _ := g.complete(nil, 0); s != statusOK {
+			t.Errorf("%s: the error is reported twice: status %d", c.name, s)
+		}
+	}
 }
