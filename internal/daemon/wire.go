@@ -414,7 +414,7 @@ func (w *wired) openStore(ctx context.Context, cfg *Config, events *event.Ring, 
 		return errors.Join(err, w.store.Close())
 	}
 	w.volumes, err = volume.Open(volume.Config{Dir: filepath.Join(cfg.StateDir, "volumes"),
-		Most: cfg.MaxVolumesGiB << 30, Room: cfg.Admit.RoomOnDisk, Log: cfg.Log})
+		Most: cfg.MaxVolumesGiB << 30, Room: cfg.Admit.RoomForFiles, Log: cfg.Log})
 	if err != nil {
 		return errors.Join(err, w.store.Close())
 	}

@@ -40,8 +40,8 @@ func (a *api) createVolume(r *http.Request, req *apiv1.VolumeRequest) (apiv1.Vol
 }
 
 func (a *api) snapshotVolume(r *http.Request, req *apiv1.VolumeSnapshotRequest) (apiv1.Volume, error) {
-	return described(a.volumesFor(r))(a.view(r).SnapshotVolume(r.PathValue("volume"), volume.Request{Name: req.Name,
-		Labels: req.Labels}))
+	return described(a.volumesFor(r))(a.view(r).SnapshotVolume(r.Context(), r.PathValue("volume"),
+		volume.Request{Name: req.Name, Labels: req.Labels}))
 }
 
 func (a *api) listVolumes(r *http.Request) (l list[volume.Info, apiv1.Volume], err error) {
@@ -59,5 +59,5 @@ func (a *api) getVolume(r *http.Request) (apiv1.Volume, error) {
 }
 
 func (a *api) deleteVolume(r *http.Request) error {
-	return a.view(r).RemoveVolume(r.PathValue("volume"))
+	return a.view(r).RemoveVolume(r.Context(), r.PathValue("volume"))
 }

@@ -178,15 +178,22 @@ func (r *Rules) Room(memory uint64, disk *os.File) error {
 
 // RoomOnDisk returns an error if the file system that contains the file disk has less free space
 // than the reserve.
-func (r *Rules) RoomOnDisk(disk *os.File) error {
-	if r.DiskReserve == 0 {
+func (r *Rules) RoomOnDisk(disk *os.File) error { return r.RoomForFiles(disk, 0) }
+
+// RoomForFiles is like RoomOnDisk, but the reserve must also be free when this many more bytes are used.
+func (r *Rules) RoomForFiles(disk *os.File, bytes uint64) error {
+	if r.DiskReserve == 0 && bytes == 0 {
 		return nil
 	}
 	var st unix.Statfs_t
 	if err := unix.Fstatfs(int(disk.Fd()), &st); err != nil {
 		return fmt.Errorf("free space of %s: %w", disk.Name(), err)
 	}
-	return r.checkDisk(st.Bavail*uint64(st.Bsize), "the file system of the daemon's state")
+	free, name := st.Bavail*uint64(st.Bsize), "the file system of the daemon's state"
+	if bytes > free {
+		return refuse(CodeHostDisk, "%s has %d MiB free, and %d are needed; free some", name, free>>20, bytes>>20)
+	}
+	return r.checkDisk(free-bytes, name)
 }
 
 // RoomInMemory returns an error if a VM with this many bytes of memory might use a part of the

@@ -102,4 +102,9 @@ func TestRoomLeavesTheReserves(t *testing.T) {
 	}
 	wantRefused(t, CodeHostMemory, (&Rules{MemoryReserve: 1}).Room(1<<62, f))
 	wantRefused(t, CodeHostDisk, (&Rules{DiskReserve: 1 << 62}).Room(1, f))
+	if err := (&Rules{DiskReserve: 1}).RoomForFiles(f, 1); err != nil {
+		t.Errorf("a small file: %v", err)
+	}
+	wantRefused(t, CodeHostDisk, (&Rules{}).RoomForFiles(f, 1<<62))
+	wantRefused(t, CodeHostDisk, (&Rules{DiskReserve: 1 << 62}).RoomForFiles(f, 1))
 }

@@ -158,7 +158,7 @@ func Open(ctx context.Context, st *volume.Store, sandbox, dir string, mounts []M
 		if m.Mode == record.MountWriter {
 			v, err = openWriter(ctx, st, sandbox, m.Name)
 		} else {
-			v, err = openCopy(st, m.Name, dir, fmt.Sprintf("%s%d", ledger.VolumeFiles, i))
+			v, err = openCopy(ctx, st, m.Name, dir, fmt.Sprintf("%s%d", ledger.VolumeFiles, i))
 		}
 		d.Volumes = append(d.Volumes, v)
 		if err != nil {
@@ -179,8 +179,8 @@ func openWriter(ctx context.Context, st *volume.Store, sandbox, name string) (ch
 
 // openCopy opens a copy of a volume, with a private top. Even after an error, the caller must close the
 // files of the result.
-func openCopy(st *volume.Store, name, dir, prefix string) (v chain.Volume, err error) {
-	paths, size, err := st.Copy(name, dir, prefix)
+func openCopy(ctx context.Context, st *volume.Store, name, dir, prefix string) (v chain.Volume, err error) {
+	paths, size, err := st.Copy(ctx, name, dir, prefix)
 	if err != nil {
 		return v, err
 	}

@@ -78,7 +78,7 @@ func (m *Manager) tryBringBack(ctx context.Context, s *Sandbox, expiry func() Ex
 	if err != nil {
 		return err
 	}
-	timing, err := m.restore(ctx, start, v, s.data, &rec)
+	timing, err := m.restore(ctx, start, v, s.data, &rec, nil)
 	release()
 	if err != nil {
 		return err

@@ -10,6 +10,7 @@ import (
 
 	"github.com/forkd/forkd/internal/cleanup"
 	"github.com/forkd/forkd/internal/host/ledger"
+	"github.com/forkd/forkd/internal/host/mounts"
 	"github.com/forkd/forkd/internal/host/netclient"
 	"github.com/forkd/forkd/internal/host/owner"
 	"github.com/forkd/forkd/internal/host/vmpool"
@@ -67,6 +68,7 @@ func (m *Manager) restoreChild(ctx context.Context, start time.Time, req ForkReq
 	if err != nil {
 		return nil, err
 	}
+	release = sync.OnceFunc(release)
 	defer release()
 	lease, err := m.cfg.Store.Acquire(req.Tag)
 	if err != nil {
@@ -110,7 +112,20 @@ func (m *Manager) restoreChild(ctx context.Context, start time.Time, req ForkReq
 			return nil, err
 		}
 	}
-	if s.timing, err = m.restore(ctx, start, s.live, s.data, &s.record); err != nil {
+	volumes := &mounts.Disks{}
+	if len(req.Volumes) > 0 {
+		release() // other children must not wait while this child waits for the lock of a volume
+		if volumes, err = mounts.Open(ctx, m.cfg.Volumes, s.id, s.data, req.Volumes); err != nil {
+			return nil, err
+		}
+		defer volumes.Close()
+		again, err := owner.TakePlace(ctx, m.restores, "")
+		if err != nil {
+			return nil, err
+		}
+		defer again()
+	}
+	if s.timing, err = m.restore(ctx, start, s.live, s.data, &s.record, volumes.Volumes); err != nil {
 		return nil, fmt.Errorf("restore child %s: %w", s.id, err)
 	}
 	s.timing.Pooled = pooled

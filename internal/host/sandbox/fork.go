@@ -60,10 +60,7 @@ func (m *Manager) checkAgainst(ctx context.Context, r *ForkRequest, parent *snap
 			return err
 		}
 	}
-	if err := m.cfg.VMMs.CheckLimits("limits.", *cmp.Or(r.Limits, &parent.Guest.Limits)); err != nil {
-		return err
-	}
-	return mounts.Admit(ctx, m.cfg.Volumes, r.Volumes, parent)
+	return m.cfg.VMMs.CheckLimits("limits.", *cmp.Or(r.Limits, &parent.Guest.Limits))
 }
 
 // Fork starts children of a snapshot. A child has started when its agent has confirmed its new
@@ -105,6 +102,10 @@ func (m *Manager) Fork(ctx context.Context, req ForkRequest) (result ForkResult,
 		return ForkResult{}, err
 	}
 	defer release()
+	// After the quota is checked, because a merge of layers costs much.
+	if err := mounts.Admit(ctx, m.cfg.Volumes, req.Volumes, lease.Manifest()); err != nil {
+		return ForkResult{}, err
+	}
 	vcpus := lease.Manifest().Machine.VCPUs
 	if err := m.admit(req.N, vcpus); err != nil {
 		return ForkResult{}, err

@@ -28,10 +28,10 @@ func (m *Manager) newTopOver(data string, lease *store.Lease, name string) (*os.
 }
 
 // restore restores the snapshot of v.lease in the VM v. The disk of the VM gets the empty top that
-// r names, and its volume slots get the volumes that r names. The parameter start is when the request
+// r names, and its volume slots get the given volumes. The parameter start is when the request
 // arrived. The caller must hold a place in m.restores.
 func (m *Manager) restore(ctx context.Context, start time.Time, v *liveVM, data string,
-	r *ledger.Record) (Timing, error) {
+	r *ledger.Record, volumes []chain.Volume) (Timing, error) {
 	top, err := m.newTopOver(data, v.lease, r.Top)
 	if err != nil {
 		return Timing{}, err
@@ -39,17 +39,12 @@ func (m *Manager) restore(ctx context.Context, start time.Time, v *liveVM, data 
 	if top != nil {
 		defer top.Close()
 	}
-	disks, err := mounts.Open(ctx, m.cfg.Volumes, r.ID, data, r.Volumes)
-	if err != nil {
-		return Timing{}, err
-	}
-	defer disks.Close()
 	link, err := m.join(v, r)
 	if err != nil {
 		return Timing{}, err
 	}
 	v.link = link
-	result, err := chain.Restore(ctx, v.vmm, v.lease, top, disks.Volumes, link != nil)
+	result, err := chain.Restore(ctx, v.vmm, v.lease, top, volumes, link != nil)
 	timing := Timing{VMM: time.Since(start), Restore: result}
 	link.Ready()
 	return timing, err

@@ -317,3 +317,50 @@ func TestFilesAreRemovedBeforeVolumesAreReleased(t *testing.T) {
 		t.Errorf("log lines %q", lines)
 	}
 }
+
+// Children that wait for the lock of a volume have no place among the restores, and end with their
+// request.
+func TestWaitsForVolumesTakeNoPlaces(t *testing.T) {
+	w, _ := newVolumeWorld(t)
+	defer w.stop()
+	locked, unlock := make(chan bool), make(chan bool)
+	w.room = func() { close(locked); <-unlock }
+	snapshot := make(chan error)
+	go func() {
+		_, err := w.volumes.Snapshot(t.Context(), "a", volume.Request{Name: "c", Owner: "local"})
+		snapshot <- err
+	}()
+	<-locked
+	ctx, cancel := context.WithCancel(t.Context())
+	forked := make(chan error)
+	go func() {
+		list := []mounts.Mount{{Name: "a", Path: "/a", Mode: "copy"}}
+		_, err := w.Fork(ctx, ForkRequest{Tag: "p", N: 3, Volumes: list})
+		forked <- err
+	}()
+	deadline := time.After(time.Minute)
+	for {
+		files, err := filepath.Glob(filepath.Join(w.cfg.DataDir, "*"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n, _ := w.restores.Count(); len(files) == 3 && n == 0 {
+			break
+		}
+		select {
+		case <-deadline:
+			n, _ := w.restores.Count()
+			t.Fatalf("%d children have %d places", len(files), n)
+		case <-time.After(time.Millisecond):
+		}
+	}
+	cancel()
+	if err := <-forked; !errors.Is(err, context.Canceled) {
+		t.Errorf("%v", err)
+	}
+	close(unlock)
+	if err := <-snapshot; err != nil {
+		t.Error(err)
+	}
+	w.checkClean(t)
+}

@@ -63,6 +63,7 @@ type world struct {
 
 	volumes    *volume.Store // the volumes of the latest manager
 	volumesLog slog.Handler  // log of the volumes; nil: none
+	room       func()        // if set, called when a volume is being created, with the source's lock held
 
 	poolMost int
 }
@@ -102,7 +103,12 @@ func (w *world) start(t testing.TB, poolSize int) {
 		}
 	}
 	w.volumes, err = volume.Open(volume.Config{Dir: filepath.Join(w.dir, "volumes"),
-		Log: slog.New(cmp.Or(w.volumesLog, slog.DiscardHandler))})
+		Log: slog.New(cmp.Or(w.volumesLog, slog.DiscardHandler)), Room: func(*os.File, uint64) error {
+			if w.room != nil {
+				w.room()
+			}
+			return nil
+		}})
 	if err != nil {
 		t.Fatal(err)
 	}

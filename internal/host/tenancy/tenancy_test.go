@@ -249,7 +249,7 @@ func TestLimits(t *testing.T) {
 			t.Errorf("a volume with a name of others: %v", err)
 		}
 	}
-	if _, err := b.view.SnapshotVolume(b.volume, volume.Request{Name: "a.new"}); !errors.As(err, &limit) {
+	if _, err := b.view.SnapshotVolume(t.Context(), b.volume, volume.Request{Name: "a.new"}); !errors.As(err, &limit) {
 		t.Errorf("a snapshot of a volume with a name of others: %v", err)
 	}
 	fork := sandbox.ForkRequest{Tag: "p", N: 1, Volumes: []mounts.Mount{{Name: a.volume, Path: "/data"}}}

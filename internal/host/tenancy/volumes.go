@@ -1,7 +1,7 @@
 package tenancy
 
 import (
-	"slices"
+	"context"
 
 	"github.com/forkd/forkd/internal/host/mounts"
 	"github.com/forkd/forkd/internal/host/volume"
@@ -39,7 +39,7 @@ func (v *View) Volumes() []volume.Info {
 	if v.isEmpty() {
 		return nil
 	}
-	return slices.DeleteFunc(v.host.volumes.List(), func(i volume.Info) bool { return !v.p.Prefix.HasTag(i.Name) })
+	return v.host.volumes.List(v.p.Prefix.HasTag)
 }
 
 // CreateVolume calls Store.Create for the principal, which owns the volume. If the principal may not
@@ -57,7 +57,7 @@ func (v *View) CreateVolume(req volume.Request) (volume.Info, error) {
 
 // SnapshotVolume calls Store.Snapshot for the principal, which owns the new volume. If the principal
 // may not use the name, the error is an *owner.PrefixError.
-func (v *View) SnapshotVolume(from string, req volume.Request) (volume.Info, error) {
+func (v *View) SnapshotVolume(ctx context.Context, from string, req volume.Request) (volume.Info, error) {
 	if err := v.HasVolume(from); err != nil {
 		return volume.Info{}, err
 	}
@@ -65,15 +65,15 @@ func (v *View) SnapshotVolume(from string, req volume.Request) (volume.Info, err
 		return volume.Info{}, err
 	}
 	req.Owner = v.p.Name
-	return v.host.volumes.Snapshot(from, req)
+	return v.host.volumes.Snapshot(ctx, from, req)
 }
 
 // RemoveVolume calls Store.Remove.
-func (v *View) RemoveVolume(name string) error {
+func (v *View) RemoveVolume(ctx context.Context, name string) error {
 	if err := v.HasVolume(name); err != nil {
 		return err
 	}
-	return v.host.volumes.Remove(name)
+	return v.host.volumes.Remove(ctx, name)
 }
 
 // OwnerOfVolume returns the name of a volume's owner; see OwnerOf.

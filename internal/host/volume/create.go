@@ -55,13 +55,13 @@ func (s *Store) Create(req Request) (Info, error) {
 // Snapshot makes a volume with the content and the size of the volume from. Both volumes then have
 // hard links to the same immutable files. Snapshot ignores the size in the request. The error is
 // one of the errors of Create, or an *InUseError if the volume from has a writer.
-func (s *Store) Snapshot(from string, req Request) (Info, error) {
-	source, unlock, err := s.lock(from)
+func (s *Store) Snapshot(ctx context.Context, from string, req Request) (Info, error) {
+	source, unlock, err := s.lock(ctx, from)
 	if err != nil {
 		return Info{}, err
 	}
 	defer unlock()
-	if err := s.releaseEnded(context.Background(), source); err != nil {
+	if err := s.releaseEnded(ctx, source); err != nil {
 		return Info{}, err
 	}
 	if w := source.Writer; w != nil {
@@ -143,7 +143,7 @@ func (s *Store) make(v *volume, fill func(dir string) error) error {
 	}
 	undo.Add(func() { _ = os.RemoveAll(dir) }) // the next start removes what stays
 	s.step("made the directory")
-	if err := s.checkRoom(dir); err != nil {
+	if err := s.checkRoom(dir, 0); err != nil {
 		return err
 	}
 	if err := fill(dir); err != nil {
@@ -190,7 +190,8 @@ func (s *Store) makeBase(v *volume, dir string) (err error) {
 	return f.Sync()
 }
 
-func (s *Store) checkRoom(dir string) error {
+// checkRoom returns an error if a file system has too little room for files of this many bytes.
+func (s *Store) checkRoom(dir string, bytes uint64) error {
 	if s.cfg.Room == nil {
 		return nil
 	}
@@ -199,7 +200,7 @@ func (s *Store) checkRoom(dir string) error {
 		return err
 	}
 	defer d.Close()
-	return s.cfg.Room(d)
+	return s.cfg.Room(d, bytes)
 }
 
 // diskBytes returns how many bytes the files in a directory take on the disk.
@@ -213,9 +214,16 @@ func diskBytes(dir string) (total uint64, err error) {
 		if err != nil {
 			return total, err
 		}
-		if st, ok := info.Sys().(*syscall.Stat_t); ok {
-			total += uint64(st.Blocks) * 512
-		}
+		total += onDisk(info)
 	}
 	return total, err
+}
+
+// onDisk returns how many bytes a file takes on the disk.
+func onDisk(info fs.FileInfo) uint64 {
+	st, ok := info.Sys().(*syscall.Stat_t)
+	if !ok {
+		return 0
+	}
+	return uint64(st.Blocks) * 512
 }

@@ -10,57 +10,132 @@ import (
 
 	"github.com/forkd/forkd/internal/format/disklayer"
 	"github.com/forkd/forkd/internal/format/record"
+	"github.com/forkd/forkd/internal/gate"
 )
 
-// Merge replaces the layers of a volume without a writer by one layer with the same content.
+// mergesAtOnce is the maximum number of merges at the same time. One owner's volumes have at most one
+// less, because a merge may copy the data of a whole volume.
+const mergesAtOnce = 2
+
+// Merge replaces the layers of a volume without a writer by one layer with the same content. While it
+// copies the data, the volume is not locked. The error is one of the errors of Write, an *admit.Error
+// if the host has no room for the copy, or an error of the file system.
 func (s *Store) Merge(ctx context.Context, name string) error {
-	v, unlock, err := s.lock(name)
+	v, unlock, err := s.lock(ctx, name)
 	if err != nil {
 		return err
 	}
-	defer unlock()
-	if err := s.releaseEnded(ctx, v); err != nil {
+	owner := v.Owner
+	unlock()
+	leave, err := s.merges.Wait(ctx, gate.Share{Key: owner, Most: mergesAtOnce - 1})
+	if err != nil {
 		return err
 	}
-	if v.Writer != nil {
-		return &InUseError{Name: name, SandboxID: v.Writer.SandboxID}
+	defer leave()
+	m, err := s.beginMerge(ctx, name)
+	if m == nil || err != nil {
+		return err
 	}
-	if len(v.Layers) < 2 {
-		return nil
+	defer m.close()
+	if err = disklayer.Merge(ctx, m.merged, m.files); err == nil {
+		err = m.merged.Sync()
 	}
-	if err := s.merge(ctx, v); err != nil {
+	if err == nil {
+		s.step("merged layers")
+		err = s.endMerge(ctx, m)
+	}
+	if err != nil {
 		return fmt.Errorf("merge the layers of volume %q: %w", name, err)
 	}
 	return nil
 }
 
-func (s *Store) merge(ctx context.Context, v *volume) (err error) {
-	dir, old := s.path(v.Name), slices.Clone(v.Layers)
-	var files []*os.File
-	defer func() {
-		for _, f := range files {
-			_ = f.Close() // open for reading only
-		}
-	}()
-	for _, layer := range old {
-		f, err := os.Open(filepath.Join(dir, layer))
+// merge is a merge of the oldest layers of a volume.
+type merge struct {
+	v      *volume
+	name   string   // name of the volume
+	layers []string // names of the layers
+	files  []*os.File
+	top    string // name of the merged layer
+	merged *os.File
+	kept   bool // whether the record may name the merged layer
+}
+
+// close closes the files, and removes the merged layer unless it is kept.
+func (m *merge) close() {
+	for _, f := range m.files {
+		_ = f.Close() // open for reading only
+	}
+	if m.merged == nil {
+		return
+	}
+	_ = m.merged.Close() // the layer is synced, or it is removed
+	if !m.kept {
+		_ = os.Remove(m.merged.Name()) // the next start removes what stays
+	}
+}
+
+// beginMerge opens the files of a merge. It returns nil if there is nothing to merge.
+func (s *Store) beginMerge(ctx context.Context, name string) (*merge, error) {
+	v, unlock, err := s.lock(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	if err := s.releaseEnded(ctx, v); err != nil {
+		return nil, err
+	}
+	if v.Writer != nil {
+		return nil, &InUseError{Name: name, SandboxID: v.Writer.SandboxID}
+	}
+	if len(v.Layers) < 2 {
+		return nil, nil
+	}
+	m := &merge{v: v, name: name, layers: slices.Clone(v.Layers)}
+	if err := s.openMerge(m); err != nil {
+		m.close()
+		return nil, fmt.Errorf("merge the layers of volume %q: %w", name, err)
+	}
+	return m, nil
+}
+
+// openMerge opens the files of m. Preconditions: the volume is locked.
+func (s *Store) openMerge(m *merge) (err error) {
+	bytes := uint64(0)
+	for _, layer := range m.layers {
+		f, err := os.Open(filepath.Join(s.path(m.name), layer))
 		if err != nil {
 			return err
 		}
-		files = append(files, f)
+		m.files = append(m.files, f)
+		info, err := f.Stat()
+		if err != nil {
+			return err
+		}
+		bytes += onDisk(info)
 	}
-	merged, name, err := s.newTop(v)
+	if err := s.checkRoom(s.path(m.name), bytes); err != nil {
+		return err
+	}
+	m.merged, m.top, err = s.newTop(m.v)
+	return err
+}
+
+// endMerge replaces the merged layers in the record, and removes them. The volume may have a new writer
+// by now, whose VM keeps the old files open.
+func (s *Store) endMerge(ctx context.Context, m *merge) error {
+	v, unlock, err := s.lock(ctx, m.name)
 	if err != nil {
 		return err
 	}
-	if err = disklayer.Merge(ctx, merged, files); err == nil {
-		err = merged.Sync()
+	defer unlock()
+	n := len(m.layers)
+	if v != m.v || len(v.Layers) < n || !slices.Equal(v.Layers[:n], m.layers) {
+		return errors.New("the volume has changed: try again")
 	}
-	if err = errors.Join(err, merged.Close()); err == nil {
-		s.step("merged layers")
-		err = s.save(v, func(r *record.Volume) { r.Layers = []string{name} })
-	}
-	s.drop(v, append(old, name)...)
+	m.kept = true // drop removes the merged layer if the record does not name it
+	err = s.save(v, func(r *record.Volume) { r.Layers = append([]string{m.top}, r.Layers[n:]...) })
+	s.drop(v, append(m.layers, m.top)...)
 	s.step("removed layers")
 	return err
 }
@@ -70,13 +145,13 @@ func (s *Store) merge(ctx context.Context, v *volume) (err error) {
 // with a number. Copy returns the paths of the links, and the size of the volume. The links stay
 // when the volume changes or is removed. They lack the data that a writer has written since its
 // latest branch.
-func (s *Store) Copy(name, dir, prefix string) (paths []string, size uint64, err error) {
-	v, unlock, err := s.lock(name)
+func (s *Store) Copy(ctx context.Context, name, dir, prefix string) (paths []string, size uint64, err error) {
+	v, unlock, err := s.lock(ctx, name)
 	if err != nil {
 		return nil, 0, err
 	}
 	defer unlock()
-	if err := s.releaseEnded(context.Background(), v); err != nil {
+	if err := s.releaseEnded(ctx, v); err != nil {
 		return nil, 0, err
 	}
 	for i, f := range append([]string{baseFile}, v.Layers...) {

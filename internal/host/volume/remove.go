@@ -1,6 +1,7 @@
 package volume
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -15,8 +16,8 @@ import (
 // *InUseError if the volume has a writer. After any other error, the volume still exists, or
 // it comes back after a power failure. When Remove returns nil, the volume does not come back. A writer
 // that has ended does not hinder Remove, even if the disk is full and the volume cannot be released.
-func (s *Store) Remove(name string) error {
-	v, unlock, err := s.lock(name)
+func (s *Store) Remove(ctx context.Context, name string) error {
+	v, unlock, err := s.lock(ctx, name)
 	if err != nil {
 		return err
 	}

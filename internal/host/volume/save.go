@@ -2,6 +2,7 @@ package volume
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -12,13 +13,18 @@ import (
 	"github.com/forkd/forkd/internal/format/record"
 )
 
-// lock returns a volume that is ready, and holds its lock until the caller calls unlock.
-func (s *Store) lock(name string) (v *volume, unlock func(), err error) {
+// lock returns a volume that is ready, and holds its lock until the caller calls unlock. The error is an
+// *Error, or the error of ctx if ctx ends before the lock is free.
+func (s *Store) lock(ctx context.Context, name string) (v *volume, unlock func(), err error) {
 	s.mu.Lock()
 	v = s.byName[name]
 	s.mu.Unlock()
 	if v != nil {
-		v.file <- struct{}{}
+		select {
+		case v.file <- struct{}{}:
+		case <-ctx.Done():
+			return nil, nil, ctx.Err()
+		}
 		unlock = func() { <-v.file }
 	}
 	s.mu.Lock()
@@ -39,8 +45,8 @@ var errNoWriter = errors.New("no sandbox writes to it")
 
 // lockFor is like lock, but the given sandbox must be the volume's writer. If another sandbox is
 // the writer, the error is an *InUseError.
-func (s *Store) lockFor(name, sandbox string) (v *volume, unlock func(), err error) {
-	if v, unlock, err = s.lock(name); err != nil {
+func (s *Store) lockFor(ctx context.Context, name, sandbox string) (v *volume, unlock func(), err error) {
+	if v, unlock, err = s.lock(ctx, name); err != nil {
 		return nil, nil, err
 	}
 	switch {

@@ -21,6 +21,7 @@ import (
 	"github.com/forkd/forkd/internal/format/ext4"
 	"github.com/forkd/forkd/internal/format/record"
 	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/gate"
 	"github.com/forkd/forkd/internal/host/writers"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
@@ -43,9 +44,11 @@ const (
 
 // Config configures a Store.
 type Config struct {
-	Dir  string                   // directory of the volumes; only this Store uses it
-	Most uint64                   // maximum sum of the sizes of one owner's volumes, in bytes; 0: unlimited
-	Room func(dir *os.File) error // returns an error if the file system of dir has too little room; nil: no check
+	Dir  string // directory of the volumes; only this Store uses it
+	Most uint64 // maximum sum of the sizes of one owner's volumes, in bytes; 0: unlimited
+	// Room returns an error if the file system of dir has too little room for this many bytes; nil: no
+	// check.
+	Room func(dir *os.File, bytes uint64) error
 	Log  *slog.Logger
 }
 
@@ -54,6 +57,7 @@ type Store struct {
 	cfg      Config
 	step     func(done string) // called after each step that changes files; tests replace it
 	patience time.Duration     // writers.Patience, except in tests
+	merges   *gate.Gate        // limits the merges at the same time
 
 	mu sync.Mutex // never held during file operations, except in Open
 	// +checklocks:mu
@@ -122,7 +126,7 @@ func (e *Error) Error() string {
 // of volumes whose creation or removal was interrupted.
 func Open(cfg Config) (*Store, error) {
 	s := &Store{cfg: cfg, step: func(string) {}, patience: writers.Patience, byName: make(map[string]*volume),
-		unread: make(map[string]bool)}
+		unread: make(map[string]bool), merges: gate.New(mergesAtOnce)}
 	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
 		return nil, err
 	}
@@ -250,12 +254,13 @@ func (s *Store) Get(name string) (Info, error) {
 	return s.measured(info), nil
 }
 
-// List returns the Info of all volumes, sorted by name.
-func (s *Store) List() []Info {
+// List returns the Info of all volumes whose names the function may permits, sorted by name; nil permits
+// all. It reads the directories of these volumes only.
+func (s *Store) List(may func(name string) bool) []Info {
 	s.mu.Lock()
 	var infos []Info
 	for _, v := range s.byName {
-		if v.phase == ready {
+		if v.phase == ready && (may == nil || may(v.Name)) {
 			infos = append(infos, infoOf(v))
 		}
 	}

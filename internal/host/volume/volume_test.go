@@ -73,7 +73,7 @@ func TestLife(t *testing.T) {
 	}
 	again := open(t, dir)
 	for _, s := range []*Store{s, again} {
-		list := s.List()
+		list := s.List(nil)
 		if len(list) != 2 || list[0].ID != a.ID || list[1].ID != b.ID {
 			t.Errorf("%+v", list)
 		}
@@ -82,13 +82,13 @@ func TestLife(t *testing.T) {
 			t.Errorf("%+v %v, want %+v", got, err, a)
 		}
 	}
-	if err := again.Remove("a"); err != nil {
+	if err := again.Remove(t.Context(), "a"); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := again.Get("a"); !isError(err, false, false) {
 		t.Errorf("after its removal: %v", err)
 	}
-	if err := again.Remove("a"); !isError(err, false, false) {
+	if err := again.Remove(t.Context(), "a"); !isError(err, false, false) {
 		t.Errorf("a second removal: %v", err)
 	}
 	if names := files(t, dir); !slices.Equal(names, []string{"b"}) {
@@ -131,7 +131,7 @@ func TestRequestsAreChecked(t *testing.T) {
 			t.Errorf("a volume of %d MiB was created", size)
 		}
 	}
-	if list := s.List(); len(list) > 0 {
+	if list := s.List(nil); len(list) > 0 {
 		t.Errorf("%+v", list)
 	}
 }
@@ -161,7 +161,7 @@ func TestCrash(t *testing.T) {
 		if names := files(t, copied); !slices.Equal(names, want) {
 			t.Errorf("after %q: %v, want %v", done, names, want)
 		}
-		if err == nil && (got.SizeBytes != 16*mib || next.Remove("a") != nil) {
+		if err == nil && (got.SizeBytes != 16*mib || next.Remove(t.Context(), "a") != nil) {
 			t.Errorf("after %q: %+v cannot be removed", done, got)
 		}
 		create(t, next, "a")
@@ -170,7 +170,7 @@ func TestCrash(t *testing.T) {
 		}
 	}
 	create(t, s, "a")
-	if err := s.Remove("a"); err != nil {
+	if err := s.Remove(t.Context(), "a"); err != nil {
 		t.Fatal(err)
 	}
 	if len(steps) != 7 {
@@ -219,7 +219,7 @@ func TestFullDisk(t *testing.T) {
 	if err := os.WriteFile(ballast, make([]byte, 3*mib), 0o600); !errors.Is(err, unix.ENOSPC) {
 		t.Fatal(err)
 	}
-	if err := s.Remove("a"); err != nil {
+	if err := s.Remove(t.Context(), "a"); err != nil {
 		t.Errorf("on a full disk: %v", err)
 	}
 }
@@ -275,14 +275,14 @@ func TestRefusedVolumes(t *testing.T) {
 			if _, err := s.Get(name); !isError(err, false, true) {
 				t.Errorf("get: %v", err)
 			}
-			if err := s.Remove(name); !isError(err, false, true) {
+			if err := s.Remove(t.Context(), name); !isError(err, false, true) {
 				t.Errorf("remove: %v", err)
 			}
 			if _, err := s.Create(Request{Name: name, Owner: "x", SizeMiB: 16}); !isError(err, true, true) {
 				t.Errorf("create: %v", err)
 			}
-			if len(s.List()) > 0 || !slices.Equal(files(t, filepath.Join(dir, name)), before) {
-				t.Errorf("%+v, files %v, want %v", s.List(), files(t, filepath.Join(dir, name)), before)
+			if len(s.List(nil)) > 0 || !slices.Equal(files(t, filepath.Join(dir, name)), before) {
+				t.Errorf("%+v, files %v, want %v", s.List(nil), files(t, filepath.Join(dir, name)), before)
 			}
 			if !strings.Contains(log.String(), filepath.Join(dir, name)) {
 				t.Errorf("the log does not name the file: %s", log.String())
@@ -309,7 +309,7 @@ func TestForeignFiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := open(t, dir)
-	if list := s.List(); len(list) != 1 || list[0].ID != first.ID {
+	if list := s.List(nil); len(list) != 1 || list[0].ID != first.ID {
 		t.Errorf("%+v", list)
 	}
 	for _, name := range []string{"second", "file"} {
@@ -351,7 +351,7 @@ func TestQuota(t *testing.T) {
 	if _, err := s.Create(Request{Name: "x", Owner: "another", SizeMiB: 40}); err != nil {
 		t.Errorf("the quota of another owner: %v", err)
 	}
-	if err := s.Remove(s.List()[0].Name); err != nil {
+	if err := s.Remove(t.Context(), s.List(nil)[0].Name); err != nil {
 		t.Fatal(err)
 	}
 	req.Name = "after"
@@ -377,7 +377,7 @@ func TestNoRoomOnTheHost(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)
 	full := &admit.Error{Code: admit.CodeHostDisk}
-	s.cfg.Room = func(*os.File) error { return full }
+	s.cfg.Room = func(*os.File, uint64) error { return full }
 	if _, err := s.Create(Request{Name: "a", Owner: "x", SizeMiB: 16}); !errors.Is(err, full) {
 		t.Error(err)
 	}

@@ -60,7 +60,7 @@ func (f *Files) Close() {
 // *Error if there is no such volume, or an *InUseError if another sandbox is the writer. Any other
 // error loses no data, but the sandbox may then be the writer.
 func (s *Store) Write(ctx context.Context, name, sandbox string) (*Files, error) {
-	v, unlock, err := s.lock(name)
+	v, unlock, err := s.lock(ctx, name)
 	if err != nil {
 		return nil, err
 	}
@@ -136,8 +136,8 @@ func (s *Store) newTop(v *volume) (f *os.File, name string, err error) {
 // top open for reading. The caller makes the VM replace its top, closes both files, and calls
 // Swapped. If the daemon ends before Swapped, the next Write, Seal or Release keeps the content of
 // both tops.
-func (s *Store) Swap(name, sandbox string) (next, frozen *os.File, err error) {
-	v, unlock, err := s.lockFor(name, sandbox)
+func (s *Store) Swap(ctx context.Context, name, sandbox string) (next, frozen *os.File, err error) {
+	v, unlock, err := s.lockFor(ctx, name, sandbox)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -165,7 +165,7 @@ func (s *Store) Swap(name, sandbox string) (next, frozen *os.File, err error) {
 // Swapped ends a branch that Swap began. The parameter swapped reports whether the VM has replaced its
 // top.
 func (s *Store) Swapped(name, sandbox string, swapped bool) error {
-	v, unlock, err := s.lockFor(name, sandbox)
+	v, unlock, err := s.lockFor(context.Background(), name, sandbox)
 	if err != nil {
 		return err
 	}
@@ -193,7 +193,7 @@ func (s *Store) Swapped(name, sandbox string, swapped bool) error {
 // Seal makes the data that the writer has written a durable part of the volume. The sandbox stays
 // the writer, for example while it is suspended. Its VM must have exited.
 func (s *Store) Seal(ctx context.Context, name, sandbox string) error {
-	v, unlock, err := s.lockFor(name, sandbox)
+	v, unlock, err := s.lockFor(ctx, name, sandbox)
 	if err != nil {
 		return err
 	}
@@ -204,7 +204,7 @@ func (s *Store) Seal(ctx context.Context, name, sandbox string) error {
 // Release is like Seal, but the volume then has no writer. If the sandbox is not the writer, Release
 // does nothing. After an error, the next call that needs the volume without its writer tries again.
 func (s *Store) Release(ctx context.Context, name, sandbox string) error {
-	v, unlock, err := s.lockFor(name, sandbox)
+	v, unlock, err := s.lockFor(ctx, name, sandbox)
 	if inUse := (*InUseError)(nil); errors.As(err, &inUse) || errors.Is(err, errNoWriter) {
 		return nil
 	}
@@ -262,7 +262,7 @@ func (s *Store) ReleaseAll(sandbox string) {
 // Recover releases all volumes whose writers do not exist any more. The function exists reports
 // whether a sandbox exists, or may still run.
 func (s *Store) Recover(ctx context.Context, exists func(sandbox string) bool) {
-	for _, i := range s.List() {
+	for _, i := range s.List(nil) {
 		if i.Writer == "" || exists(i.Writer) {
 			continue
 		}

@@ -1,6 +1,8 @@
 package volume
 
 import (
+	"bytes"
+	"context"
 	"errors"
 	"log/slog"
 	"os"
@@ -13,6 +15,7 @@ import (
 
 	"github.com/forkd/forkd/internal/format/disklayer"
 	"github.com/forkd/forkd/internal/format/record"
+	"github.com/forkd/forkd/internal/gate"
 )
 
 // marks is the content of a disk: the first byte of each cluster, by number. The tests write to
@@ -116,7 +119,7 @@ func startWriter(t *testing.T, s *Store, m marks) {
 // branch replaces the top of "sb-1", and writes to the new one.
 func branch(t *testing.T, s *Store, m marks) {
 	t.Helper()
-	next, frozen, err := s.Swap("a", "sb-1")
+	next, frozen, err := s.Swap(t.Context(), "a", "sb-1")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -135,13 +138,13 @@ func TestWriter(t *testing.T) {
 	if _, err := s.Write(t.Context(), "a", "sb-2"); !errors.As(err, &inUse) || inUse.SandboxID != "sb-1" {
 		t.Errorf("a second writer: %v", err)
 	}
-	if err := s.Remove("a"); !errors.As(err, &inUse) {
+	if err := s.Remove(t.Context(), "a"); !errors.As(err, &inUse) {
 		t.Errorf("the removal of a volume in use: %v", err)
 	}
 	if err := s.Merge(t.Context(), "a"); !errors.As(err, &inUse) {
 		t.Errorf("the merge of a volume in use: %v", err)
 	}
-	if _, _, err := s.Swap("a", "sb-2"); !errors.As(err, &inUse) {
+	if _, _, err := s.Swap(t.Context(), "a", "sb-2"); !errors.As(err, &inUse) {
 		t.Errorf("a branch of another sandbox: %v", err)
 	}
 	if err := s.Release(t.Context(), "a", "sb-2"); err != nil {
@@ -154,7 +157,7 @@ func TestWriter(t *testing.T) {
 	if err := s.Seal(t.Context(), "a", "sb-1"); err != nil { // a suspension
 		t.Fatal(err)
 	}
-	if _, _, err := s.Swap("a", "sb-1"); err == nil {
+	if _, _, err := s.Swap(t.Context(), "a", "sb-1"); err == nil {
 		t.Error("a branch without a VM")
 	}
 	startWriter(t, s, marks{4002: 3}) // a resumption
@@ -172,7 +175,7 @@ func TestWriter(t *testing.T) {
 		if i, err := s.Get("a"); err != nil || i.Layers != 3 { // the reader's empty top was dropped
 			t.Errorf("%+v %v", i, err)
 		}
-		if _, _, err := s.Swap("a", "sb-1"); err == nil {
+		if _, _, err := s.Swap(t.Context(), "a", "sb-1"); err == nil {
 			t.Error("a branch without a writer")
 		}
 	}
@@ -186,7 +189,7 @@ func TestWriter(t *testing.T) {
 	if got := content(t, s, "a"); !equal(got, want) {
 		t.Errorf("after the merge: %v, want %v", got, want)
 	}
-	if err := s.Remove("a"); err != nil {
+	if err := s.Remove(t.Context(), "a"); err != nil {
 		t.Error(err)
 	}
 }
@@ -198,7 +201,7 @@ func TestUnfinishedBranches(t *testing.T) {
 	startWriter(t, s, marks{4000: 1})
 	swap := func() *os.File {
 		t.Helper()
-		next, frozen, err := s.Swap("a", "sb-1")
+		next, frozen, err := s.Swap(t.Context(), "a", "sb-1")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -206,7 +209,7 @@ func TestUnfinishedBranches(t *testing.T) {
 		return next
 	}
 	swap().Close()
-	if _, _, err := s.Swap("a", "sb-1"); err == nil {
+	if _, _, err := s.Swap(t.Context(), "a", "sb-1"); err == nil {
 		t.Error("two branches at once")
 	}
 	if err := s.Swapped("a", "sb-1", false); err != nil {
@@ -352,7 +355,7 @@ func TestDamagedTopBelowAnother(t *testing.T) {
 	s := open(t, dir)
 	create(t, s, "a")
 	startWriter(t, s, marks{4000: 1})
-	next, frozen, err := s.Swap("a", "sb-1")
+	next, frozen, err := s.Swap(t.Context(), "a", "sb-1")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -399,7 +402,7 @@ func TestSnapshots(t *testing.T) {
 	startWriter(t, s, marks{4000: 1})
 	req := Request{Name: "b", Owner: "token:other", Labels: map[string]string{"c": "d"}}
 	var inUse *InUseError
-	if _, err := s.Snapshot("a", req); !errors.As(err, &inUse) {
+	if _, err := s.Snapshot(t.Context(), "a", req); !errors.As(err, &inUse) {
 		t.Errorf("a snapshot beside a writer: %v", err)
 	}
 	branch(t, s, marks{4001: 2})
@@ -428,20 +431,20 @@ func TestSnapshots(t *testing.T) {
 			}
 		}
 	}
-	b, err := s.Snapshot("a", req)
+	b, err := s.Snapshot(t.Context(), "a", req)
 	s.step = func(string) {}
 	if err != nil || b.ID == source.ID || b.Owner != "token:other" || b.Labels["c"] != "d" || b.Layers != 2 ||
 		b.SizeBytes != source.SizeBytes || steps != 4 {
 		t.Fatalf("%+v %v, %d steps", b, err, steps)
 	}
-	if _, err := s.Snapshot("a", req); !isError(err, true, false) {
+	if _, err := s.Snapshot(t.Context(), "a", req); !isError(err, true, false) {
 		t.Errorf("a second snapshot with the name: %v", err)
 	}
-	if _, err := s.Snapshot("none", Request{Name: "c"}); !isError(err, false, false) {
+	if _, err := s.Snapshot(t.Context(), "none", Request{Name: "c"}); !isError(err, false, false) {
 		t.Errorf("a snapshot of nothing: %v", err)
 	}
 	startWriter(t, s, marks{4000: 9})
-	if err := errors.Join(s.Release(t.Context(), "a", "sb-1"), s.Merge(t.Context(), "a"), s.Remove("a")); err != nil {
+	if err := errors.Join(s.Release(t.Context(), "a", "sb-1"), s.Merge(t.Context(), "a"), s.Remove(t.Context(), "a")); err != nil {
 		t.Fatal(err)
 	}
 	for _, s := range []*Store{s, open(t, dir)} {
@@ -450,7 +453,7 @@ func TestSnapshots(t *testing.T) {
 		}
 	}
 	s.cfg.Most = 16 * mib
-	if _, err := s.Snapshot("b", Request{Name: "c", Owner: "token:other"}); err == nil {
+	if _, err := s.Snapshot(t.Context(), "b", Request{Name: "c", Owner: "token:other"}); err == nil {
 		t.Error("a snapshot beyond the quota")
 	}
 }
@@ -462,17 +465,17 @@ func TestCopies(t *testing.T) {
 	create(t, s, "a")
 	startWriter(t, s, marks{4000: 1})
 	branch(t, s, marks{4000: 2})
-	paths, size, err := s.Copy("a", dir, "volume.0")
-	if err != nil || len(paths) != 2 || size != s.List()[0].SizeBytes {
+	paths, size, err := s.Copy(t.Context(), "a", dir, "volume.0")
+	if err != nil || len(paths) != 2 || size != s.List(nil)[0].SizeBytes {
 		t.Fatal(paths, size, err)
 	}
-	if _, _, err := s.Copy("a", dir, "volume.0"); err == nil {
+	if _, _, err := s.Copy(t.Context(), "a", dir, "volume.0"); err == nil {
 		t.Error("a copy with the names of another copy")
 	}
 	if names := files(t, dir); !slices.Equal(names, []string{"volume.0.0", "volume.0.1", "volumes"}) {
 		t.Errorf("files %v", names)
 	}
-	if err := errors.Join(s.Release(t.Context(), "a", "sb-1"), s.Merge(t.Context(), "a"), s.Remove("a")); err != nil {
+	if err := errors.Join(s.Release(t.Context(), "a", "sb-1"), s.Merge(t.Context(), "a"), s.Remove(t.Context(), "a")); err != nil {
 		t.Fatal(err)
 	}
 	var open []*os.File
@@ -487,7 +490,7 @@ func TestCopies(t *testing.T) {
 	if got, want := read10(t, open), (marks{4000: 1}); !equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
 	}
-	if _, _, err := s.Copy("a", dir, "x"); !isError(err, false, false) {
+	if _, _, err := s.Copy(t.Context(), "a", dir, "x"); !isError(err, false, false) {
 		t.Errorf("a copy of a volume that was removed: %v", err)
 	}
 }
@@ -576,11 +579,14 @@ func TestRefusedLayers(t *testing.T) {
 // next call that needs it. Until the VM has closed it, no call touches it.
 func TestEndedWriter(t *testing.T) {
 	list := map[string]func(s *Store) error{
-		"write":    func(s *Store) error { return closed(s.Write(t.Context(), "a", "sb-2")) },
-		"merge":    func(s *Store) error { return s.Merge(t.Context(), "a") },
-		"remove":   func(s *Store) error { return s.Remove("a") },
-		"snapshot": func(s *Store) error { _, err := s.Snapshot("a", Request{Name: "b", Owner: "x"}); return err },
-		"copy":     func(s *Store) error { _, _, err := s.Copy("a", t.TempDir(), "x"); return err },
+		"write":  func(s *Store) error { return closed(s.Write(t.Context(), "a", "sb-2")) },
+		"merge":  func(s *Store) error { return s.Merge(t.Context(), "a") },
+		"remove": func(s *Store) error { return s.Remove(t.Context(), "a") },
+		"snapshot": func(s *Store) error {
+			_, err := s.Snapshot(t.Context(), "a", Request{Name: "b", Owner: "x"})
+			return err
+		},
+		"copy": func(s *Store) error { _, _, err := s.Copy(t.Context(), "a", t.TempDir(), "x"); return err },
 	}
 	for name, use := range list {
 		s := open(t, filepath.Join(t.TempDir(), "volumes"))
@@ -646,7 +652,7 @@ func TestFullDiskAtTheEndOfAWriter(t *testing.T) {
 		if _, err := s.Write(t.Context(), "a", "sb-2"); !errors.Is(err, unix.ENOSPC) {
 			t.Errorf("a writer on a full disk: %v", err)
 		}
-		if err := s.Remove("a"); err != nil {
+		if err := s.Remove(t.Context(), "a"); err != nil {
 			t.Errorf("a removal on a full disk: %v", err)
 		}
 		if err := os.Remove(ballast); err != nil {
@@ -702,10 +708,149 @@ func TestRemovalThatIsNotDurable(t *testing.T) {
 			}
 		}
 	}
-	if err := s.Remove("a"); !errors.Is(err, os.ErrNotExist) {
+	if err := s.Remove(t.Context(), "a"); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("%v", err)
 	}
 	if _, err := s.Get("a"); !isError(err, false, false) {
 		t.Errorf("after the removal: %v", err)
+	}
+}
+
+// twoLayers returns a store with the volume "a", which has two layers.
+func twoLayers(t *testing.T) *Store {
+	t.Helper()
+	s := open(t, filepath.Join(t.TempDir(), "volumes"))
+	create(t, s, "a")
+	startWriter(t, s, marks{4000: 1})
+	branch(t, s, marks{4001: 2})
+	if err := s.Release(t.Context(), "a", "sb-1"); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// While a merge copies data, other calls use the volume, and lose nothing.
+func TestMergesHoldNoLock(t *testing.T) {
+	s := twoLayers(t)
+	s.step = func(done string) {
+		if done != "merged layers" {
+			return
+		}
+		s.step = func(string) {}
+		_, _, err := s.Copy(t.Context(), "a", t.TempDir(), "x")
+		if err := errors.Join(err, closed(s.Write(t.Context(), "a", "sb-0")), s.Release(t.Context(), "a", "sb-0")); err != nil {
+			t.Error(err)
+		}
+		startWriter(t, s, marks{4002: 3})
+	}
+	if err := s.Merge(t.Context(), "a"); err != nil {
+		t.Fatal(err)
+	}
+	if r := recordOf(s); r.Writer == nil || len(r.Layers) != 1 {
+		t.Errorf("%+v", r)
+	}
+	s.ReleaseAll("sb-1")
+	if got, want := content(t, s, "a"), (marks{4000: 1, 4001: 2, 4002: 3}); !equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+	// A volume that is removed and created again during a merge gets nothing of it.
+	s.step = func(done string) {
+		if done == "merged layers" {
+			s.step = func(string) {}
+			if err := s.Remove(t.Context(), "a"); err != nil {
+				t.Error(err)
+			}
+			create(t, s, "a")
+		}
+	}
+	if err := s.Merge(t.Context(), "a"); err == nil {
+		t.Error("a merge of a volume that was removed")
+	}
+	if names := files(t, s.path("a")); !slices.Equal(names, []string{baseFile, recordFile}) {
+		t.Errorf("files %v", names)
+	}
+}
+
+// A merge needs room for a copy of the layers, and a place among the merges of the owner.
+func TestMergesAreBounded(t *testing.T) {
+	s := twoLayers(t)
+	full := errors.New("no room")
+	s.cfg.Room = func(_ *os.File, bytes uint64) error {
+		if bytes < 2*4096 {
+			t.Errorf("room for %d bytes", bytes)
+		}
+		return full
+	}
+	before := files(t, s.path("a"))
+	if err := s.Merge(t.Context(), "a"); !errors.Is(err, full) {
+		t.Errorf("a merge without room: %v", err)
+	}
+	if after := files(t, s.path("a")); !slices.Equal(after, before) {
+		t.Errorf("files %v, want %v", after, before)
+	}
+	s.cfg.Room = nil
+	leave, err := s.merges.Enter(gate.Share{Key: "token:ci", Most: mergesAtOnce - 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- s.Merge(ctx, "a") }()
+	cancel()
+	if err := <-done; !errors.Is(err, context.Canceled) {
+		t.Errorf("a second merge of the owner: %v", err)
+	}
+	if other, err := s.merges.Enter(gate.Share{Key: "token:other", Most: mergesAtOnce - 1}); err != nil {
+		t.Errorf("another owner has no place: %v", err)
+	} else {
+		other()
+	}
+	leave()
+	if err := s.Merge(t.Context(), "a"); err != nil {
+		t.Error(err)
+	}
+}
+
+// A call that waits for the lock of a volume ends with its context.
+func TestWaitsForAVolumeEnd(t *testing.T) {
+	s := open(t, t.TempDir())
+	create(t, s, "a")
+	_, unlock, err := s.lock(t.Context(), "a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unlock()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	for name, call := range map[string]func() error{
+		"write":    func() error { return closed(s.Write(ctx, "a", "sb-1")) },
+		"merge":    func() error { return s.Merge(ctx, "a") },
+		"remove":   func() error { return s.Remove(ctx, "a") },
+		"snapshot": func() error { _, err := s.Snapshot(ctx, "a", Request{Name: "b", Owner: "x"}); return err },
+		"copy":     func() error { _, _, err := s.Copy(ctx, "a", t.TempDir(), "x"); return err },
+		"release":  func() error { return s.Release(ctx, "a", "sb-1") },
+	} {
+		if err := call(); !errors.Is(err, context.Canceled) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// A list reads only the directories of the volumes that it contains.
+func TestListsReadOnlyTheirVolumes(t *testing.T) {
+	var log bytes.Buffer
+	s := open(t, t.TempDir())
+	s.cfg.Log = slog.New(slog.NewTextHandler(&log, nil))
+	create(t, s, "a")
+	create(t, s, "b")
+	// Reading the directory of "b" would be an error, which is logged.
+	if err := errors.Join(os.RemoveAll(s.path("b")), os.WriteFile(s.path("b"), nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	if list := s.List(func(name string) bool { return name == "a" }); len(list) != 1 || log.Len() > 0 {
+		t.Errorf("%+v\n%s", list, &log)
+	}
+	if list := s.List(nil); len(list) != 2 || log.Len() == 0 {
+		t.Errorf("%+v\n%s", list, &log)
 	}
 }
