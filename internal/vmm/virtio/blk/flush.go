@@ -39,7 +39,8 @@ func (d *Device) flush() (status byte, pending error) {
 	}
 	var unreported error
 	if d.syncing != nil && d.syncing.ignored && d.syncing.ended.Load() {
-		if !d.syncing.forgotten && !errors.Is(d.syncing.err, os.ErrClosed) { // closed: a replaced layer, which the next sync includes
+		// A closed file is that of a replaced layer. The next sync includes its data.
+		if !d.syncing.forgotten && !errors.Is(d.syncing.err, os.ErrClosed) {
 			unreported = d.syncing.err
 		}
 		d.syncing = nil
