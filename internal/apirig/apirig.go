@@ -278,7 +278,7 @@ func (r *Rig) recover(t T, m *sandbox.Manager) {
 	if _, err := m.Recover(); err != nil {
 		t.Fatal(err)
 	}
-	r.volumes.Recover(context.Background(), m.Has)
+	r.volumes.Recover(m.Has)
 }
 
 // openVolumes returns the volumes, which an earlier rig may have left in dir.

@@ -204,8 +204,9 @@ func (w *wired) recover(ctx context.Context, cfg *Config, runDir string) (n int,
 	if n, err = w.manager.Recover(); err != nil {
 		return n, err
 	}
-	w.volumes.Recover(ctx, w.manager.Has)
-	w.net.Forget() // drops the networks of sandboxes that were not taken over
+	w.volumes.Recover(w.manager.Has)
+	go w.volumes.ReleaseEnded(ctx) // the start must not wait for many syncs of volumes
+	w.net.Forget()                 // drops the networks of sandboxes that were not taken over
 	needed := func(leaf string) bool { return leaf == netclient.Leaf || exists(filepath.Join(runDir, leaf)) }
 	if err := w.cgroups.Sweep(needed); err != nil {
 		cfg.Log.Warn("cgroups of an earlier daemon are left", "error", err)

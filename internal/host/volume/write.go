@@ -12,6 +12,7 @@ import (
 	"github.com/forkd/forkd/internal/format/disklayer"
 	"github.com/forkd/forkd/internal/format/record"
 	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/gate"
 	"github.com/forkd/forkd/internal/host/writers"
 )
 
@@ -259,18 +260,42 @@ func (s *Store) ReleaseAll(sandbox string) {
 	}
 }
 
-// Recover releases all volumes whose writers do not exist any more. The function exists reports
-// whether a sandbox exists, or may still run.
-func (s *Store) Recover(ctx context.Context, exists func(sandbox string) bool) {
-	for _, i := range s.List(nil) {
-		if i.Writer == "" || exists(i.Writer) {
-			continue
-		}
-		if err := s.Release(ctx, i.Name, i.Writer); err != nil {
-			s.cfg.Log.Error("a volume could not be released by a sandbox of an earlier daemon; its next use tries again",
-				"name", i.Name, "sandbox", i.Writer, "error", err)
+// Recover frees all volumes whose writers do not exist any more. The function exists reports whether a
+// sandbox exists, or may still run. No sandbox may become a writer during the call. Recover does not
+// wait for a disk; the volumes are released by ReleaseEnded, or before their next use.
+func (s *Store) Recover(exists func(sandbox string) bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, v := range s.byName {
+		v.ended = v.Writer != nil && !exists(v.Writer.SandboxID)
+	}
+}
+
+// releasesAtOnce is the maximum number of volumes that ReleaseEnded releases at the same time.
+const releasesAtOnce = 4
+
+// ReleaseEnded releases all volumes whose writers have ended. It may take minutes, because it waits for
+// the disk.
+func (s *Store) ReleaseEnded(ctx context.Context) {
+	var names []string
+	s.mu.Lock()
+	for _, v := range s.byName {
+		if v.ended {
+			names = append(names, v.Name)
 		}
 	}
+	s.mu.Unlock()
+	gate.Each(releasesAtOnce, names, func(_ int, name string) {
+		v, unlock, err := s.lock(ctx, name)
+		if err != nil {
+			return // the volume has been removed, or the daemon stops
+		}
+		defer unlock()
+		if err := s.releaseEnded(ctx, v); err != nil {
+			s.cfg.Log.Error("a volume could not be released by a sandbox of an earlier daemon; its next use tries again",
+				"name", name, "error", err)
+		}
+	})
 }
 
 // seal turns the writer's tops into layers, and makes now the writer of the volume; nil means none.

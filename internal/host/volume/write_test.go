@@ -249,7 +249,7 @@ func TestCrashOfAWriter(t *testing.T) {
 		if names := files(t, filepath.Join(copied, "a")); len(names) != known {
 			t.Errorf("after %q: %v are left, want %d", done, names, known)
 		}
-		next.Recover(t.Context(), func(sandbox string) bool { return sandbox != "sb-1" })
+		next.Recover(func(sandbox string) bool { return sandbox != "sb-1" })
 		if i, err := next.Get("a"); err != nil || i.Writer != "" {
 			t.Fatalf("after %q: %+v %v", done, i, err)
 		}
@@ -292,7 +292,7 @@ func TestRecoverKeepsWriters(t *testing.T) {
 	create(t, s, "a")
 	startWriter(t, s, marks{4000: 1})
 	next := open(t, dir)
-	next.Recover(t.Context(), func(string) bool { return true })
+	next.Recover(func(string) bool { return true })
 	if i, err := next.Get("a"); err != nil || i.Writer != "sb-1" {
 		t.Errorf("%+v %v", i, err)
 	}
@@ -666,7 +666,7 @@ func TestFullDiskAtTheEndOfAWriter(t *testing.T) {
 	}
 	s.ReleaseAll("sb-1")
 	s = open(t, volumes) // a start on the full disk
-	s.Recover(t.Context(), func(string) bool { return false })
+	s.Recover(func(string) bool { return false })
 	if err := os.Remove(ballast); err != nil {
 		t.Fatal(err)
 	}
@@ -852,5 +852,31 @@ func TestListsReadOnlyTheirVolumes(t *testing.T) {
 	}
 	if list := s.List(nil); len(list) != 2 || log.Len() == 0 {
 		t.Errorf("%+v\n%s", list, &log)
+	}
+}
+
+// A daemon that starts does not wait for the release of volumes, which are free at once.
+func TestRecoverDoesNotWait(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir)
+	create(t, s, "a")
+	f, err := s.Write(t.Context(), "a", "sb-1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(t, f.Top, marks{4000: 1})
+	s = open(t, dir)
+	s.patience = 1 << 62 // a wait for the open top would not end
+	s.Recover(func(string) bool { return false })
+	if i, err := s.Get("a"); err != nil || i.Writer != "" {
+		t.Errorf("%+v %v", i, err)
+	}
+	f.Close()
+	s.ReleaseEnded(t.Context())
+	if r := recordOf(s); r.Writer != nil || len(r.Layers) != 1 {
+		t.Errorf("%+v", r)
+	}
+	if got := content(t, s, "a"); !equal(got, marks{4000: 1}) {
+		t.Errorf("%v", got)
 	}
 }
