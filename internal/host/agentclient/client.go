@@ -161,7 +161,7 @@ func (c *Client) control(ctx context.Context, req agentproto.Request) (agentprot
 		return reply, fmt.Errorf("agent %s: reply: %w", req.Op, err)
 	}
 	if reply.Error != "" {
-		return reply, &Error{Op: "agent " + string(req.Op), Code: CodeInternal, Message: reply.Error}
+		return reply, &Error{Op: "agent " + string(req.Op), Code: CodeInternal, Message: cut(reply.Error, maxText)}
 	}
 	return reply, nil
 }

@@ -377,3 +377,15 @@ func TestEvalEndsAtATotal(t *testing.T) {
 	}
 	<-ended // the closed connection makes the guest interrupt the code
 }
+
+// The text of an error that a guest answers is bounded, like all texts of guests.
+func TestErrorsOfGuestsAreCut(t *testing.T) {
+	c := New(peer(func(conn net.Conn) {
+		_, _ = bufio.NewReader(conn).ReadString('\n')
+		_, _ = io.WriteString(conn, `{"error":"`+strings.Repeat("x", 65000)+`"}`+"\n")
+	}))
+	err := c.Unmount(t.Context(), agentproto.Volume{Slot: 1, Path: "/data"})
+	if err == nil || len(err.Error()) > maxText+200 {
+		t.Errorf("an error of %d bytes", len(err.Error()))
+	}
+}

@@ -20,6 +20,7 @@ import (
 	"github.com/forkd/forkd/internal/host/chain"
 	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/ledger"
+	"github.com/forkd/forkd/internal/host/loglimit"
 	"github.com/forkd/forkd/internal/host/vmpool"
 	"github.com/forkd/forkd/internal/host/volume"
 	"github.com/forkd/forkd/internal/proto/agentproto"
@@ -229,7 +230,8 @@ const unmountTime = 10 * time.Second
 // Leave makes the guest of a VM that is about to be killed unmount the volumes that it writes to.
 // The guest first writes all data to them. If the guest does not do that in time, or if the VM is
 // paused, the volumes are as after a power failure.
-func Leave(log *slog.Logger, sandbox string, v vmpool.VMM, dial agentclient.DialFunc, mounts []Mount) {
+// The lines about failures are limited, because guests cause them.
+func Leave(log *slog.Logger, lines *loglimit.Lines, sandbox string, v vmpool.VMM, dial agentclient.DialFunc, mounts []Mount) {
 	if len(mounts) == 0 {
 		return
 	}
@@ -249,7 +251,8 @@ func Leave(log *slog.Logger, sandbox string, v vmpool.VMM, dial agentclient.Dial
 			err = agentclient.New(dial).Unmount(ctx, agentproto.Volume{Slot: i, Path: m.Path})
 		}
 		if err != nil {
-			log.Warn("a volume was not unmounted before its sandbox ended", "name", m.Name, "sandbox", sandbox, "error", err)
+			lines.Log(log, slog.LevelWarn, "a volume was not unmounted before its sandbox ended", "name", m.Name,
+				"sandbox", sandbox, "error", loglimit.Cut(err.Error()))
 		}
 		if !errors.As(err, new(*agentclient.Error)) {
 			continue // after any other error, do not ask the guest again

@@ -104,7 +104,7 @@ func (m *Manager) remove(s *Sandbox) error {
 	}
 	s.usage.Stop()
 	if v != nil {
-		mounts.Leave(m.cfg.Log, id, v.vmm, v.guest.Dial, volumes)
+		mounts.Leave(m.cfg.Log, m.exits, id, v.vmm, v.guest.Dial, volumes)
 		m.kill(id, v)
 	}
 	m.free(s)
@@ -115,16 +115,26 @@ func (m *Manager) remove(s *Sandbox) error {
 	return nil
 }
 
-// KillAll kills all sandboxes except those of workspaces.
+// KillAll kills all sandboxes except those of workspaces. Guests with volumes are all told at once,
+// because each guest may take seconds to unmount its volumes, and systemd does not wait long.
 func (m *Manager) KillAll() {
-	gate.Each(vmpool.AtOnce, m.List(), func(_ int, info Info) {
-		if info.Workspace != "" {
-			return
+	var slow, others []Info
+	for _, i := range m.List() {
+		switch {
+		case i.Workspace != "":
+		case len(i.Volumes) > 0:
+			slow = append(slow, i)
+		default:
+			others = append(others, i)
 		}
+	}
+	kill := func(_ int, info Info) {
 		if err := m.Kill(info.ID); err != nil {
 			m.cfg.Log.Info("end a sandbox", "sandbox", info.ID, "error", err)
 		}
-	})
+	}
+	gate.Each(len(slow), slow, kill)
+	gate.Each(vmpool.AtOnce, others, kill)
 }
 
 // endAll ends all given children of a fork that has failed.

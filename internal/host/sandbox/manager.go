@@ -100,7 +100,7 @@ type Manager struct {
 	watchers   sync.WaitGroup
 	background sync.WaitGroup                   // branches started with NoWait, and other background work
 	unwatched  *unwatched.Branches              // branches started with NoWait
-	exits      *loglimit.Lines                  // limits the log lines about exited sandboxes
+	exits      *loglimit.Lines                  // limits the log lines about exited and deleted sandboxes
 	writers    time.Duration                    // writers.Patience, except in tests
 	room       func(dir string) (uint64, error) // returns the free bytes of the file system that contains dir
 	// tasks that timers start; Close ends their context, after which watchers leave sandboxes alone

@@ -3,11 +3,13 @@ package sandbox
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -15,6 +17,7 @@ import (
 	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/mounts"
 	"github.com/forkd/forkd/internal/host/unique"
+	"github.com/forkd/forkd/internal/host/vmpool"
 	"github.com/forkd/forkd/internal/host/volume"
 	"github.com/forkd/forkd/internal/proto/agentproto"
 	"github.com/forkd/forkd/internal/proto/vm"
@@ -211,7 +214,7 @@ func TestVolumesAfterARestart(t *testing.T) {
 	if n, err := w.Recover(); n != 1 || err != nil {
 		t.Fatalf("recovered %d sandboxes, %v", n, err)
 	}
-	w.volumes.Recover(t.Context(), w.Has)
+	w.volumes.Recover(w.Has)
 	if a, b := w.writer(t, "a"), w.writer(t, "b"); a != id || b != "" {
 		t.Errorf("writers %q and %q", a, b)
 	}
@@ -362,5 +365,38 @@ func TestWaitsForVolumesTakeNoPlaces(t *testing.T) {
 	if err := <-snapshot; err != nil {
 		t.Error(err)
 	}
+	w.checkClean(t)
+}
+
+// When all sandboxes are killed, all guests with volumes unmount them at the same time. So guests
+// that do not answer cost their time only once.
+func TestAllGuestsUnmountAtOnce(t *testing.T) {
+	w, _ := newVolumeWorld(t)
+	defer w.stop()
+	const n = vmpool.AtOnce + 1
+	for i := range n {
+		name := fmt.Sprint("v", i)
+		if _, err := w.volumes.Create(volume.Request{Name: name, Owner: "local", SizeMiB: 16}); err != nil {
+			t.Fatal(err)
+		}
+		forkOne(t, w, ForkRequest{Volumes: writes(name)})
+	}
+	var asked atomic.Int32
+	all := make(chan bool)
+	w.vmms.Told = func(req agentproto.Request) error {
+		if req.Op == agentproto.OpUnmount {
+			if asked.Add(1) == n {
+				close(all)
+			}
+			<-all
+		}
+		return nil
+	}
+	w.vmms.Killing = func() { // without an answer, a VM is killed after some seconds
+		if got := asked.Load(); got < n {
+			t.Errorf("a VM is killed when %d of %d guests were asked", got, n)
+		}
+	}
+	w.KillAll()
 	w.checkClean(t)
 }
