@@ -342,7 +342,7 @@ func TestNextDaemonRemoves(t *testing.T) {
 		}
 	}
 	r.call("POST", "/containers/restarts/start", "", 204, nil)
-	r.call("POST", "/containers/restarts/stop?t=0", "", 204, nil)
+	r.call("POST", "/containers/restarts/stop", "", 204, nil)
 	r.call("GET", "/containers/restarts/json", "", 404, nil)
 }
 
