@@ -16,11 +16,13 @@ import (
 	"github.com/forkd/forkd/internal/format/disklayer"
 	"github.com/forkd/forkd/internal/format/record"
 	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/gate"
 	"github.com/forkd/forkd/internal/host/agentclient"
 	"github.com/forkd/forkd/internal/host/chain"
 	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/ledger"
 	"github.com/forkd/forkd/internal/host/loglimit"
+	"github.com/forkd/forkd/internal/host/owner"
 	"github.com/forkd/forkd/internal/host/vmpool"
 	"github.com/forkd/forkd/internal/host/volume"
 	"github.com/forkd/forkd/internal/proto/agentproto"
@@ -80,7 +82,8 @@ func check(m Mount, earlier []Mount, n int) *invalid.Error {
 		return &invalid.Error{Field: "mode", Reason: fmt.Sprintf("%.70q: want %q or %q, or no mode, to write to the volume",
 			m.Mode, record.MountReadOnly, record.MountCopy)}
 	case m.Mode == record.MountWriter && n > 1:
-		return &invalid.Error{Field: "mode", Reason: fmt.Sprintf("none, and n is %d: only one sandbox can write to a volume; "+
+		return &invalid.Error{Field: "mode", Reason: fmt.Sprintf("none, and n is %d: "+
+			"only one sandbox can write to a volume; "+
 			"want %q or %q", n, record.MountReadOnly, record.MountCopy)}
 	}
 	for _, e := range earlier {
@@ -136,10 +139,16 @@ func Admit(ctx context.Context, st *volume.Store, mounts []Mount, parent *snapsh
 }
 
 // Disks are the open files of a sandbox's volumes.
-type Disks struct{ Volumes []chain.Volume }
+type Disks struct {
+	Volumes []chain.Volume
+	leave   func() // leaves the place that Open has taken; nil if it has taken none
+}
 
-// Close closes the files.
+// Close closes the files, and leaves the place that Open has taken again.
 func (d *Disks) Close() {
+	if d.leave != nil {
+		d.leave()
+	}
 	for _, v := range d.Volumes {
 		for _, f := range v.Files {
 			_ = f.Close() // nothing was written through these descriptors
@@ -151,11 +160,18 @@ func (d *Disks) Close() {
 // with the mode record.MountWriter, until Store.ReleaseAll. For the other volumes, Open makes hard
 // links in dir, the sandbox's data directory. After an error, the caller must call Store.ReleaseAll
 // and remove dir.
-func Open(ctx context.Context, st *volume.Store, sandbox, dir string, mounts []Mount) (*Disks, error) {
+//
+// The function leave leaves the caller's place in the gate. Open calls it if there are volumes, because
+// others must not wait while Open waits for the lock of a volume. It then takes another place.
+func Open(ctx context.Context, st *volume.Store, sandbox, dir string, mounts []Mount, leave func(),
+	places *gate.Gate) (_ *Disks, err error) {
 	d := &Disks{}
+	if len(mounts) == 0 {
+		return d, nil
+	}
+	leave()
 	for i, m := range mounts {
 		var v chain.Volume
-		var err error
 		if m.Mode == record.MountWriter {
 			v, err = openWriter(ctx, st, sandbox, m.Name)
 		} else {
@@ -166,6 +182,10 @@ func Open(ctx context.Context, st *volume.Store, sandbox, dir string, mounts []M
 			d.Close()
 			return nil, err
 		}
+	}
+	if d.leave, err = owner.TakePlace(ctx, places, ""); err != nil {
+		d.Close()
+		return nil, err
 	}
 	return d, nil
 }
@@ -231,7 +251,8 @@ const unmountTime = 10 * time.Second
 // The guest first writes all data to them. If the guest does not do that in time, or if the VM is
 // paused, the volumes are as after a power failure.
 // The lines about failures are limited, because guests cause them.
-func Leave(log *slog.Logger, lines *loglimit.Lines, sandbox string, v vmpool.VMM, dial agentclient.DialFunc, mounts []Mount) {
+func Leave(log *slog.Logger, lines *loglimit.Lines, sandbox string, v vmpool.VMM, dial agentclient.DialFunc,
+	mounts []Mount) {
 	if len(mounts) == 0 {
 		return
 	}

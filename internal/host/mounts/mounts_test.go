@@ -10,6 +10,7 @@ import (
 	"github.com/forkd/forkd/internal/format/disklayer"
 	"github.com/forkd/forkd/internal/format/record"
 	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/gate"
 	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/volume"
 	"github.com/forkd/forkd/internal/proto/vm"
@@ -72,7 +73,7 @@ func newStore(t *testing.T) *volume.Store {
 // write makes a sandbox write a byte at an offset of a volume.
 func write(t *testing.T, st *volume.Store, sandbox string, at int64) {
 	t.Helper()
-	d, err := Open(t.Context(), st, sandbox, "", []Mount{{Name: "a", Path: "/a"}})
+	d, err := Open(t.Context(), st, sandbox, "", []Mount{{Name: "a", Path: "/a"}}, func() {}, gate.New(1))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -127,7 +128,7 @@ func TestAdmit(t *testing.T) {
 	if i, err := st.Get("a"); err != nil || i.Layers != 1 {
 		t.Errorf("after a merge: %+v, %v", i, err)
 	}
-	d, err := Open(t.Context(), st, "sb-1", "", list)
+	d, err := Open(t.Context(), st, "sb-1", "", list, func() {}, gate.New(1))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -144,7 +145,8 @@ func TestAdmit(t *testing.T) {
 func TestOpen(t *testing.T) {
 	st, dir := newStore(t), t.TempDir()
 	write(t, st, "sb-1", 0)
-	d, err := Open(t.Context(), st, "sb-2", dir, []Mount{{Name: "a", Path: "/a", Mode: record.MountReadOnly}})
+	d, err := Open(t.Context(), st, "sb-2", dir, []Mount{{Name: "a", Path: "/a", Mode: record.MountReadOnly}},
+		func() {}, gate.New(1))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -163,7 +165,8 @@ func TestOpen(t *testing.T) {
 	if i, err := st.Get("a"); err != nil || i.Writer != "" {
 		t.Errorf("%+v, %v", i, err)
 	}
-	_, err = Open(t.Context(), st, "sb-3", t.TempDir(), []Mount{{Name: "a", Path: "/a"}, {Name: "b", Path: "/b"}})
+	_, err = Open(t.Context(), st, "sb-3", t.TempDir(), []Mount{{Name: "a", Path: "/a"}, {Name: "b", Path: "/b"}},
+		func() {}, gate.New(1))
 	if !errors.As(err, new(*volume.Error)) {
 		t.Errorf("the second volume does not exist: %v", err)
 	}

@@ -112,19 +112,11 @@ func (m *Manager) restoreChild(ctx context.Context, start time.Time, req ForkReq
 			return nil, err
 		}
 	}
-	volumes := &mounts.Disks{}
-	if len(req.Volumes) > 0 {
-		release() // other children must not wait while this child waits for the lock of a volume
-		if volumes, err = mounts.Open(ctx, m.cfg.Volumes, s.id, s.data, req.Volumes); err != nil {
-			return nil, err
-		}
-		defer volumes.Close()
-		again, err := owner.TakePlace(ctx, m.restores, "")
-		if err != nil {
-			return nil, err
-		}
-		defer again()
+	volumes, err := mounts.Open(ctx, m.cfg.Volumes, s.id, s.data, req.Volumes, release, m.restores)
+	if err != nil {
+		return nil, err
 	}
+	defer volumes.Close()
 	if s.timing, err = m.restore(ctx, start, s.live, s.data, &s.record, volumes.Volumes); err != nil {
 		return nil, fmt.Errorf("restore child %s: %w", s.id, err)
 	}

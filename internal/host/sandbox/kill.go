@@ -118,23 +118,17 @@ func (m *Manager) remove(s *Sandbox) error {
 // KillAll kills all sandboxes except those of workspaces. Guests with volumes are all told at once,
 // because each guest may take seconds to unmount its volumes, and systemd does not wait long.
 func (m *Manager) KillAll() {
-	var slow, others []Info
-	for _, i := range m.List() {
-		switch {
-		case i.Workspace != "":
-		case len(i.Volumes) > 0:
-			slow = append(slow, i)
-		default:
-			others = append(others, i)
+	list := m.List()
+	slices.SortStableFunc(list, func(a, b Info) int { return len(b.Volumes) - len(a.Volumes) })
+	slow := slices.IndexFunc(append(list, Info{}), func(i Info) bool { return len(i.Volumes) == 0 })
+	gate.Each(vmpool.AtOnce+slow, list, func(_ int, info Info) {
+		if info.Workspace != "" {
+			return
 		}
-	}
-	kill := func(_ int, info Info) {
 		if err := m.Kill(info.ID); err != nil {
 			m.cfg.Log.Info("end a sandbox", "sandbox", info.ID, "error", err)
 		}
-	}
-	gate.Each(len(slow), slow, kill)
-	gate.Each(vmpool.AtOnce, others, kill)
+	})
 }
 
 // endAll ends all given children of a fork that has failed.

@@ -115,7 +115,8 @@ type Error struct {
 func (e *Error) Error() string {
 	switch {
 	case e.Unread:
-		return fmt.Sprintf("volume %.100q: exists, but cannot be used: the daemon's log names the file and the reason", e.Name)
+		return fmt.Sprintf("volume %.100q: exists, but cannot be used: "+
+			"the daemon's log names the file and the reason", e.Name)
 	case e.Exists:
 		return fmt.Sprintf("volume %.100q: exists; remove it first or choose another name", e.Name)
 	}

@@ -1,0 +1,112 @@
+package volume
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+)
+
+// A snapshot of a volume is a volume of its own.
+func TestSnapshots(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "volumes")
+	s := open(t, dir)
+	source := create(t, s, "a")
+	startWriter(t, s, marks{4000: 1})
+	req := Request{Name: "b", Owner: "token:other", Labels: map[string]string{"c": "d"}}
+	var inUse *InUseError
+	if _, err := s.Snapshot(t.Context(), "a", req); !errors.As(err, &inUse) {
+		t.Errorf("a snapshot beside a writer: %v", err)
+	}
+	branch(t, s, marks{4001: 2})
+	if err := s.Release(t.Context(), "a", "sb-1"); err != nil {
+		t.Fatal(err)
+	}
+	// A daemon that is killed in between leaves the whole snapshot or none.
+	steps := 0
+	s.step = func(done string) {
+		steps++
+		copied := filepath.Join(t.TempDir(), "volumes")
+		if err := os.CopyFS(copied, os.DirFS(dir)); err != nil {
+			t.Fatal(err)
+		}
+		next := open(t, copied)
+		want := []string{"a"}
+		if _, err := next.Get("b"); err == nil {
+			want = []string{"a", "b"}
+		}
+		if names := files(t, copied); !slices.Equal(names, want) {
+			t.Errorf("after %q: %v, want %v", done, names, want)
+		}
+		for _, name := range want {
+			if got := content(t, next, name); !equal(got, marks{4000: 1, 4001: 2}) {
+				t.Errorf("after %q: %s has %v", done, name, got)
+			}
+		}
+	}
+	b, err := s.Snapshot(t.Context(), "a", req)
+	s.step = func(string) {}
+	if err != nil || b.ID == source.ID || b.Owner != "token:other" || b.Labels["c"] != "d" || b.Layers != 2 ||
+		b.SizeBytes != source.SizeBytes || steps != 4 {
+		t.Fatalf("%+v %v, %d steps", b, err, steps)
+	}
+	if _, err := s.Snapshot(t.Context(), "a", req); !isError(err, true, false) {
+		t.Errorf("a second snapshot with the name: %v", err)
+	}
+	if _, err := s.Snapshot(t.Context(), "none", Request{Name: "c"}); !isError(err, false, false) {
+		t.Errorf("a snapshot of nothing: %v", err)
+	}
+	startWriter(t, s, marks{4000: 9})
+	if err := errors.Join(s.Release(t.Context(), "a", "sb-1"), s.Merge(t.Context(), "a"),
+		s.Remove(t.Context(), "a")); err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range []*Store{s, open(t, dir)} {
+		if got := content(t, s, "b"); !equal(got, marks{4000: 1, 4001: 2}) {
+			t.Errorf("%v", got)
+		}
+	}
+	s.cfg.Most = 16 * mib
+	if _, err := s.Snapshot(t.Context(), "b", Request{Name: "c", Owner: "token:other"}); err == nil {
+		t.Error("a snapshot beyond the quota")
+	}
+}
+
+// A copy keeps its content, whatever happens to the volume.
+func TestCopies(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, filepath.Join(dir, "volumes"))
+	create(t, s, "a")
+	startWriter(t, s, marks{4000: 1})
+	branch(t, s, marks{4000: 2})
+	paths, size, err := s.Copy(t.Context(), "a", dir, "volume.0")
+	if err != nil || len(paths) != 2 || size != s.List(nil)[0].SizeBytes {
+		t.Fatal(paths, size, err)
+	}
+	if _, _, err := s.Copy(t.Context(), "a", dir, "volume.0"); err == nil {
+		t.Error("a copy with the names of another copy")
+	}
+	if names := files(t, dir); !slices.Equal(names, []string{"volume.0.0", "volume.0.1", "volumes"}) {
+		t.Errorf("files %v", names)
+	}
+	if err := errors.Join(s.Release(t.Context(), "a", "sb-1"), s.Merge(t.Context(), "a"),
+		s.Remove(t.Context(), "a")); err != nil {
+		t.Fatal(err)
+	}
+	var open []*os.File
+	for _, p := range paths {
+		f, err := os.Open(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		open = append(open, f)
+	}
+	if got, want := read10(t, open), (marks{4000: 1}); !equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+	if _, _, err := s.Copy(t.Context(), "a", dir, "x"); !isError(err, false, false) {
+		t.Errorf("a copy of a volume that was removed: %v", err)
+	}
+}
