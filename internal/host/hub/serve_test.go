@@ -246,7 +246,7 @@ func TestPatienceOfAPull(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := &conn{tries: 2, wait: time.Second, patience: 30 * time.Minute}
 		packs := &transport.Error{StatusCode: http.StatusServiceUnavailable,
-			Errors: []transport.Diagnostic{{Detail: PackingDetail}}}
+			Errors: []transport.Diagnostic{{Code: transport.UnavailableErrorCode, Detail: PackingDetail}}}
 		begun := time.Now()
 		err := c.again(t.Context(), func() error {
 			if time.Since(begun) < 20*time.Minute {

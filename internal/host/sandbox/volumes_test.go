@@ -257,7 +257,10 @@ func TestVolumesThatAreRefused(t *testing.T) {
 	w, _ := newVolumeWorld(t)
 	defer w.stop()
 	var slots *mounts.SlotsError
-	three := append(writes("a"), append(writes("b"), writes("c")...)...)
+	if _, err := w.volumes.Create(volume.Request{Name: "third", Owner: "local", SizeMiB: 16}); err != nil {
+		t.Fatal(err)
+	}
+	three := append(writes("a"), append(writes("b"), writes("third")...)...)
 	if _, err := w.Fork(t.Context(), ForkRequest{Tag: "p", N: 1, Volumes: three}); !errors.As(err, &slots) ||
 		slots.Slots != 2 || slots.Wanted != 3 {
 		t.Errorf("more volumes than slots: %v", err)
