@@ -1,6 +1,7 @@
 package docker
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net/http"
@@ -283,11 +284,11 @@ func (s *Server) stopLocked(r *http.Request, c *found) (did bool, err error) {
 		limit = maxStop * time.Second
 	}
 	if !p.endsWithin(r.Context(), limit) {
-		if err := p.signal(r.Context(), syscall.SIGKILL); err != nil {
-			return false, err
-		}
+		// The signal also fails if the process has just ended, and its container removes itself.
+		err := p.signal(r.Context(), syscall.SIGKILL)
 		if !p.endsWithin(r.Context(), killTime) {
-			return false, face.NewError(http.StatusGatewayTimeout, "the main process does not end after SIGKILL")
+			late := face.NewError(http.StatusGatewayTimeout, "the main process does not end after SIGKILL")
+			return false, cmp.Or(err, error(late))
 		}
 	}
 	return true, nil
