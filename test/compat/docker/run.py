@@ -38,7 +38,10 @@ def client_program() -> str:
         shutil.rmtree(there, ignore_errors=True)
         os.makedirs(there)
         os.chmod(there, 0o755)
-        subprocess.run(["apt-get", "download", CLI_PACKAGE], cwd=there, check=True, stdout=subprocess.DEVNULL)
+        download = ["apt-get", "download", CLI_PACKAGE]
+        if subprocess.run(download, cwd=there, check=False, capture_output=True).returncode:  # there may be no package lists
+            subprocess.run(["apt-get", "update", "-q"], check=True, stdout=subprocess.DEVNULL)
+            subprocess.run(download, cwd=there, check=True, stdout=subprocess.DEVNULL)
         package = next(f for f in os.listdir(there) if f.endswith(".deb"))
         subprocess.run(["dpkg-deb", "-x", package, "."], cwd=there, check=True)
         os.remove(os.path.join(there, package))
