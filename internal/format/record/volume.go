@@ -24,9 +24,6 @@ type Volume struct {
 type VolumeWriter struct {
 	SandboxID string `json:"sandbox_id"`
 	Top       string `json:"top,omitempty"` // file that the sandbox's VM writes to; absent: there is no VM
-	// file that replaces Top in the branch in progress; the VM may write to it already; absent:
-	// there is no branch
-	Next string `json:"next,omitempty"`
 }
 
 // volumeFile is the content of the record of a volume.
@@ -73,11 +70,8 @@ func (v *Volume) check() *fault {
 	if w == nil {
 		w = &VolumeWriter{SandboxID: "none"}
 	}
-	switch {
-	case w.SandboxID == "":
+	if w.SandboxID == "" {
 		return wrong("writer.sandbox_id", "empty: %s", otherForkd)
-	case w.Next != "" && w.Top == "":
-		return wrong("writer.top", "empty, but writer.next is not: %s", otherForkd)
 	}
 	seen := map[string]bool{}
 	for _, f := range v.Files() {
@@ -90,16 +84,11 @@ func (v *Volume) check() *fault {
 	return nil
 }
 
-// Files returns the files of all layers and tops, oldest first.
+// Files returns the files of all layers and of the top, oldest first.
 func (v *Volume) Files() []string {
 	files := slices.Clone(v.Layers)
-	if v.Writer == nil {
-		return files
-	}
-	for _, f := range []string{v.Writer.Top, v.Writer.Next} {
-		if f != "" {
-			files = append(files, f)
-		}
+	if v.Writer != nil && v.Writer.Top != "" {
+		files = append(files, v.Writer.Top)
 	}
 	return files
 }

@@ -19,7 +19,7 @@ func TestSnapshots(t *testing.T) {
 	if _, err := s.Snapshot(t.Context(), "a", req); !errors.As(err, &inUse) {
 		t.Errorf("a snapshot beside a writer: %v", err)
 	}
-	branch(t, s, marks{4001: 2})
+	startWriter(t, s, marks{4001: 2})
 	if err := s.Release(t.Context(), "a", "sb-1"); err != nil {
 		t.Fatal(err)
 	}
@@ -79,7 +79,7 @@ func TestCopies(t *testing.T) {
 	s := open(t, filepath.Join(dir, "volumes"))
 	create(t, s, "a")
 	startWriter(t, s, marks{4000: 1})
-	branch(t, s, marks{4000: 2})
+	startWriter(t, s, marks{4000: 2})
 	paths, size, err := s.Copy(t.Context(), "a", dir, "volume.0")
 	if err != nil || len(paths) != 2 || size != s.List(nil)[0].SizeBytes {
 		t.Fatal(paths, size, err)

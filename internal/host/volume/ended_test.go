@@ -25,7 +25,7 @@ func TestFullDiskOfAWriter(t *testing.T) {
 	s := open(t, volumes)
 	create(t, s, "a")
 	startWriter(t, s, marks{4000: 1})
-	branch(t, s, marks{4001: 2})
+	startWriter(t, s, marks{4001: 2})
 	if err := s.Release(t.Context(), "a", "sb-1"); err != nil {
 		t.Fatal(err)
 	}

@@ -19,7 +19,7 @@ func twoLayers(t *testing.T) *Store {
 	s := open(t, filepath.Join(t.TempDir(), "volumes"))
 	create(t, s, "a")
 	startWriter(t, s, marks{4000: 1})
-	branch(t, s, marks{4001: 2})
+	startWriter(t, s, marks{4001: 2})
 	if err := s.Release(t.Context(), "a", "sb-1"); err != nil {
 		t.Fatal(err)
 	}

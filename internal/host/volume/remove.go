@@ -40,16 +40,14 @@ func (s *Store) Remove(ctx context.Context, name string) error {
 	return nil
 }
 
-// isOpen reports whether a process has a top of the volume open for writing. Then removing the top
+// isOpen reports whether a process has the top of the volume open for writing. Then removing the top
 // could block; see package writers. Preconditions: the volume is locked, and has a writer.
 func (s *Store) isOpen(v *volume) bool {
-	for _, top := range []string{v.Writer.Top, v.Writer.Next} {
-		err := writers.None(filepath.Join(s.path(v.Name), top), s.patience)
-		if top != "" && errors.As(err, new(*writers.Error)) {
-			return true
-		}
+	if v.Writer.Top == "" {
+		return false
 	}
-	return false
+	err := writers.None(filepath.Join(s.path(v.Name), v.Writer.Top), s.patience)
+	return errors.As(err, new(*writers.Error))
 }
 
 // bury renames a volume's directory, so that the name is free, and then removes the directory. If a

@@ -133,77 +133,8 @@ func (s *Store) newTop(v *volume) (f *os.File, name string, err error) {
 	return f, name, nil
 }
 
-// Swap begins a branch of a sandbox that writes to a volume. It returns a new top, and the present
-// top open for reading. The caller makes the VM replace its top, closes both files, and calls
-// Swapped. If the daemon ends before Swapped, the next Write, Seal or Release keeps the content of
-// both tops.
-func (s *Store) Swap(ctx context.Context, name, sandbox string) (next, frozen *os.File, err error) {
-	v, unlock, err := s.lockFor(ctx, name, sandbox)
-	if err != nil {
-		return nil, nil, err
-	}
-	defer unlock()
-	if v.Writer.Top == "" || v.Writer.Next != "" {
-		return nil, nil, fmt.Errorf("volume %q: its writer has no VM, or an earlier branch has not ended", name)
-	}
-	if frozen, err = os.Open(filepath.Join(s.path(name), v.Writer.Top)); err != nil {
-		return nil, nil, fmt.Errorf("volume %q: %w", name, err)
-	}
-	next, top, err := s.newTop(v)
-	if err == nil {
-		err = s.save(v, func(r *record.Volume) { r.Writer.Next = top })
-	}
-	if err != nil {
-		if next != nil {
-			err = errors.Join(err, next.Close())
-			s.drop(v, top)
-		}
-		return nil, nil, errors.Join(fmt.Errorf("volume %q: %w", name, err), frozen.Close())
-	}
-	return next, frozen, nil
-}
-
-// Swapped ends a branch that Swap began. The parameter swapped reports whether the VM has replaced its
-// top.
-func (s *Store) Swapped(name, sandbox string, swapped bool) error {
-	v, unlock, err := s.lockFor(context.Background(), name, sandbox)
-	if err != nil {
-		return err
-	}
-	defer unlock()
-	old := *v.Writer
-	if old.Next == "" {
-		return fmt.Errorf("volume %q: no branch has begun", name)
-	}
-	err = s.save(v, func(r *record.Volume) {
-		r.Writer.Next = ""
-		if swapped {
-			r.Writer.Top = old.Next
-			r.Layers = append(r.Layers, old.Top)
-		}
-	})
-	if err == nil && !swapped {
-		// A VMM that its guest controls may still have the file open; see package writers.
-		if err := writers.Remove(filepath.Join(s.path(name), old.Next), 0); err != nil {
-			s.cfg.Log.Warn("a file of a volume is left", "name", name, "error", err)
-		}
-	}
-	return err
-}
-
-// Seal makes the data that the writer has written a durable part of the volume. The sandbox stays
-// the writer, for example while it is suspended. Its VM must have exited.
-func (s *Store) Seal(ctx context.Context, name, sandbox string) error {
-	v, unlock, err := s.lockFor(ctx, name, sandbox)
-	if err != nil {
-		return err
-	}
-	defer unlock()
-	return s.seal(ctx, v, &record.VolumeWriter{SandboxID: sandbox})
-}
-
-// Release is like Seal, but the volume then has no writer. If the sandbox is not the writer, Release
-// does nothing. After an error, the next call that needs the volume without its writer tries again.
+// Release makes the data that a sandbox has written a durable part of the volume, which then has no
+// writer. The sandbox's VM must have exited. If the sandbox is not the writer, Release does nothing. After an error, the next call that needs the volume without its writer tries again.
 func (s *Store) Release(ctx context.Context, name, sandbox string) error {
 	v, unlock, err := s.lockFor(ctx, name, sandbox)
 	if inUse := (*InUseError)(nil); errors.As(err, &inUse) || errors.Is(err, errNoWriter) {
@@ -298,49 +229,44 @@ func (s *Store) ReleaseEnded(ctx context.Context) {
 	})
 }
 
-// seal turns the writer's tops into layers, and makes now the writer of the volume; nil means none.
-// It drops empty tops. It also drops a top that is missing or not a valid layer, and the top above
-// it, but keeps their files under other names until the next damaged top, because each file may be
-// large. Only a VMM that its guest controls damages a top.
+// seal turns the writer's top into a layer, and makes now the writer of the volume; nil means none.
+// It drops an empty top. It also drops a top that is missing or not a valid layer, but keeps its file
+// under another name until the next damaged top, because the file may be large. Only a VMM that its
+// guest controls damages a top.
 func (s *Store) seal(ctx context.Context, v *volume, now *record.VolumeWriter) error {
-	dir := s.path(v.Name)
-	var kept, dropped, damaged []string
+	var top string
 	if v.Writer != nil {
-		for _, top := range []string{v.Writer.Top, v.Writer.Next} {
-			if top == "" {
-				continue
-			}
-			empty, err := s.settle(ctx, v, filepath.Join(dir, top))
-			switch {
-			case len(damaged) > 0:
-				damaged = append(damaged, top)
-			case errors.Is(err, disklayer.ErrFormat) || errors.Is(err, fs.ErrNotExist):
-				s.cfg.Log.Error("a sandbox has damaged a volume, whose latest changes are lost", "name", v.Name, "sandbox",
-					v.Writer.SandboxID, "error", err)
-				damaged = append(damaged, top)
-			case err != nil:
-				return err
-			case empty:
-				dropped = append(dropped, top)
-			default:
-				kept = append(kept, top)
-			}
+		top = v.Writer.Top
+	}
+	keep, damaged := false, false
+	file := filepath.Join(s.path(v.Name), top)
+	if top != "" {
+		empty, err := s.settle(ctx, v, file)
+		damaged = errors.Is(err, disklayer.ErrFormat) || errors.Is(err, fs.ErrNotExist)
+		if err != nil && !damaged {
+			return err
 		}
+		if damaged {
+			s.cfg.Log.Error("a sandbox has damaged a volume, whose latest changes are lost", "name", v.Name, "sandbox",
+				v.Writer.SandboxID, "error", err)
+		}
+		keep = !damaged && !empty
 	}
 	err := s.save(v, func(r *record.Volume) {
-		r.Layers, r.Writer = append(r.Layers, kept...), now
+		if r.Writer = now; keep {
+			r.Layers = append(r.Layers, top)
+		}
 	})
-	if err != nil {
+	switch {
+	case err != nil:
 		return err
-	}
-	s.drop(v, dropped...)
-	if len(damaged) > 0 {
+	case damaged:
 		s.dropDamaged(v)
+		_ = os.Rename(file, file+damagedSuffix) // fails if the file is gone
+	case top != "" && !keep:
+		s.drop(v, top)
 	}
-	for _, top := range damaged {
-		_ = os.Rename(filepath.Join(dir, top), filepath.Join(dir, top+damagedSuffix)) // fails if the file is gone
-	}
-	s.step("removed tops")
+	s.step("removed the top")
 	return nil
 }
 

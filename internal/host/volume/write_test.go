@@ -98,7 +98,8 @@ func equal(a, b marks) bool {
 	return true
 }
 
-// startWriter makes sandbox "sb-1" the writer of the volume "a", and writes to it.
+// startWriter makes sandbox "sb-1" the writer of the volume "a", and writes to a new top. If the sandbox
+// is the writer already, its earlier top becomes a layer.
 func startWriter(t *testing.T, s *Store, m marks) {
 	t.Helper()
 	f, err := s.Write(t.Context(), "a", "sb-1")
@@ -107,19 +108,6 @@ func startWriter(t *testing.T, s *Store, m marks) {
 	}
 	defer f.Close()
 	write(t, f.Top, m)
-}
-
-// branch replaces the top of "sb-1", and writes to the new one.
-func branch(t *testing.T, s *Store, m marks) {
-	t.Helper()
-	next, frozen, err := s.Swap(t.Context(), "a", "sb-1")
-	if err != nil {
-		t.Fatal(err)
-	}
-	write(t, next, m)
-	if err := errors.Join(next.Close(), frozen.Close(), s.Swapped("a", "sb-1", true)); err != nil {
-		t.Fatal(err)
-	}
 }
 
 func TestWriter(t *testing.T) {
@@ -137,23 +125,14 @@ func TestWriter(t *testing.T) {
 	if err := s.Merge(t.Context(), "a"); !errors.As(err, &inUse) {
 		t.Errorf("the merge of a volume in use: %v", err)
 	}
-	if _, _, err := s.Swap(t.Context(), "a", "sb-2"); !errors.As(err, &inUse) {
-		t.Errorf("a branch of another sandbox: %v", err)
-	}
 	if err := s.Release(t.Context(), "a", "sb-2"); err != nil {
 		t.Errorf("a release by another sandbox: %v", err)
 	}
 	if i, err := s.Get("a"); err != nil || i.Writer != "sb-1" || i.Layers != 0 {
 		t.Errorf("%+v %v", i, err)
 	}
-	branch(t, s, marks{4001: 2})
-	if err := s.Seal(t.Context(), "a", "sb-1"); err != nil { // a suspension
-		t.Fatal(err)
-	}
-	if _, _, err := s.Swap(t.Context(), "a", "sb-1"); err == nil {
-		t.Error("a branch without a VM")
-	}
-	startWriter(t, s, marks{4002: 3}) // a resumption
+	startWriter(t, s, marks{4001: 2}) // another VM of the sandbox
+	startWriter(t, s, marks{4002: 3})
 	if err := s.Release(t.Context(), "a", "sb-1"); err != nil {
 		t.Fatal(err)
 	}
@@ -167,9 +146,6 @@ func TestWriter(t *testing.T) {
 		}
 		if i, err := s.Get("a"); err != nil || i.Layers != 3 { // the reader's empty top was dropped
 			t.Errorf("%+v %v", i, err)
-		}
-		if _, _, err := s.Swap(t.Context(), "a", "sb-1"); err == nil {
-			t.Error("a branch without a writer")
 		}
 	}
 	s = open(t, dir)
@@ -187,41 +163,6 @@ func TestWriter(t *testing.T) {
 	}
 }
 
-// A branch that the VM did not make leaves no trace. A branch with an unknown outcome loses nothing.
-func TestUnfinishedBranches(t *testing.T) {
-	s := open(t, t.TempDir())
-	create(t, s, "a")
-	startWriter(t, s, marks{4000: 1})
-	swap := func() *os.File {
-		t.Helper()
-		next, frozen, err := s.Swap(t.Context(), "a", "sb-1")
-		if err != nil {
-			t.Fatal(err)
-		}
-		frozen.Close()
-		return next
-	}
-	swap().Close()
-	if _, _, err := s.Swap(t.Context(), "a", "sb-1"); err == nil {
-		t.Error("two branches at once")
-	}
-	if err := s.Swapped("a", "sb-1", false); err != nil {
-		t.Fatal(err)
-	}
-	if err := s.Swapped("a", "sb-1", false); err == nil {
-		t.Error("the end of no branch")
-	}
-	next := swap()
-	write(t, next, marks{4001: 2})
-	next.Close()
-	if err := s.Release(t.Context(), "a", "sb-1"); err != nil {
-		t.Fatal(err)
-	}
-	if got, want := content(t, s, "a"), (marks{4000: 1, 4001: 2}); !equal(got, want) {
-		t.Errorf("%v, want %v", got, want)
-	}
-}
-
 // TestCrashOfAWriter copies the files after every step of a writer's life, as a killed daemon would
 // leave them. A daemon that starts with the copy releases the volume, and finds what was written.
 func TestCrashOfAWriter(t *testing.T) {
@@ -229,7 +170,7 @@ func TestCrashOfAWriter(t *testing.T) {
 	s := open(t, dir)
 	create(t, s, "a")
 	steps := 0
-	var want, later marks // content before and after the step in progress
+	var want marks
 	s.step = func(done string) {
 		steps++
 		copied := filepath.Join(t.TempDir(), "volumes")
@@ -246,27 +187,23 @@ func TestCrashOfAWriter(t *testing.T) {
 		if i, err := next.Get("a"); err != nil || i.Writer != "" {
 			t.Fatalf("after %q: %+v %v", done, i, err)
 		}
-		if got := content(t, next, "a"); !equal(got, want) && !equal(got, later) {
-			t.Errorf("after %q: %v, want %v or %v", done, got, want, later)
+		if got := content(t, next, "a"); !equal(got, want) {
+			t.Errorf("after %q: %v, want %v", done, got, want)
 		}
 		if err := next.Merge(t.Context(), "a"); err != nil {
 			t.Errorf("after %q: %v", done, err)
 		}
-		if got := content(t, next, "a"); !equal(got, want) && !equal(got, later) {
-			t.Errorf("after %q and a merge: %v, want %v or %v", done, got, want, later)
+		if got := content(t, next, "a"); !equal(got, want) {
+			t.Errorf("after %q and a merge: %v, want %v", done, got, want)
 		}
 	}
 	startWriter(t, s, marks{4000: 1})
 	want = marks{4000: 1}
-	later = marks{4000: 1, 4001: 2}
-	branch(t, s, marks{4001: 2})
-	want = later
-	branch(t, s, nil)
-	if err := s.Seal(t.Context(), "a", "sb-1"); err != nil {
-		t.Fatal(err)
-	}
+	startWriter(t, s, marks{4001: 2})
+	want = marks{4000: 1, 4001: 2}
+	startWriter(t, s, nil) // this top stays empty
 	startWriter(t, s, marks{4002: 3})
-	want, later = marks{4000: 1, 4001: 2, 4002: 3}, nil
+	want = marks{4000: 1, 4001: 2, 4002: 3}
 	if err := s.Release(t.Context(), "a", "sb-1"); err != nil {
 		t.Fatal(err)
 	}
@@ -289,7 +226,7 @@ func TestRecoverKeepsWriters(t *testing.T) {
 	if i, err := next.Get("a"); err != nil || i.Writer != "sb-1" {
 		t.Errorf("%+v %v", i, err)
 	}
-	branch(t, next, marks{4001: 2})
+	startWriter(t, next, marks{4001: 2})
 	if err := next.Release(t.Context(), "a", "sb-1"); err != nil {
 		t.Fatal(err)
 	}
@@ -317,7 +254,7 @@ func TestDamagedTops(t *testing.T) {
 		s := open(t, dir)
 		create(t, s, "a")
 		startWriter(t, s, marks{4000: 1})
-		branch(t, s, marks{4001: 2})
+		startWriter(t, s, marks{4001: 2})
 		top := filepath.Join(dir, "a", recordOf(s).Writer.Top)
 		if err := damage(top); err != nil {
 			t.Fatal(err)
@@ -339,29 +276,6 @@ func TestDamagedTops(t *testing.T) {
 		if got := content(t, open(t, dir), "a"); !equal(got, marks{4000: 1}) {
 			t.Errorf("%s: after a restart: %v", name, got)
 		}
-	}
-}
-
-// A top above a damaged one is lost too, because its data is of a disk that no longer exists.
-func TestDamagedTopBelowAnother(t *testing.T) {
-	dir := t.TempDir()
-	s := open(t, dir)
-	create(t, s, "a")
-	startWriter(t, s, marks{4000: 1})
-	next, frozen, err := s.Swap(t.Context(), "a", "sb-1")
-	if err != nil {
-		t.Fatal(err)
-	}
-	write(t, next, marks{4001: 2})
-	path := filepath.Join(dir, "a", recordOf(s).Writer.Top)
-	if err := errors.Join(next.Close(), frozen.Close(), os.Truncate(path, 0)); err != nil {
-		t.Fatal(err)
-	}
-	if err := s.Release(t.Context(), "a", "sb-1"); err != nil {
-		t.Fatal(err)
-	}
-	if got := content(t, s, "a"); !equal(got, nil) {
-		t.Errorf("%v, want nothing", got)
 	}
 }
 
