@@ -84,15 +84,20 @@ func (b *book) newContainer(id string) *container {
 	return c
 }
 
-func readState(path string) (s state, err error) {
+// readAtMost reads a file. It returns an error if the file has more bytes than the limit.
+func readAtMost(path string, limit int64) ([]byte, error) {
 	i, err := os.Stat(path)
-	if err == nil && i.Size() > maxRecord {
-		err = fmt.Errorf("%s has %d bytes: want at most %d", path, i.Size(), maxRecord)
+	if err == nil && i.Size() > limit {
+		err = fmt.Errorf("%s has %d bytes: want at most %d", path, i.Size(), limit)
 	}
 	if err != nil {
-		return s, err
+		return nil, err
 	}
-	p, err := os.ReadFile(path)
+	return os.ReadFile(path)
+}
+
+func readState(path string) (s state, err error) {
+	p, err := readAtMost(path, maxRecord)
 	if err != nil {
 		return s, err
 	}

@@ -133,3 +133,11 @@ func (s *Server) find(r *http.Request) (found, error) {
 	}
 	return found{}, noContainer(asked)
 }
+
+// findLocked is like find, and waits until no other operation works on the container.
+func (s *Server) findLocked(r *http.Request) (c found, unlock func(), err error) {
+	if c, err = s.find(r); err == nil {
+		unlock, err = c.lock(r.Context())
+	}
+	return c, unlock, err
+}

@@ -77,17 +77,10 @@ func openTags(path string, log *slog.Logger) *tags {
 const refused = ".refused"
 
 func readTags(path string) ([]alias, error) {
-	i, err := os.Stat(path)
+	p, err := readAtMost(path, maxTagsFile)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
-	if err == nil && i.Size() > maxTagsFile {
-		err = fmt.Errorf("%s has %d bytes: want at most %d", path, i.Size(), maxTagsFile)
-	}
-	if err != nil {
-		return nil, err
-	}
-	p, err := os.ReadFile(path)
 	if err != nil {
 		return nil, err
 	}

@@ -134,7 +134,8 @@ func (s *Store) newTop(v *volume) (f *os.File, name string, err error) {
 }
 
 // Release makes the data that a sandbox has written a durable part of the volume, which then has no
-// writer. The sandbox's VM must have exited. If the sandbox is not the writer, Release does nothing. After an error, the next call that needs the volume without its writer tries again.
+// writer. The sandbox's VM must have exited. If the sandbox is not the writer, Release does nothing.
+// After an error, the next call that needs the volume without its writer tries again.
 func (s *Store) Release(ctx context.Context, name, sandbox string) error {
 	v, unlock, err := s.lockFor(ctx, name, sandbox)
 	if inUse := (*InUseError)(nil); errors.As(err, &inUse) || errors.Is(err, errNoWriter) {
