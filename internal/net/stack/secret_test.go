@@ -71,9 +71,8 @@ func TestEarlyAnswerWhereASecretIsAdded(t *testing.T) {
 		body, err := io.ReadAll(r.Body)
 		fmt.Fprintf(w, "%s %v", body, err)
 	})}
-	go func() {
-		_ = server.Serve(tls.NewListener(v.world.Listen(t, web+":443"), v.roots.config(t, "api.example")))
-	}()
+	listener := tls.NewListener(v.world.Listen(t, web+":443"), v.roots.config(t, "api.example"))
+	go func() { _ = server.Serve(listener) }()
 	defer server.Close()
 	v.lookup(t, "api.example", false)
 	c := v.mustDialTLS(t, web+":443", "api.example")
