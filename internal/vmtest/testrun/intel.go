@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -125,17 +126,30 @@ func intelTests(ctx context.Context) ([]vmPkg, error) {
 	return append(append([]vmPkg{probe()}, found...), vmPkg{path: integration[0].path, tests: integrationTests}), nil
 }
 
-// intel implements `testrun intel smoke`, `testrun intel all [HOST ...] [./PACKAGE ...] [-run
-// PATTERN]` and `testrun intel torture N [flag ...]`.
+// smokeJob runs the smokeTests. Like clientsJob, it uses a host of its own.
+func smokeJob() job {
+	return job{name: "kvm-intel", title: "a few VM tests on kvm-intel, in an emulated Intel host",
+		do: func(ctx context.Context, h host, out io.Writer) (counts, error) {
+			h.stop()
+			total, err := intelJob{limit: smokeLimit, packages: smokeTests()}.run(ctx, intelHosts()[:1], out)
+			if errors.Is(err, debpkg.ErrNoArchive) {
+				fmt.Fprintf(out, "kvm-intel: LEFT OUT: %v\n", err)
+				return total, nil
+			}
+			return total, err
+		}}
+}
+
+// intel implements `testrun intel all [HOST ...] [./PACKAGE ...] [-run PATTERN]` and `testrun intel
+// torture N [flag ...]`.
 func intel(ctx context.Context, args []string) error {
-	usage := errors.New("usage: testrun intel smoke | all [host ...] [./package ...] [-run pattern] | torture N [flag ...]")
+	usage := errors.New("usage: testrun intel all [host ...] [./package ...] [-run pattern] | torture N [flag ...]")
 	if len(args) == 0 {
 		return usage
 	}
-	job := intelJob{limit: smokeLimit, packages: smokeTests()}
+	var job intelJob
 	hosts := intelHosts()[:1]
 	switch args[0] {
-	case "smoke":
 	case "all":
 		chosen, err := parseChoice(args[1:])
 		if err != nil {
@@ -165,11 +179,7 @@ func intel(ctx context.Context, args []string) error {
 	default:
 		return usage
 	}
-	err := job.run(ctx, hosts)
-	if args[0] == "smoke" && errors.Is(err, debpkg.ErrNoArchive) {
-		fmt.Printf("kvm-intel: LEFT OUT: %v\n", err)
-		return nil
-	}
+	_, err := job.run(ctx, hosts, os.Stdout)
 	return err
 }
 
@@ -237,40 +247,39 @@ func (j intelJob) of(h intelHost) []vmPkg {
 }
 
 // run prepares the files for the hosts once, and runs the job on all hosts. It runs as many hosts
-// at the same time as there are processors.
-func (j intelJob) run(ctx context.Context, hosts []intelHost) error {
+// at the same time as there are processors. It returns the sum of the counts.
+func (j intelJob) run(ctx context.Context, hosts []intelHost, w io.Writer) (total counts, _ error) {
 	cache, err := cachedir.Dir()
 	if err != nil {
-		return err
+		return total, err
 	}
-	machine, err := bochs.Open(ctx, cache, func(s string) { fmt.Println("kvm-intel: " + s) })
+	machine, err := bochs.Open(ctx, cache, func(s string) { fmt.Fprintln(w, "kvm-intel: "+s) })
 	if err != nil {
-		return err
+		return total, err
 	}
 	parent := filepath.Join(cache, "intel")
 	if err := os.MkdirAll(parent, 0o755); err != nil {
-		return err
+		return total, err
 	}
 	dir, err := os.MkdirTemp(parent, "run-*")
 	if err != nil {
-		return err
+		return total, err
 	}
 	defer os.RemoveAll(dir)
 	tree := filepath.Join(dir, "tree")
 	size, err := j.layOut(ctx, cache, tree)
 	if err != nil {
-		return err
+		return total, err
 	}
 	var (
 		mu     sync.Mutex
 		wg     sync.WaitGroup
 		failed []string
-		total  counts
 		room   = make(chan struct{}, len(machines()))
 		start  = time.Now()
 	)
 	for _, h := range hosts {
-		out := &lineWriter{mu: &mu, to: os.Stdout, prefix: h.name + "| "}
+		out := &lineWriter{mu: &mu, to: w, prefix: h.name + "| "}
 		wg.Go(func() {
 			room <- struct{}{}
 			defer func() { <-room }()
@@ -287,12 +296,12 @@ func (j intelJob) run(ctx context.Context, hosts []intelHost) error {
 		})
 	}
 	wg.Wait()
-	fmt.Printf("kvm-intel tests on %d emulated hosts: %v in %.0f s\n", len(hosts), total,
+	fmt.Fprintf(w, "kvm-intel tests on %d emulated hosts: %v in %.0f s\n", len(hosts), total,
 		time.Since(start).Seconds())
 	if len(failed) > 0 {
-		return fmt.Errorf("kvm-intel tests failed on %v", failed)
+		return total, fmt.Errorf("kvm-intel tests failed on %v", failed)
 	}
-	return nil
+	return total, nil
 }
 
 // disk has the paths of the files that are put on the disk of a host.

@@ -30,7 +30,7 @@ const (
 func main() {
 	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer cancel()
-	err := errors.New("usage: testrun host | vm [package ...] | intel smoke|all|torture")
+	err := errors.New("usage: testrun host | vm [package ...] | intel all|torture")
 	if len(os.Args) > 1 {
 		switch os.Args[1] {
 		case "host":
@@ -83,9 +83,11 @@ func vmTests(ctx context.Context, names []string) error {
 	}
 	var jobs []job
 	if all {
-		jobs = append(jobs, clientsJob()) // first, because it takes longest
+		// The first job takes longest. The others of this list start no emulated host for shards, so
+		// they come before a host has started.
+		jobs = append(jobs, clientsJob(), smokeJob())
 	}
-	for _, shard := range split(packages, shardTests) {
+	for _, shard := range split(packages, len(hosts)) {
 		jobs = append(jobs, shardJob(shard))
 	}
 	start := time.Now()

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -11,27 +12,74 @@ import (
 	"sync"
 )
 
-// shardTests is the maximum number of tests of a package in one shard. Shards let several hosts
-// share a large package. With smaller shards, the preparations of the package, such as baking a
-// parent, would be repeated more often.
-const shardTests = 12
+// Numbers of tests of a package in one shard. Shards let several hosts share a large package. With
+// smaller shards, the preparations of the package would be repeated more often. The last shards are
+// small, so that no host waits long for another host at the end.
+const (
+	maxShard = 12
+	minShard = 4
+)
 
-// split divides packages into shards of at most n tests each. The smallest shards are first,
-// because a package with a single test usually has a long test, which should not be the last test
-// to run.
-func split(packages []vmPkg, n int) []vmPkg {
+// usualSeconds and slowTests estimate how long a test takes in an emulated host. They decide only
+// the order of the shards. Each of the slowTests is a shard of its own.
+const usualSeconds = 15
+
+var slowTests = map[string]int{
+	"TestApply":               350,
+	"TestContractWithVMs":     350,
+	"TestDiffOfAHostileGuest": 250,
+	"TestSoak":                150,
+	"TestTorture":             400,
+}
+
+// seconds estimates how long a shard takes.
+func (p vmPkg) seconds() int {
+	n := 0
+	for _, name := range p.tests {
+		n += cmp.Or(slowTests[name], usualSeconds)
+	}
+	return n
+}
+
+// split divides packages into shards for several hosts. The shards that take longest are first.
+func split(packages []vmPkg, hosts int) []vmPkg {
 	var shards []vmPkg
 	for _, p := range packages {
-		parts := (len(p.tests) + n - 1) / n
-		for i := range parts {
-			shard := vmPkg{path: p.path}
-			for j := i; j < len(p.tests); j += parts {
-				shard.tests = append(shard.tests, p.tests[j])
+		var rest []string
+		for _, name := range p.tests {
+			if slowTests[name] > 0 {
+				shards = append(shards, vmPkg{p.path, []string{name}})
+			} else {
+				rest = append(rest, name)
 			}
-			shards = append(shards, shard)
+		}
+		for _, tests := range deal(rest, sizes(len(rest), hosts)) {
+			shards = append(shards, vmPkg{p.path, tests})
 		}
 	}
-	slices.SortStableFunc(shards, func(a, b vmPkg) int { return len(a.tests) - len(b.tests) })
+	slices.SortStableFunc(shards, func(a, b vmPkg) int { return b.seconds() - a.seconds() })
+	return shards
+}
+
+// sizes returns the sizes of shards with n tests together. Each shard has the part of the remaining
+// tests that leaves enough work for all hosts.
+func sizes(n, hosts int) (list []int) {
+	for n > 0 {
+		size := min(n, max(minShard, min(maxShard, n/(2*hosts))))
+		list, n = append(list, size), n-size
+	}
+	return list
+}
+
+// deal distributes tests to shards of the given sizes. Neighboring tests, which are often similar,
+// go to different shards.
+func deal(tests []string, sizes []int) [][]string {
+	shards := make([][]string, len(sizes))
+	for i := 0; len(tests) > 0; i = (i + 1) % len(sizes) {
+		if len(shards[i]) < sizes[i] {
+			shards[i], tests = append(shards[i], tests[0]), tests[1:]
+		}
+	}
 	return shards
 }
 

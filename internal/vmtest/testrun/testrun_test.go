@@ -42,14 +42,44 @@ func (h) boot(t *testing.T) { outer(t) }
 	}
 }
 
+// Every test is in one shard. Shards that take longer come first, and the last shards are small.
 func TestSplit(t *testing.T) {
-	got := split([]vmPkg{{"a", []string{"1", "2", "3", "4", "5"}}, {"b", []string{"6"}}, {"c", []string{"7", "8"}}}, 2)
-	want := []vmPkg{
-		{"a", []string{"3"}}, {"b", []string{"6"}}, {"a", []string{"1", "4"}}, {"a", []string{"2", "5"}},
-		{"c", []string{"7", "8"}},
+	var many []string
+	for i := range 43 {
+		many = append(many, fmt.Sprintf("Test%02d", i))
 	}
-	if !slices.EqualFunc(got, want, func(a, b vmPkg) bool { return a.path == b.path && slices.Equal(a.tests, b.tests) }) {
-		t.Errorf("%v, want %v", got, want)
+	packages := []vmPkg{{"a", append([]string{"TestApply"}, many...)}, {"b", []string{"TestB"}}, {"c", many[:5]}}
+	got := split(packages, 2)
+	var sizes []int
+	found := map[string][]string{}
+	for _, p := range got {
+		sizes = append(sizes, len(p.tests))
+		found[p.path] = append(found[p.path], p.tests...)
+	}
+	if want := []int{1, 10, 8, 6, 4, 4, 4, 4, 4, 3, 1, 1}; !slices.Equal(sizes, want) {
+		t.Errorf("sizes %v, want %v", sizes, want)
+	}
+	if got[0].tests[0] != "TestApply" || got[1].tests[1] != "Test08" {
+		t.Errorf("the first shards have %q and %q", got[0].tests, got[1].tests)
+	}
+	for _, p := range packages {
+		if slices.Sort(found[p.path]); !slices.Equal(found[p.path], slices.Sorted(slices.Values(p.tests))) {
+			t.Errorf("%s: %q, want %q", p.path, found[p.path], p.tests)
+		}
+	}
+}
+
+// The names of slow tests are those of VM tests.
+func TestSlowTestsExist(t *testing.T) {
+	t.Chdir("../../..")
+	found, err := discover(t.Context(), []string{"./test/..."})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name := range slowTests {
+		if !slices.ContainsFunc(found, func(p vmPkg) bool { return slices.Contains(p.tests, name) }) {
+			t.Errorf("no package of ./test has a VM test %s", name)
+		}
 	}
 }
 
