@@ -1,7 +1,8 @@
 // Command prepare creates the files that VM tests need, and describes them in
 // <cache>/vmtest/assets.json. The files are guest kernels with the present agent, root file
 // systems, the host's root certificates, and copies of the present forkd-vmm and bin/forkd. The
-// command reuses kernels and file systems in the cache. Run it after scripts/build.
+// command reuses kernels and file systems in the cache. Its arguments are recipes for more file
+// systems. Run it after scripts/build.
 package main
 
 import (
@@ -12,6 +13,8 @@ import (
 	"path/filepath"
 	"strings"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/forkd/forkd/internal/atomicfile"
 	"github.com/forkd/forkd/internal/build/debpkg"
 	"github.com/forkd/forkd/internal/build/image"
@@ -21,13 +24,13 @@ import (
 )
 
 func main() {
-	if err := run(context.Background()); err != nil {
+	if err := run(context.Background(), os.Args[1:]); err != nil {
 		fmt.Fprintf(os.Stderr, "prepare: %v\n", err)
 		os.Exit(1)
 	}
 }
 
-func run(ctx context.Context) error {
+func run(ctx context.Context, recipes []string) error {
 	cache, err := cachedir.Dir()
 	if err != nil {
 		return err
@@ -67,6 +70,21 @@ func run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	// Most steps of the images use one processor, and a few steps of the kernel do too.
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return kernels(ctx, cache, agent, &a) })
+	group.Go(func() error { return images(ctx, cache, append(recipes, "base", "python-numpy"), a.Images) })
+	if err := group.Wait(); err != nil {
+		return err
+	}
+	if a.NoBuild != "" {
+		fmt.Println("prepare:", a.NoBuild)
+	}
+	return atomicfile.WriteJSON(filepath.Join(cache, vmtest.AssetsFile), a)
+}
+
+// kernels makes the guest kernels, and the earlier builds of forkd with theirs.
+func kernels(ctx context.Context, cache string, agent []byte, a *vmtest.Assets) (err error) {
 	if a.Cloud, err = kernel(image.Kernel(ctx, cache, agent, progress)); err != nil {
 		return err
 	}
@@ -81,17 +99,17 @@ func run(ctx context.Context) error {
 		return err
 	}
 	a.Minimal.BzImage = filepath.Join(dir, "bzImage")
-	if a.Earlier, a.NoBuild, err = earlier(ctx, cache, a.Minimal.VMLinux); err != nil {
-		return err
-	}
-	if a.NoBuild != "" {
-		fmt.Println("prepare:", a.NoBuild)
-	}
+	a.Earlier, a.NoBuild, err = earlier(ctx, cache, a.Minimal.VMLinux)
+	return err
+}
+
+// images makes the images of recipes, and stores their directories in dirs.
+func images(ctx context.Context, cache string, recipes []string, dirs map[string]string) error {
 	unpack, err := embedded.Open(embedded.Unpack)
 	if err != nil {
 		return err
 	}
-	for _, name := range []string{"base", "python-numpy"} {
+	for _, name := range recipes {
 		recipe, err := image.LoadRecipe(filepath.Join("recipes", name))
 		if err != nil {
 			return err
@@ -100,9 +118,9 @@ func run(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		a.Images[name] = img.Dir
+		dirs[name] = img.Dir
 	}
-	return atomicfile.WriteJSON(filepath.Join(cache, vmtest.AssetsFile), a)
+	return nil
 }
 
 func kernel(k *image.KernelFiles, err error) (vmtest.Kernel, error) {
