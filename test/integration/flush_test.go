@@ -23,7 +23,7 @@ func (f *fixture) smallState(t *testing.T) string {
 	t.Helper()
 	state := f.newState(t)
 	mount(t, state, "size=600m")
-	f.fillState(t, state, copySparse)
+	fillState(t, f.state, state, copySparse)
 	return state
 }
 

@@ -186,7 +186,7 @@ func (f *fixture) startDamaged(t *testing.T, file string, damage func(*testing.T
 func (f *fixture) copyState(t *testing.T) string {
 	t.Helper()
 	state := f.newState(t)
-	f.fillState(t, state, os.Link)
+	fillState(t, f.state, state, os.Link)
 	return state
 }
 
@@ -205,12 +205,12 @@ func (f *fixture) newState(t *testing.T) string {
 	return state
 }
 
-// fillState writes the parent's snapshot and the records of base images to a state directory. It
-// calls put to copy or link one file. Only layers may have several hard links.
-func (f *fixture) fillState(t *testing.T, state string, put func(from, to string) error) {
+// fillState copies the parent's snapshot and the records of base images from one state directory to
+// another. It calls put to copy or link one file. Only layers may have several hard links.
+func fillState(t *testing.T, old, state string, put func(from, to string) error) {
 	t.Helper()
 	for _, dir := range []string{filepath.Join("snapshots", tag), "bases"} {
-		from, to := filepath.Join(f.state, dir), filepath.Join(state, dir)
+		from, to := filepath.Join(old, dir), filepath.Join(state, dir)
 		if err := os.MkdirAll(to, 0o700); err != nil {
 			t.Fatal(err)
 		}
