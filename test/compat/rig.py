@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,11 +14,13 @@ ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "../.."))
 
 UNSHARE = ["unshare", "--user", "--map-root-user", "--mount"]
 # Sandboxes with faked VMs share the file system of the daemon, so the daemon gets a copy of this host's, which is lost
-# afterwards. Each directory is an overlay, because the kernel allows none of the whole root in a user namespace.
+# afterwards. Each directory is an overlay, because the kernel allows none of the whole root in a user namespace. Of /tmp
+# it has only the scratch directory: tests write there, and an overlay fails while any program has a mount below /tmp.
 # The account that E2B's templates have is root there, because the namespace has no other account. Its Python is the
 # group's, with the packages of the code interpreter's template that tools need.
 OWN_FILES = r"""
 layer=$1 python=$2; shift 2
+scratch=$(dirname "$layer")
 mount -t tmpfs tmpfs "$layer"
 cd "$layer"
 mkdir root upper work
@@ -26,11 +29,13 @@ for p in /*; do
     if [ -L "$p" ]; then cp -P "$p" root/; continue; fi
     [ -d "$p" ] || continue
     mkdir "root/$n" "upper/$n" "work/$n"
-    case $n in dev|proc|sys) mount --rbind "$p" "root/$n"; continue;; esac
+    case $n in tmp) continue;; dev|proc|sys) mount --rbind "$p" "root/$n"; continue;; esac
     mount -t overlay overlay -o "userxattr,lowerdir=$p,upperdir=upper/$n,workdir=work/$n" "root/$n" 2>/dev/null ||
         mount --rbind "$p" "root/$n" # it has mounts below it
 done
 chmod 1777 root/tmp
+mkdir -p "root$scratch"
+mount --bind "$scratch" "root$scratch"
 exec chroot root sh -ec '
     rm -f /root/.bash_profile /root/.bash_login /root/.profile
     sed -i /^user:/d /etc/passwd
@@ -66,7 +71,11 @@ def daemon(program: str, *options: str) -> Iterator[dict]:
 @contextlib.contextmanager
 def isolated(scratch: str, *options: str) -> Iterator[dict]:
     """Runs the fake daemon with a copy of this host's files. $FORKD_RIG may name the program, if it is built already."""
-    program, layer = os.environ.get("FORKD_RIG") or build(os.path.join(scratch, "rigd")), os.path.join(scratch, "layer")
+    program, layer = os.path.join(scratch, "rigd"), os.path.join(scratch, "layer")
+    if built := os.environ.get("FORKD_RIG"):
+        shutil.copy(built, program)
+    else:
+        build(program)
     os.mkdir(layer)
     with daemon(*UNSHARE, "sh", "-ec", OWN_FILES, "sh", layer, sys.executable, program, *options) as said:
         yield said

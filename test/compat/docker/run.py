@@ -1,5 +1,5 @@
-"""Docker's clients against the daemon's Docker socket: Debian's command docker, docker-py, testcontainers and the
-Docker environment of mini-swe-agent, all unmodified.
+"""Docker's clients against the daemon's Docker socket: Debian's command docker, docker-py, testcontainers, the Docker
+environment of mini-swe-agent and SWE-bench's harness, all unmodified. AutoGen's executor is refused by name.
 
 docker@rig has faked VMs, whose agents have a copy of this host's files. In an emulated host, a program there (main.go)
 carries each connection. Elsewhere $COMPAT_DOCKER_HOST is the socket: unix://PATH.
@@ -7,6 +7,7 @@ carries each connection. Elsewhere $COMPAT_DOCKER_HOST is the socket: unix://PAT
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import io
 import os
@@ -21,13 +22,15 @@ import time
 import urllib.request
 from collections.abc import Iterator
 
+import evaluation
 from report import AGE, TAG, Report, want
 
 FAKED = AGE == "rig"
 MACHINE_SOCKET = "/run/forkd-docker.sock"  # see startMachineDaemon in internal/cli
 CLI_PACKAGE = "docker.io"
 
-r = Report("Docker's clients: docker (Debian), docker-py 7.2.0, testcontainers 4.15.0, mini-swe-agent 2.4.6")
+r = Report("Docker's clients: docker (Debian), docker-py 7.2.0, testcontainers 4.15.0, mini-swe-agent 2.4.6, swebench 5.0.2, "
+           "autogen-ext 0.7.5")
 
 
 def client_program() -> str:
@@ -398,10 +401,31 @@ def mini_swe_agent() -> None:
         cli("rm", "-f", name)
 
 
+def swebench(there: str) -> None:
+    os.mkdir(there)
+    # Containers with faked VMs share their files.
+    py(lambda _, client: evaluation.swebench(there, client, IMAGE, 1 if FAKED else 2, equal))
+
+
+def autogen(there: str) -> None:
+    """AutoGen's executor always binds its directory."""
+    import docker
+    from autogen_ext.code_executors.docker import DockerCommandLineCodeExecutor
+
+    os.mkdir(there)
+    try:
+        asyncio.run(DockerCommandLineCodeExecutor(image=IMAGE, work_dir=there).start())
+        raise AssertionError("no error")
+    except docker.errors.APIError as e:
+        has(e.explanation, "Volumes: forkd does not support this: copy files with docker cp")
+    equal(cli("ps", "-aq"), "")
+
+
 os.environ.update(MSWEA_SILENT_STARTUP="1", TESTCONTAINERS_RYUK_DISABLED="true")
 with tempfile.TemporaryDirectory() as scratch:
     os.environ.update(DOCKER_CONFIG=os.path.join(scratch, "config"), MSWEA_GLOBAL_CONFIG_DIR=os.path.join(scratch, "mini"))
     PROGRAM = r.case("the command docker of Debian", client_program)
+    os.environ["PATH"] = f"{os.path.dirname(PROGRAM)}:{os.environ['PATH']}"  # SWE-bench's harness runs docker
     with host(scratch) as (address, IMAGE):
         os.environ["DOCKER_HOST"] = address
         for case in (cli_system, cli_run, cli_refusals, cli_exec, cli_life, cli_logs, cli_files, cli_commit, cli_port, cli_events):
@@ -410,4 +434,6 @@ with tempfile.TemporaryDirectory() as scratch:
             r.case("docker-py " + case.__name__.removeprefix("py_"), lambda case=case: py(case))
         r.case("testcontainers", testcontainers)
         r.case("mini-swe-agent", mini_swe_agent)
+        r.case("SWE-bench", lambda: swebench(os.path.join(scratch, "swebench")))
+        r.case("AutoGen's executor is refused", lambda: autogen(os.path.join(scratch, "autogen")))
 r.finish()
