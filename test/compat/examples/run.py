@@ -29,7 +29,9 @@ EXAMPLES = {  # and their options
     "crewai-fanout": ["--dry-run"],
     "langgraph-react": ["--dry-run"],
     "mcp-agent": ["--dry-run"],
+    "mcts": [],
     "openai-agents": ["--dry-run"],
+    "patch-evaluation": [],
     "rl-environment": [],
     "speculative-agent": ["--dry-run"],
     "tree-search": [],
@@ -57,6 +59,8 @@ def run(name: str, env: dict[str, str], snapshot: str) -> subprocess.CompletedPr
         options += ["--python", sys.executable]
     if name == "mcp-agent" and FAKED:
         options += ["--http"]
+    if name == "patch-evaluation" and FAKED:
+        options += ["--timeout", "15"]  # one patch never ends
     return subprocess.run(
         [sys.executable, "demo.py", *options],
         cwd=f"examples/{name}",
