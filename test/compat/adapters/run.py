@@ -1,7 +1,8 @@
 """The adapters of the Python SDK (forkd.integrations), each with the conformance suite of its framework, in sandboxes
 forked from $COMPAT_TAG. Only frameworks that are installed are tested. The group adapters@rig runs those adapters whose
 frameworks are small, with faked VMs: each sandbox has its own /srv, which branches keep. For others: build
-test/contract/rigd, set FORKD_RIG to the program, and run pytest with the OPTIONS below in this directory."""
+test/contract/rigd, set FORKD_RIG to the program, and run pytest with the OPTIONS below in this directory.
+COMPAT_ADAPTERS="smolagents langgraph" selects adapters."""
 
 from __future__ import annotations
 
@@ -37,6 +38,9 @@ NEEDS = {
     "deepagents": "langchain_tests",
     "langgraph": "langgraph.checkpoint.conformance",
 }  # the module that an adapter's tests need, if it does not have the adapter's name
+CHOSEN = os.environ.get("COMPAT_ADAPTERS", "").split() or list(OPTIONS)
+if unknown := set(CHOSEN) - set(OPTIONS):
+    sys.exit(f"COMPAT_ADAPTERS: no adapter {', '.join(unknown)}: want some of {' '.join(OPTIONS)}")
 r = Report("forkd.integrations (sdk/python)")
 
 
@@ -116,7 +120,7 @@ with tempfile.TemporaryDirectory() as scratch:
         os.environ.pop("FORKD_URL", None)
         os.environ.update(FORKD_RIG=rig.build(scratch + "/rigd"), FORKD_RIG_PRIVATE="yes")
     r.case("the SDK is installed", lambda: run(*PIP, SDK))
-    for name in OPTIONS:
+    for name in CHOSEN:
         if installed(NEEDS.get(name, name)):
             mypy = partial(run, "mypy", "--cache-dir", scratch + "/mypy", f"src/forkd/integrations/{name}.py")
             pdoc = partial(run, "pdoc", "-o", scratch + "/reference", f"forkd.integrations.{name}", cwd=scratch)
