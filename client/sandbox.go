@@ -66,6 +66,14 @@ func (c *Client) Stats(ctx context.Context, id string) (s Stats, err error) {
 	return s, err
 }
 
+// Written returns the figures of Stats that are cheap to measure. The result may be as old as
+// maxAgeSecs, at most 10; 0: measured now.
+func (c *Client) Written(ctx context.Context, id string, maxAgeSecs float64) (w Written, err error) {
+	query := url.Values{"max_age_secs": {strconv.FormatFloat(maxAgeSecs, 'f', -1, 64)}}
+	err = c.call(ctx, http.MethodGet, sandboxPath(id, "/written?"+query.Encode()), nil, &w)
+	return w, err
+}
+
 // maxConsole bounds the tail of a console, in bytes.
 const maxConsole = 1 << 20
 

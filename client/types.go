@@ -12,6 +12,7 @@ type (
 	TTLRequest       = v1.TTLRequest
 	Forked           = v1.Forked
 	Stats            = v1.Stats
+	Written          = v1.Written
 	Metrics          = v1.Metrics
 	MetricPoint      = v1.MetricPoint
 	HostMetrics      = v1.HostMetrics

@@ -136,6 +136,15 @@ type Stats struct {
 	Usage      Usage  `json:"usage"`
 }
 
+// Written holds the figures of Stats that the daemon need not read from the page tables of a VMM
+// process.
+type Written struct {
+	GuestDirty  uint64 `json:"guest_dirty_kib"`
+	MemorySince uint64 `json:"memory_since_latest_kib"`
+	DiskSince   uint64 `json:"disk_since_latest_kib"`
+	Usage       Usage  `json:"usage"`
+}
+
 // RollbackRequest requests an earlier state of a sandbox.
 type RollbackRequest struct {
 	To     string `json:"to,omitempty"`     // a snapshot of the sandbox's family; empty: the snapshot that it runs from

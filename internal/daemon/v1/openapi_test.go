@@ -53,7 +53,7 @@ func TestOpenAPIHasTheFieldsOfTheCode(t *testing.T) {
 		"Eval":    apiv1.EvalRequest{},
 		"Metrics": apiv1.Metrics{}, "MetricPoint": apiv1.MetricPoint{},
 		"HostMetrics": apiv1.HostMetrics{}, "HostPoint": apiv1.HostPoint{},
-		"EvalResult": apiv1.EvalResult{}, "Stats": apiv1.Stats{}, "Branch": apiv1.BranchRequest{},
+		"EvalResult": apiv1.EvalResult{}, "Stats": apiv1.Stats{}, "Written": apiv1.Written{}, "Branch": apiv1.BranchRequest{},
 		"Rollback": apiv1.RollbackRequest{}, "Promote": apiv1.PromoteRequest{},
 		"Try": apiv1.TryRequest{}, "TryEvent": apiv1.TryEvent{}, "TryStarted": apiv1.TryStarted{},
 		"TryResult": apiv1.TryResult{}, "TryEnd": apiv1.TryEnd{},

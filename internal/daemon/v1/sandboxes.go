@@ -204,3 +204,17 @@ func (a *api) stats(r *http.Request) (out apiv1.Stats, err error) {
 		Limits: apiv1.Limits(st.Limits), Usage: usageOf(st.Usage),
 	}, nil
 }
+
+// written answers with the figures of a sandbox that cost little to measure.
+func (a *api) written(r *http.Request) (out apiv1.Written, err error) {
+	age, err := secsQuery(r, "max_age_secs", 0, tenancy.MaxStatsAge)
+	if err != nil {
+		return out, err
+	}
+	st, err := a.view(r).RecentWritten(r.Context(), r.PathValue("id"), age)
+	if err != nil {
+		return out, err
+	}
+	return apiv1.Written{GuestDirty: st.VMM.GuestDirtyBytes >> 10, MemorySince: st.Since.Memory >> 10,
+		DiskSince: st.Since.Disk >> 10, Usage: usageOf(st.Usage)}, nil
+}

@@ -32,9 +32,9 @@ func TestStatsOfAnAge(t *testing.T) {
 		t.Fatal(err)
 	}
 	id := f.Sandboxes[0].ID
-	stats := func(query string) (status int, body []byte) {
+	get := func(path string) (status int, body []byte) {
 		t.Helper()
-		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, r.URL+"/v1/sandboxes/"+id+"/stats"+query, nil)
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, r.URL+"/v1/sandboxes/"+id+path, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -50,20 +50,14 @@ func TestStatsOfAnAge(t *testing.T) {
 		}
 		return resp.StatusCode, body
 	}
-	dirty := func(query string) (kib uint64) {
+	dirty := func(path string) (kib uint64) {
 		t.Helper()
 		var st client.Stats
-		status, body := stats(query)
+		status, body := get(path)
 		if err := json.Unmarshal(body, &st); err != nil || status != http.StatusOK {
-			t.Fatalf("stats: %d %s, %v", status, body, err)
+			t.Fatalf("%s: %d %s, %v", path, status, body, err)
 		}
 		return st.GuestDirty
-	}
-	for _, age := range []string{"nan", "-1", "11", "x"} {
-		status, body := stats("?max_age_secs=" + age)
-		if status != http.StatusBadRequest || !strings.Contains(string(body), "max_age_secs: ") {
-			t.Errorf("age %s: %d %s", age, status, body)
-		}
 	}
 	turn := uint64(0)
 	write := func() uint64 { // the guest writes memory
@@ -73,20 +67,54 @@ func TestStatsOfAnAge(t *testing.T) {
 		r.VMs.GuestDirty = turn << 20
 		return turn << 10
 	}
-	// A measurement may become too old on a slow host, so the test tries again.
-	for shared := false; !shared; {
-		write()
-		before := dirty("?max_age_secs=10")
-		now := write()
-		shared = dirty("?max_age_secs=10") == before
-		if got := dirty(""); got != now {
-			t.Errorf("%d KiB measured now, want %d", got, now)
+	for _, path := range []string{"/stats", "/written"} {
+		for _, age := range []string{"nan", "-1", "11", "x"} {
+			status, body := get(path + "?max_age_secs=" + age)
+			if status != http.StatusBadRequest || !strings.Contains(string(body), "max_age_secs: ") {
+				t.Errorf("%s, age %s: %d %s", path, age, status, body)
+			}
 		}
+		// A measurement may become too old on a slow host, so the test tries again.
+		for shared := false; !shared; {
+			write()
+			before := dirty(path + "?max_age_secs=10")
+			now := write()
+			shared = dirty(path+"?max_age_secs=10") == before
+			if got := dirty(path); got != now {
+				t.Errorf("%s: %d KiB measured now, want %d", path, got, now)
+			}
+		}
+	}
+	now := write()
+	if w, err := r.Written(t.Context(), id, 0); err != nil || w.GuestDirty != now || w.MemorySince == 0 {
+		t.Errorf("written %+v (%v), want %d KiB", w, err, now)
 	}
 	if _, err := r.Pause(t.Context(), id); err != nil {
 		t.Fatal(err)
 	}
-	if status, body := stats("?max_age_secs=10"); status != http.StatusConflict {
-		t.Errorf("stats of a paused sandbox: %d %s", status, body)
+	for _, path := range []string{"/stats", "/written"} {
+		if status, body := get(path + "?max_age_secs=10"); status != http.StatusConflict {
+			t.Errorf("%s of a paused sandbox: %d %s", path, status, body)
+		}
+	}
+}
+
+// The memory of the VMM process is not measured for 'written', so the guest's RAM need not be found.
+func TestWrittenReadsNoPageTables(t *testing.T) {
+	r := start(t, apirig.Options{})
+	r.Parent.Tag = "p"
+	if _, err := r.Bake(t.Context(), r.Parent); err != nil {
+		t.Fatal(err)
+	}
+	f, err := r.Fork(t.Context(), client.ForkRequest{SnapshotTag: "p", N: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := f.Sandboxes[0].ID
+	if _, err := r.Stats(t.Context(), id); err == nil { // this process has no guest RAM
+		t.Fatal("stats found the RAM of a guest")
+	}
+	if _, err := r.Written(t.Context(), id, 3); err != nil {
+		t.Error(err)
 	}
 }

@@ -70,6 +70,7 @@ func (a *api) routes() []route {
 		{"PATCH /v1/sandboxes/{id}/labels", auth.Run, nil, work, call(ok, a.changeLabels)},
 		{"PUT /v1/sandboxes/{id}/ttl", auth.Run, nil, work, call(ok, a.setTTL)},
 		{"GET /v1/sandboxes/{id}/stats", auth.Read, []string{"max_age_secs"}, work, get(a.stats)},
+		{"GET /v1/sandboxes/{id}/written", auth.Read, []string{"max_age_secs"}, work, get(a.written)},
 		{"GET /v1/sandboxes/{id}/metrics", auth.Read, span, f.Lists, get(a.sandboxMetrics)},
 		{"GET /v1/sandboxes/{id}/network", auth.Read, nil, reads, get(a.getNetwork)},
 		{"PUT /v1/sandboxes/{id}/network", auth.Run, nil, work, call(ok, a.setNetwork)},

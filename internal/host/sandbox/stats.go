@@ -13,14 +13,16 @@ import (
 // Stats holds what a sandbox costs the host.
 type Stats struct {
 	PID    int
+	RAM    uint64 // size of the guest's RAM in bytes
 	VMM    vm.Stats
-	Memory procmem.Memory
+	Memory procmem.Memory // only View.Stats and View.RecentStats measure it
 	Usage  cgroup.Usage
 	Limits vm.Limits
 	Since  tally.Written
 }
 
-// Stats measures a running sandbox.
+// Stats measures a running sandbox, except for the memory of its VMM process, which takes
+// milliseconds.
 func (m *Manager) Stats(ctx context.Context, id string) (Stats, error) {
 	s, err := m.Get(id)
 	if err != nil {
@@ -35,14 +37,13 @@ func (m *Manager) Stats(ctx context.Context, id string) (Stats, error) {
 		return Stats{}, s.explain("measure", v, err)
 	}
 	s.mu.Lock()
-	ram, top := s.record.MemoryBytes, s.record.Top
-	st.Limits = s.record.Limits
+	top := s.record.Top
+	st.RAM, st.Limits = s.record.MemoryBytes, s.record.Limits
 	s.mu.Unlock()
 	disk := tally.DiskBytes(filepath.Join(s.data, top))
 	st.Since = s.since.Written(tally.Written{Memory: st.VMM.GuestDirtyBytes, Disk: disk})
 	if st.Usage, err = v.vmm.Usage(); err != nil {
 		return Stats{}, s.explain("measure", v, err)
 	}
-	st.Memory, err = procmem.Of(st.PID, ram)
-	return st, err
+	return st, nil
 }

@@ -13,6 +13,8 @@ import (
 	"github.com/forkd/forkd/internal/host/conlog"
 	"github.com/forkd/forkd/internal/host/netclient"
 	"github.com/forkd/forkd/internal/host/owner"
+	"github.com/forkd/forkd/internal/host/procmem"
+	"github.com/forkd/forkd/internal/host/recent"
 	"github.com/forkd/forkd/internal/host/sandbox"
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/host/unique"
@@ -221,14 +223,22 @@ func (v *View) SetStrict(ctx context.Context, id string, strict unique.Strict) e
 	return v.reach(ctx, id, func(ctx context.Context, m *sandbox.Manager) error { return m.SetStrict(ctx, id, strict) })
 }
 
-// Stats calls Manager.Stats.
+// Stats calls Manager.Stats, and measures the memory of the sandbox's VMM process.
 func (v *View) Stats(ctx context.Context, id string) (sandbox.Stats, error) {
-	return reached(ctx, v, id, func(ctx context.Context, m *sandbox.Manager) (sandbox.Stats, error) {
-		return m.Stats(ctx, id)
-	})
+	return v.RecentStats(ctx, id, 0)
 }
 
-// MaxStatsAge is the maximum age of the result of RecentStats.
+// withMemory measures a sandbox with the memory of its VMM process.
+func withMemory(m *sandbox.Manager, ctx context.Context, id string) (sandbox.Stats, error) {
+	st, err := m.Stats(ctx, id)
+	if err != nil {
+		return st, err
+	}
+	st.Memory, err = procmem.Of(st.PID, st.RAM)
+	return st, err
+}
+
+// MaxStatsAge is the maximum age of the results of RecentStats and RecentWritten.
 const MaxStatsAge = 10 * time.Second
 
 // statsKey identifies the measurements of a sandbox that callers share. A measurement is not used
@@ -243,14 +253,25 @@ type statsKey struct {
 // RecentStats is like Stats, but the result may be as old as age. All callers share the
 // measurements.
 func (v *View) RecentStats(ctx context.Context, id string, age time.Duration) (sandbox.Stats, error) {
+	return v.measured(ctx, id, age, v.host.stats, withMemory)
+}
+
+// RecentWritten is like RecentStats, but does not measure the memory of the VMM process. For the
+// daemon, it takes a small part of the time.
+func (v *View) RecentWritten(ctx context.Context, id string, age time.Duration) (sandbox.Stats, error) {
+	return v.measured(ctx, id, age, v.host.written, (*sandbox.Manager).Stats)
+}
+
+func (v *View) measured(ctx context.Context, id string, age time.Duration, of *recent.Values[statsKey, sandbox.Stats],
+	measure func(m *sandbox.Manager, ctx context.Context, id string) (sandbox.Stats, error)) (sandbox.Stats, error) {
 	return reached(ctx, v, id, func(ctx context.Context, m *sandbox.Manager) (sandbox.Stats, error) {
 		s, err := m.Get(id)
 		if err != nil {
 			return sandbox.Stats{}, err
 		}
 		i := s.Info()
-		return v.host.stats.Get(ctx, statsKey{id, i.State, i.SnapshotTag, i.At}, age, func() (sandbox.Stats, error) {
-			return m.Stats(ctx, id)
+		return of.Get(ctx, statsKey{id, i.State, i.SnapshotTag, i.At}, age, func() (sandbox.Stats, error) {
+			return measure(m, ctx, id)
 		})
 	})
 }

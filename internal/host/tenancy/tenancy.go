@@ -26,6 +26,7 @@ type Host struct {
 	volumes    *volume.Store
 	verifies   *gate.Gate
 	stats      *recent.Values[statsKey, sandbox.Stats]
+	written    *recent.Values[statsKey, sandbox.Stats] // without the memory of VMM processes
 }
 
 // maxVerifies is the maximum number of concurrent verifications of snapshots. Each verification
@@ -35,7 +36,8 @@ const maxVerifies = 3
 // New returns a Host. It kills the children that an earlier daemon forked in DiskOf.
 func New(m *sandbox.Manager, w *workspace.Set, v *volume.Store) *Host {
 	endChildren(m)
-	return &Host{m, w, v, gate.New(maxVerifies), recent.New[statsKey, sandbox.Stats](MaxStatsAge)}
+	return &Host{m, w, v, gate.New(maxVerifies), recent.New[statsKey, sandbox.Stats](MaxStatsAge),
+		recent.New[statsKey, sandbox.Stats](MaxStatsAge)}
 }
 
 // For returns the View of a principal. If the principal has no name, the View is empty.

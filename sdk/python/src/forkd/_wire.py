@@ -2135,6 +2135,22 @@ class HostMetrics(Record):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class Written(Record):
+    """The message Written of the API."""
+
+    guest_dirty_kib: int = 0
+    """guest pages written since the fork, or the latest branch"""
+    memory_since_latest_kib: int = 0
+    """guest memory written since the sandbox's latest_tag; an idle guest writes a little"""
+    disk_since_latest_kib: int = 0
+    """disk data written since the sandbox's latest_tag"""
+    usage: Usage = _field(default_factory=Usage)
+    _nested: ClassVar[Nested] = {
+        "usage": Usage,
+    }
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class Stats(Record):
     """Memory of the VMM process in KiB."""
 
@@ -2274,4 +2290,5 @@ __all__ = [
     "VolumeInfo",
     "VolumeMount",
     "WorkspaceInfo",
+    "Written",
 ]

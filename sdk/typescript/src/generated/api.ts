@@ -1586,6 +1586,15 @@ export interface components {
             /** @description mean time from the request to their readiness; absent: there were none */
             ready_ms?: number;
         };
+        Written: {
+            /** @description guest pages written since the fork, or the latest branch */
+            guest_dirty_kib: number;
+            /** @description guest memory written since the sandbox's latest_tag; an idle guest writes a little */
+            memory_since_latest_kib: number;
+            /** @description disk data written since the sandbox's latest_tag */
+            disk_since_latest_kib: number;
+            usage: components["schemas"]["Usage"];
+        };
         /** @description memory of the VMM process in KiB */
         Stats: {
             vmm_pid: number;
