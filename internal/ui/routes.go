@@ -26,6 +26,7 @@ var routes = []string{
 	"POST /v1/sandboxes/{id}/code",
 	"PATCH /v1/sandboxes/{id}/labels",
 	"GET /v1/sandboxes/{id}/stats",
+	"GET /v1/sandboxes/{id}/written",
 	"GET /v1/sandboxes/{id}/metrics",
 	"GET /v1/sandboxes/{id}/network",
 	"PUT /v1/sandboxes/{id}/network",

@@ -22,6 +22,7 @@ type record = map[string]any
 // event.
 type fakeDaemon struct {
 	URL string
+	old bool // the daemon knows only the routes and query parameters of an early version; set before the first request
 
 	mu                   sync.Mutex
 	sandboxes, snapshots table
@@ -92,11 +93,43 @@ func startFakeDaemon(t *testing.T) *fakeDaemon {
 	handle("GET /v1/sandboxes/{id}/stats", func(http.ResponseWriter, *http.Request) any {
 		return record{"pss_kib": 2, "private_kib": 1, "guest_dirty_kib": 1}
 	})
+	handle("GET /v1/sandboxes/{id}/written", func(http.ResponseWriter, *http.Request) any {
+		return record{"guest_dirty_kib": 1}
+	})
 	mux.HandleFunc("GET /v1/events", d.stream)
-	s := &http.Server{Handler: mux}
+	s := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !d.old || !d.refuse(w, r) {
+			mux.ServeHTTP(w, r)
+		}
+	})}
 	go func() { _ = s.Serve(l) }()
 	t.Cleanup(func() { _ = s.Close() })
 	return d
+}
+
+// refuse answers requests that an early version of the daemon does not know, in the same way as that
+// version.
+func (d *fakeDaemon) refuse(w http.ResponseWriter, r *http.Request) bool {
+	answer := record{}
+	switch q := r.URL.Query(); {
+	case strings.HasSuffix(r.URL.Path, "/written"):
+		answer = record{"status": 404, "code": "no_such_route", "detail": "GET " + r.URL.Path + ": no such route"}
+	case q.Has("gather_secs"):
+		answer = record{"status": 400, "code": "invalid_field",
+			"detail": "gather_secs: unknown query parameter: this route has after, sandbox, label"}
+	case q.Has("max_age_secs"):
+		answer = record{"status": 400, "code": "invalid_field",
+			"detail": "max_age_secs: unknown query parameter: this route has none"}
+	default:
+		return false
+	}
+	d.mu.Lock()
+	d.requests["refused"]++
+	d.mu.Unlock()
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(answer["status"].(int))
+	_ = json.NewEncoder(w).Encode(answer) // fails only if the client has left
+	return true
 }
 
 // serve sends the answer of a handler, which it calls with d locked. If the handler returns a nil

@@ -43,8 +43,8 @@ export interface Snapshot {
 }
 
 export interface Stats {
-  pss_kib: number;
-  private_kib: number;
+  pss_kib?: number; // this and the next are not measured for every sandbox
+  private_kib?: number;
   guest_dirty_kib: number;
   disk_since_latest_kib?: number;
   usage?: { cpu_seconds: number; read_bytes: number; written_bytes: number };
@@ -128,6 +128,23 @@ export class Failure extends Error {
   }
 }
 
+// missing has the query parameters and the ends of paths that the daemon does not know, because
+// 'forkd ui' may be newer than its daemon.
+const missing = new Set<string>();
+
+export const lacks = (what: string) => missing.has(what);
+export const lacking = () => [...missing].sort();
+
+// spare has parameters that only make an answer cheaper for the daemon.
+const spare = ["gather_secs", "max_age_secs"];
+
+// known returns a path without parameters that the daemon does not know.
+function known(path: string): string {
+  const [route = "", query] = path.split("?");
+  const kept = (query ?? "").split("&").filter((pair) => pair !== "" && !missing.has(pair.split("=")[0]!));
+  return kept.length === 0 ? route : `${route}?${kept.join("&")}`;
+}
+
 export async function send(method: string, path: string, body?: unknown, signal?: AbortSignal): Promise<Response> {
   const headers: Record<string, string> = { "Forkd-View": "1" };
   let content: BodyInit | undefined;
@@ -139,7 +156,7 @@ export async function send(method: string, path: string, body?: unknown, signal?
   }
   let answer: Response;
   try {
-    answer = await fetch(path, { method, headers, body: content, signal });
+    answer = await fetch(known(path), { method, headers, body: content, signal });
   } catch (e) {
     if (signal?.aborted) throw e;
     throw new Failure(0, "view_away", byDaemon ? "no answer" : "'forkd ui' does not answer any more: start it again");
@@ -151,7 +168,15 @@ export async function send(method: string, path: string, body?: unknown, signal?
   } catch {
     // not a problem of the API
   }
-  throw new Failure(answer.status, problem.code ?? "", problem.detail ?? `status ${answer.status}`);
+  const detail = problem.detail ?? `status ${answer.status}`;
+  const unknown = spare.find((name) => detail.startsWith(`${name}: unknown query parameter`));
+  if (answer.status === 400 && unknown !== undefined && !missing.has(unknown)) {
+    missing.add(unknown);
+    return send(method, path, body, signal);
+  }
+  if (problem.code !== "no_such_route") throw new Failure(answer.status, problem.code ?? "", detail);
+  missing.add(path.split("?")[0]!.split("/").pop()!);
+  throw new Failure(answer.status, problem.code, `${detail}: the daemon is older than this page: update it`);
 }
 
 export async function call<T>(method: string, path: string, body?: unknown, signal?: AbortSignal): Promise<T> {

@@ -88,7 +88,8 @@ export function sandboxFacts(n: Node): Fact[] {
     ["Age", age(s.created_at_unix)],
     ["Ready after", s.ready_ms === undefined ? undefined : `${s.ready_ms.toFixed(1)} ms`],
     ["Latest snapshot", s.latest_tag],
-    ["Memory on this host", stats && `${bytes(stats.private_kib * 1024)} private, ${bytes(stats.pss_kib * 1024)} with its share`],
+    ["Memory on this host", stats?.private_kib === undefined || stats.pss_kib === undefined ? undefined
+      : `${bytes(stats.private_kib * 1024)} private, ${bytes(stats.pss_kib * 1024)} with its share`],
     ["Disk written since", stats?.disk_since_latest_kib === undefined ? undefined : bytes(stats.disk_since_latest_kib * 1024)],
     ["Processor time", stats?.usage && `${stats.usage.cpu_seconds.toFixed(1)} s`],
     ["Network", s.network],

@@ -126,11 +126,15 @@ export function HostPage() {
   const states: Record<string, number> = {};
   for (const b of s.sandboxes.values()) states[b.state] = (states[b.state] ?? 0) + 1;
   const a = v?.admission;
+  const lacking = api.lacking();
   return (
     <main class="page" id="main">
       <a class="back" href="#/">← Tree</a>
       <h1>Host</h1>
       <Problem text={problem} />
+      {lacking.length > 0 && (
+        <Note>The daemon is older than this page and does not know: {lacking.join(", ")}. Update the daemon.</Note>
+      )}
       <div class="cards">
         <section class="card">
           <h2>Daemon</h2>

@@ -19,9 +19,10 @@ const maxArrived = 4096; // events that are kept while the page reads
 const gather = 0.1; // seconds between writes of the stream, each of which costs the daemon more than an event
 const statsInterval = 3000;
 const statsAge = statsInterval / 1000; // seconds; pages that show the same sandboxes share the measurements
+const fullEvery = 3; // intervals; the memory of a VMM process takes the daemon milliseconds to measure
 const slowInterval = 250;
 const maxMeasured = 48; // sandboxes that are measured in one interval …
-const maxMeasuredAgain = 3; // … and those of them that had been measured before: each costs the daemon milliseconds
+const maxMeasuredAgain = 3; // … and those of them that had been measured before
 const maxReads = 32; // records that are read one by one; instead of more, the page lists all
 const readers = 4;
 const readPause = 250; // after records were read …
@@ -296,11 +297,13 @@ class Store {
   // #measure reads the figures of sandboxes on the screen. It also reads records that change
   // without events.
   async #measure() {
-    for (;;) {
+    for (let turn = 0, full = ""; ; turn++) {
       if (!document.hidden && this.link === "live") {
         const queue = this.#toMeasure();
+        const whole = this.chosen !== full || turn % fullEvery === 0 ? this.chosen : "";
+        full = this.chosen;
         await Promise.all(Array.from({ length: 3 }, async () => {
-          for (let id = queue.pop(); id !== undefined; id = queue.pop()) await this.#measureOne(id);
+          for (let id = queue.pop(); id !== undefined; id = queue.pop()) await this.#measureOne(id, sandboxKey(id) === whole);
         }));
         this.want(...this.#unsettled());
         this.changed("stats");
@@ -317,10 +320,13 @@ class Store {
     return [...again, ...first.slice(0, maxMeasured)].reverse();
   }
 
-  async #measureOne(id: string) {
+  // #measureOne reads the figures of a sandbox: all of them, or those that the row shows.
+  async #measureOne(id: string, all: boolean) {
     const before = this.stats.get(id);
     try {
-      const now = await api.get<api.Stats>(api.box(id, `/stats?max_age_secs=${statsAge}`));
+      const read = (what: string, age: number) => api.get<api.Stats>(api.box(id, `/${what}?max_age_secs=${age}`));
+      const now = all || api.lacks("written") ? await read("stats", fullEvery * statsAge)
+        : { ...before, ...await read("written", statsAge) };
       this.stats.delete(id); // the order of the map is the order of measurements
       if (this.sandboxes.has(id)) this.stats.set(id, now);
     } catch {

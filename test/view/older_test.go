@@ -1,0 +1,29 @@
+package view
+
+import (
+	"testing"
+
+	"github.com/chromedp/chromedp"
+	"github.com/chromedp/chromedp/kb"
+)
+
+// TestOlderDaemon opens the view of a daemon that does not know a route and two query parameters of
+// the page. The page works without them, and says so.
+func TestOlderDaemon(t *testing.T) {
+	d := startFakeDaemon(t)
+	d.old = true
+	d.snapshot("base", nil)
+	d.sandbox("sb-a", nil)
+	p := newBrowser(t)
+	p.open(startView(t, d.URL, ""))
+	p.wait(`document.querySelector(".row .meter")`) // the figures of sb-a
+	d.change("sandbox.labels", "sb-a", record{"labels": record{"name": "first"}})
+	p.shows("base snapshot", "  first running")
+	p.do("choose the sandbox", focus("[role=tree]"), chromedp.KeyEvent(kb.End))
+	p.waitText("1.0 KiB private, 2.0 KiB with its share")
+	p.page("#/host", `document.body.innerText.includes("does not know: gather_secs, max_age_secs, written")`)
+	if n := d.count("refused"); n != 3 {
+		t.Errorf("the page has asked %d times for what the daemon does not know, want 3 times", n)
+	}
+	p.clean("400", "404", "500")
+}
