@@ -75,6 +75,7 @@ type (
 	NetworkLimits    = v1.NetworkLimits
 	NetworkSecret    = v1.NetworkSecret
 	NetworkRefusal   = v1.NetworkRefusal
+	NetworkAllowed   = v1.NetworkAllowed
 	NetworkStats     = v1.NetworkStats
 	SandboxNetwork   = v1.SandboxNetwork
 	Limits           = v1.Limits

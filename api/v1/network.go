@@ -67,6 +67,19 @@ type NetworkStats struct {
 	Dropped uint64            `json:"dropped"`
 	Refused map[string]uint64 `json:"refused,omitempty"` // refused connections, by reason
 	Recent  []NetworkRefusal  `json:"recent,omitempty"`  // the last refused destinations, at most 8, newest first
+	// The last destinations of allowed connections that have ended, at most 8, newest first.
+	RecentAllowed []NetworkAllowed `json:"recent_allowed,omitempty"`
+}
+
+// NetworkAllowed is a destination of allowed connections.
+type NetworkAllowed struct {
+	Protocol  string `json:"protocol"` // "tcp", "udp" or "icmp"
+	Address   string `json:"address"`  // includes the port, except for "icmp"
+	Name      string `json:"name,omitempty"`
+	UpBytes   uint64 `json:"up_bytes"` // payload of the ended connections, sent by the sandbox
+	DownBytes uint64 `json:"down_bytes"`
+	Count     uint64 `json:"count"`     // ended connections
+	LastUnix  int64  `json:"last_unix"` // when the last of them ended, in seconds since 1970
 }
 
 // NetworkRefusal is a refused destination.

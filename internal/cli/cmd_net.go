@@ -186,10 +186,28 @@ func printNetwork(cmd *cobra.Command, n client.SandboxNetwork) error {
 		row("BYTES", fmt.Sprintf("%d up, %d down", n.Stats.UpBytes, n.Stats.DownBytes))
 		row("NAMES ASKED", n.Stats.DNSQueries)
 		row("REFUSED", list(refused))
+		for _, a := range n.Stats.RecentAllowed {
+			row("LAST ALLOWED", allowedText(a))
+		}
 		for _, r := range n.Stats.Recent {
 			row("LAST REFUSED", refusalText(r))
 		}
 	})
+}
+
+// allowedText describes a destination of allowed connections that have ended.
+func allowedText(a client.NetworkAllowed) string {
+	text := a.Address
+	if a.Name != "" {
+		text += " of " + a.Name
+	}
+	if a.Protocol != "tcp" {
+		text = a.Protocol + " " + text
+	}
+	if a.Count > 1 {
+		text += fmt.Sprintf(" %d times", a.Count)
+	}
+	return text + fmt.Sprintf(": %d bytes up, %d down", a.UpBytes, a.DownBytes)
 }
 
 // refusalText describes a destination that the policy has refused.

@@ -197,10 +197,11 @@ func TestSandbox(t *testing.T) {
 	}
 	waitFor(t, "counters", func() bool {
 		m := d.stats("sb-1")
-		recent := m.Recent
-		m.Recent = nil // the sum over all sandboxes has no recent refusals
-		return len(recent) == 1 && recent[0].Address == "10.1.2.3:80" && m.Active && m.Open == 0 && m.Connections == 1 &&
-			m.DownBytes > 5 && m.UpBytes > 16 &&
+		recent, passed := m.Recent, m.Passed
+		m.Recent, m.Passed = nil, nil // the sum over all sandboxes has no recent destinations
+		return len(recent) == 1 && recent[0].Address == "10.1.2.3:80" && len(passed) == 1 &&
+			passed[0].Address == "93.184.216.34:80" && passed[0].DownBytes == m.DownBytes && passed[0].Count == 1 &&
+			m.Active && m.Open == 0 && m.Connections == 1 && m.DownBytes > 5 && m.UpBytes > 16 &&
 			reflect.DeepEqual(m.Refused, []netproto.Refusals{{Reason: "private", Count: 1}}) && reflect.DeepEqual(m, d.stats(""))
 	})
 	d.must(netproto.KindSetPolicy, &netproto.SetPolicy{ID: "sb-1", Policy: netproto.Policy{Mode: netproto.ModeNone}})

@@ -26,6 +26,7 @@ type fakeDaemon struct {
 
 	mu                   sync.Mutex
 	sandboxes, snapshots table
+	network              record        // of each sandbox
 	events               []string      // messages of the stream; the first has number 1
 	epoch                int           // number of restarts
 	news                 chan struct{} // closed at the next event
@@ -96,6 +97,7 @@ func startFakeDaemon(t *testing.T) *fakeDaemon {
 	handle("GET /v1/sandboxes/{id}/written", func(http.ResponseWriter, *http.Request) any {
 		return record{"guest_dirty_kib": 1}
 	})
+	handle("GET /v1/sandboxes/{id}/network", func(http.ResponseWriter, *http.Request) any { return d.network })
 	mux.HandleFunc("GET /v1/events", d.stream)
 	s := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !d.old || !d.refuse(w, r) {

@@ -1,6 +1,8 @@
 package view
 
 import (
+	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/chromedp/chromedp"
@@ -39,4 +41,46 @@ func TestNetwork(t *testing.T) {
 	p.waitText("7 connections")
 	p.waitText("forkd net set")
 	p.clean(statsOfEnded)
+}
+
+// TestTraffic shows the destinations of a sandbox's connections. The sandbox has chosen their names.
+func TestTraffic(t *testing.T) {
+	d := startFakeDaemon(t)
+	d.snapshot("base", nil)
+	d.sandbox("sb-a", nil)
+	const hostile = `<img src=x onerror="document.title='owned'">`
+	d.network = record{"mode": "public", "stats": record{"open": 1, "connections": 3, "up_bytes": 4096,
+		"down_bytes": 1 << 20, "dns_queries": 2, "dropped": 0, "refused": record{"private": 2},
+		"recent_allowed": []record{
+			{"protocol": "tcp", "address": "192.0.2.7:443", "name": hostile, "up_bytes": 2048, "down_bytes": 3 << 20,
+				"count": 3, "last_unix": 1764000000},
+			{"protocol": "udp", "address": "192.0.2.8:123", "up_bytes": 48, "down_bytes": 48, "count": 1,
+				"last_unix": 1764000000},
+		},
+		"recent": []record{{"protocol": "tcp", "address": "10.1.2.3:80", "name": hostile, "reason": "private",
+			"why": "private range", "fix": "allow it with --allow 10.1.2.3", "count": 2, "last_unix": 1764000000}}}}
+	v := startView(t, d.URL, "")
+	p := newBrowser(t)
+	p.open(v)
+	p.eval(`location.hash = "#/sandbox/sb-a/network"`)
+	p.waitText("Last allowed")
+	row := func(table string, n int) string {
+		return eval[string](p, fmt.Sprintf(`[...document.querySelectorAll("table")].find((t) =>
+			t.innerText.includes(%q)).rows[%d].innerText`, table, n))
+	}
+	for n, want := range []string{"tcp " + hostile + " 192.0.2.7:443\t2.0 KiB\t3.0 MiB\t3",
+		"udp 192.0.2.8:123\t48 B\t48 B\t1"} {
+		if got := row("Last allowed", n+1); !strings.HasSuffix(got, want) {
+			t.Errorf("row %d: %q, want %q", n, got, want)
+		}
+	}
+	const refused = "tcp " + hostile + " 10.1.2.3:80\tprivate range: allow it with --allow 10.1.2.3\t2"
+	if got := row("Last refused", 1); !strings.HasSuffix(got, refused) {
+		t.Errorf("refused: %q, want %q", got, refused)
+	}
+	if eval[string](p, `document.title`) == "owned" || eval[int](p, `document.querySelectorAll("img").length`) != 0 {
+		t.Error("a name became an element of the page")
+	}
+	p.accessible("traffic")
+	p.clean("404")
 }

@@ -75,6 +75,10 @@ func networkOf(s netclient.Setting, stats netproto.Stats) apiv1.SandboxNetwork {
 		n.Stats.Recent = append(n.Stats.Recent, apiv1.NetworkRefusal{Protocol: r.Protocol, Address: r.Address, Name: r.Name,
 			Reason: r.Reason, Why: r.Why, Fix: r.Fix, Count: r.Count, LastUnix: r.Unix})
 	}
+	for _, p := range stats.Passed {
+		n.Stats.RecentAllowed = append(n.Stats.RecentAllowed, apiv1.NetworkAllowed{Protocol: p.Protocol, Address: p.Address,
+			Name: p.Name, UpBytes: p.UpBytes, DownBytes: p.DownBytes, Count: p.Count, LastUnix: p.Unix})
+	}
 	return n
 }
 

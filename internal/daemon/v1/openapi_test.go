@@ -65,7 +65,7 @@ func TestOpenAPIHasTheFieldsOfTheCode(t *testing.T) {
 		"Health": apiv1.Health{}, "Ready": apiv1.Ready{}, "Version": apiv1.Version{}, "Verified": apiv1.Verified{},
 		"Pong":    apiv1.Pong{},
 		"Network": apiv1.Network{}, "NetworkLimits": apiv1.NetworkLimits{}, "NetworkStats": apiv1.NetworkStats{},
-		"NetworkRefusal": apiv1.NetworkRefusal{}, "NetworkSecret": apiv1.NetworkSecret{},
+		"NetworkAllowed": apiv1.NetworkAllowed{}, "NetworkRefusal": apiv1.NetworkRefusal{}, "NetworkSecret": apiv1.NetworkSecret{},
 		"SandboxNetwork": apiv1.SandboxNetwork{},
 		"Code":           apiv1.CodeRequest{}, "CodeEvent": apiv1.CodeEvent{}, "CodeStarted": apiv1.CodeStarted{},
 		"CodeResult":    apiv1.CodeResult{},

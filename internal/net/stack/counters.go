@@ -22,25 +22,49 @@ type Counters struct {
 	mu      sync.Mutex
 	reasons map[string]uint64
 	recent  []netproto.Refusal // latest first
+	passed  []netproto.Passage // latest first
 }
 
-// note adds a refused destination. If the list is full, the new destination replaces the oldest
-// one.
+// note adds a refused destination.
 func (c *Counters) note(r netproto.Refusal) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	r.Count = 1
 	i := slices.IndexFunc(c.recent, func(o netproto.Refusal) bool {
 		return o.Protocol == r.Protocol && o.Address == r.Address && o.Name == r.Name && o.Reason == r.Reason
 	})
+	r.Count = 1
+	if i >= 0 {
+		r.Count += c.recent[i].Count
+	}
+	c.recent = toFront(c.recent, i, r)
+}
+
+// pass adds the destination of a permitted connection that has ended.
+func (c *Counters) pass(p netproto.Passage) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.Passed.Add(1)
+	i := slices.IndexFunc(c.passed, func(o netproto.Passage) bool {
+		return o.Protocol == p.Protocol && o.Address == p.Address && o.Name == p.Name
+	})
+	p.Count = 1
+	if i >= 0 {
+		o := c.passed[i]
+		p.UpBytes, p.DownBytes, p.Count = p.UpBytes+o.UpBytes, p.DownBytes+o.DownBytes, p.Count+o.Count
+	}
+	c.passed = toFront(c.passed, i, p)
+}
+
+// toFront removes element i of a list, unless i is -1, and inserts an element at its front. If the
+// list is full, the new element replaces the oldest one.
+func toFront[T any](list []T, i int, first T) []T {
 	switch {
 	case i >= 0:
-		r.Count += c.recent[i].Count
-		c.recent = slices.Delete(c.recent, i, i+1)
-	case len(c.recent) == netproto.MaxRecent:
-		c.recent = c.recent[:netproto.MaxRecent-1]
+		list = slices.Delete(list, i, i+1)
+	case len(list) == netproto.MaxRecent:
+		list = list[:netproto.MaxRecent-1]
 	}
-	c.recent = slices.Insert(c.recent, 0, r)
+	return slices.Insert(list, 0, first)
 }
 
 // refuse counts a refusal. A guest cannot make the map of reasons grow without bound, because all
@@ -63,7 +87,7 @@ func (c *Counters) Stats() netproto.Stats {
 	for reason, n := range c.reasons {
 		m.Refused = append(m.Refused, netproto.Refusals{Reason: reason, Count: n})
 	}
-	m.Recent = slices.Clone(c.recent)
+	m.Recent, m.Passed = slices.Clone(c.recent), slices.Clone(c.passed)
 	slices.SortFunc(m.Refused, func(a, b netproto.Refusals) int { return strings.Compare(a.Reason, b.Reason) })
 	return m
 }

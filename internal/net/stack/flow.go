@@ -132,7 +132,8 @@ func (s *Stack) end(f *flow) {
 		s.refused(r, reason)
 		return
 	}
-	s.counters.Passed.Add(1)
+	s.counters.pass(netproto.Passage{Protocol: r.protocol, Address: r.addressText(), Name: r.name, UpBytes: r.up,
+		DownBytes: r.down, Unix: time.Now().Unix()})
 	if !s.passes.Allow() {
 		s.host.Log.Lost()
 		return

@@ -1,6 +1,7 @@
 package stack
 
 import (
+	"fmt"
 	"testing"
 
 	"github.com/forkd/forkd/internal/net/guesttest"
@@ -50,4 +51,35 @@ func TestRefusalsAreNamed(t *testing.T) {
 	}
 	check(netproto.Refusal{Protocol: "udp", Address: private + ":1019", Reason: "private", Why: "private range",
 		Fix: "allow it with --net public --allow " + private, Count: 1})
+}
+
+// Stats lists the latest destinations of permitted connections, with the sums of their connections.
+// The list is bounded, and names are those that the guest asked for.
+func TestPassagesAreListed(t *testing.T) {
+	var c Counters
+	for n := range uint64(20) {
+		for range 2 {
+			address := fmt.Sprintf("192.0.2.%d:443", n)
+			c.pass(netproto.Passage{Protocol: "tcp", Address: address, Name: "a.test", UpBytes: 1, DownBytes: n,
+				Unix: int64(n)})
+		}
+	}
+	c.pass(netproto.Passage{Protocol: "tcp", Address: "192.0.2.15:443", Name: "a.test", UpBytes: 5, DownBytes: 6, Unix: 30})
+	got := c.Stats()
+	if got.Connections != 41 || len(got.Passed) != netproto.MaxRecent {
+		t.Fatalf("%d connections, %d destinations", got.Connections, len(got.Passed))
+	}
+	for i, want := range []netproto.Passage{
+		{Protocol: "tcp", Address: "192.0.2.15:443", Name: "a.test", UpBytes: 7, DownBytes: 36, Count: 3, Unix: 30},
+		{Protocol: "tcp", Address: "192.0.2.19:443", Name: "a.test", UpBytes: 2, DownBytes: 38, Count: 2, Unix: 19},
+	} {
+		if got.Passed[i] != want {
+			t.Errorf("%+v, want %+v", got.Passed[i], want)
+		}
+	}
+	var sum Counters
+	sum.Add(&c)
+	if s := sum.Stats(); s.Connections != 41 || len(s.Passed) != 0 {
+		t.Errorf("the sum over sandboxes: %+v", s)
+	}
 }

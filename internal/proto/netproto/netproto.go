@@ -18,7 +18,7 @@ import (
 
 // Version must be changed together with any message. forkd-net answers a daemon of another version
 // with the error code CodeVersion.
-const Version = 3
+const Version = 4
 
 // ListenerFD is the number of the descriptor of forkd-net's listening control socket.
 const ListenerFD = 3
@@ -125,7 +125,18 @@ type Refusal struct {
 	Unix     int64 // Unix time of the latest refusal, in seconds
 }
 
-// MaxRecent bounds the length of Stats.Recent.
+// Passage is a destination that the policy permits.
+type Passage struct {
+	Protocol  string // tcp, udp or icmp
+	Address   string // address, with the port if there is one
+	Name      string // name of the server; chosen by the guest; empty if unknown
+	UpBytes   uint64 // payload of ended connections to the destination, sent by the guest
+	DownBytes uint64
+	Count     uint64 // ended connections
+	Unix      int64  // Unix time at which the latest of them ended, in seconds
+}
+
+// MaxRecent bounds the length of Stats.Recent, and that of Stats.Passed.
 const MaxRecent = 8
 
 // Stats are counters since the sandbox was attached. In a sum over all sandboxes, they are counters
@@ -140,6 +151,7 @@ type Stats struct {
 	Dropped     uint64     // frames that were malformed, or that the guest did not take
 	Refused     []Refusals // one entry for each reason that has occurred
 	Recent      []Refusal  // latest refused destinations, up to MaxRecent, the newest first; empty in a sum
+	Passed      []Passage  // latest destinations of permitted connections that have ended; otherwise like Recent
 }
 
 // Code is the kind of an error, for callers that must distinguish errors.
@@ -296,6 +308,15 @@ func (m *Stats) Append(w *codec.Writer) {
 		w.U64(f.Count)
 		w.U64(uint64(f.Unix))
 	}
+	w.U32(uint32(len(m.Passed)))
+	for _, f := range m.Passed {
+		for _, text := range []string{f.Protocol, f.Address, f.Name} {
+			w.String(text)
+		}
+		for _, n := range []uint64{f.UpBytes, f.DownBytes, f.Count, uint64(f.Unix)} {
+			w.U64(n)
+		}
+	}
 }
 
 // Parse decodes m.
@@ -308,6 +329,10 @@ func (m *Stats) Parse(r *codec.Reader) error {
 	for range r.Count(40) {
 		m.Recent = append(m.Recent, Refusal{Protocol: r.String(), Address: r.String(), Name: r.String(), Reason: r.String(),
 			Why: r.String(), Fix: r.String(), Count: r.U64(), Unix: int64(r.U64())})
+	}
+	for range r.Count(44) {
+		m.Passed = append(m.Passed, Passage{Protocol: r.String(), Address: r.String(), Name: r.String(), UpBytes: r.U64(),
+			DownBytes: r.U64(), Count: r.U64(), Unix: int64(r.U64())})
 	}
 	return r.Err()
 }

@@ -18,6 +18,9 @@ interface Network {
   stats: {
     open: number; connections: number; up_bytes: number; down_bytes: number; dns_queries: number; dropped: number;
     refused?: Record<string, number>;
+    recent_allowed?: {
+      protocol: string; address: string; name?: string; up_bytes: number; down_bytes: number; count: number; last_unix: number;
+    }[];
     recent?: { protocol: string; address?: string; name?: string; why: string; fix?: string; count: number; last_unix: number }[];
   };
 }
@@ -33,7 +36,7 @@ export function NetworkTab({ n, ask }: { n: Node; ask: (a: Action) => void }) {
   }, [id]);
   if (value === undefined) return <Problem text={problem} />;
   const { stats, limits = {} } = value;
-  const recent = stats.recent ?? [];
+  const { recent = [], recent_allowed: allowed = [] } = stats; // an older daemon has no list of what was allowed
   // The dialog sets only a mode and rules, so it must not replace a policy that has more.
   const simple = !value.allow_ech && !value.secrets?.length && Object.keys(limits).length === 0;
   return (
@@ -56,6 +59,22 @@ export function NetworkTab({ n, ask }: { n: Node; ask: (a: Action) => void }) {
           {simple ? <button onClick={() => ask(change(n, value))}>Change the policy</button>
             : <Note>This policy has limits, secrets or encrypted names: change it with <code>forkd net set</code>.</Note>}
         </div>
+      )}
+      {allowed.length > 0 && (
+        <table>
+          <thead><tr><th>Last allowed</th><th>Destination</th><th>Sent</th><th>Received</th><th>Times</th></tr></thead>
+          <tbody>
+            {allowed.map((a) => (
+              <tr>
+                <td>{new Date(1000 * a.last_unix).toLocaleTimeString()}</td>
+                <td>{a.protocol} {plain(a.name ?? "")} {a.address}</td>
+                <td>{bytes(a.up_bytes)}</td>
+                <td>{bytes(a.down_bytes)}</td>
+                <td>{a.count}</td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
       )}
       {recent.length > 0 && (
         <table>

@@ -827,6 +827,24 @@ class NetworkRefusal(Record):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class NetworkAllowed(Record):
+    """The message NetworkAllowed of the API."""
+
+    protocol: str = ""
+    address: str = ""
+    """with its port, except for icmp"""
+    name: str | None = None
+    """name of the server; chosen by the sandbox; absent if it is not known"""
+    up_bytes: int = 0
+    """payload of the ended connections that the sandbox sent"""
+    down_bytes: int = 0
+    count: int = 0
+    """number of ended connections"""
+    last_unix: int = 0
+    """time at which the last of them ended, in seconds since 1970"""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class NetworkStats(Record):
     """The message NetworkStats of the API."""
 
@@ -844,8 +862,11 @@ class NetworkStats(Record):
     """number of denied connections, by reason"""
     recent: list[NetworkRefusal] | None = None
     """the last denied destinations, the newest first"""
+    recent_allowed: list[NetworkAllowed] | None = None
+    """the last destinations of permitted connections that have ended, the newest first"""
     _nested: ClassVar[Nested] = {
         "recent": NetworkRefusal,
+        "recent_allowed": NetworkAllowed,
     }
 
 
@@ -2244,6 +2265,7 @@ __all__ = [
     "Metrics",
     "MoveFile",
     "Network",
+    "NetworkAllowed",
     "NetworkLimits",
     "NetworkRefusal",
     "NetworkSecret",

@@ -551,6 +551,23 @@ export interface components {
             };
             /** @description the last denied destinations, the newest first */
             recent?: components["schemas"]["NetworkRefusal"][];
+            /** @description the last destinations of permitted connections that have ended, the newest first */
+            recent_allowed?: components["schemas"]["NetworkAllowed"][];
+        };
+        NetworkAllowed: {
+            /** @enum {string} */
+            protocol: "tcp" | "udp" | "icmp";
+            /** @description with its port, except for icmp */
+            address: string;
+            /** @description name of the server; chosen by the sandbox; absent if it is not known */
+            name?: string;
+            /** @description payload of the ended connections that the sandbox sent */
+            up_bytes: number;
+            down_bytes: number;
+            /** @description number of ended connections */
+            count: number;
+            /** @description time at which the last of them ended, in seconds since 1970 */
+            last_unix: number;
         };
         NetworkRefusal: {
             /** @enum {string} */
