@@ -165,7 +165,7 @@ func (b *bench) pathsTable(paths []*path) *report.Table {
 	}
 	t.Notef("loops: none: one sandbox is forked, of one child, and deleted when the pool has a ready VMM; otherwise " +
 		"this many loops fork and delete concurrently for 5 s, while the pool of 16 is refilled")
-	t.Notef("a delete ends when the VMM's process has ended and the sandbox's files are gone; here it has no cgroup")
+	t.Notef("a delete ends when the VMM is killed and the sandbox's files are gone; the kernel ends up to 64 VMMs meanwhile")
 	t.Notef("REST has JSON, the audit log and metrics; client and server are in one process")
 	return t
 }

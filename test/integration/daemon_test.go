@@ -299,6 +299,14 @@ func (d *daemon) kill(t *testing.T, list ...client.Sandbox) {
 			t.Errorf("kill %s: %v", s.ID, err)
 		}
 	}
+	for _, s := range list { // a request to kill a sandbox does not wait for the end of its VMM
+		eventually(t, quietLimit, func() error {
+			if _, err := os.Stat(fmt.Sprintf("/proc/%d", s.PID)); s.PID != 0 && err == nil {
+				return fmt.Errorf("process %d of sandbox %s has not ended", s.PID, s.ID)
+			}
+			return nil
+		})
+	}
 }
 
 // value evaluates an expression, which must have a value.

@@ -144,6 +144,7 @@ func TestTryKilled(t *testing.T) {
 	}
 
 	for _, come := range []string{"two copies have a VM", "the commands run"} {
+		d.audit(t) // waits for the end of the copies that were killed
 		vmms, begun, ended := len(d.vmms(t)), make(chan struct{}), make(chan error, 1)
 		go func() {
 			_, err := d.Try(d.ctx(t, bakeLimit), box.ID, four, func(client.TryStarted) error {

@@ -6,6 +6,7 @@ package admit
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"os"
 	"runtime"
@@ -70,6 +71,7 @@ type Host struct {
 	dir       string                 // a directory on the file system to which DiskReserve applies
 	available func() (uint64, error) // returns the host's available memory in bytes
 	room      func(dir string) (free uint64, _ error)
+	ended     func() bool // see New
 
 	mu sync.Mutex
 	// +checklocks:mu
@@ -90,9 +92,23 @@ type Host struct {
 // of microseconds to compute the figure, which is long for a fork.
 const askEvery = 100 * time.Millisecond
 
-// New returns a Host without VMs. The private disk tops of sandboxes are in dir.
-func New(rules Rules, dir string) *Host {
-	return &Host{rules: rules, dir: dir, available: memAvailable, room: FreeBytes}
+// New returns a Host without VMs. The private disk tops of sandboxes are in dir. If the host has too
+// little memory, the Host calls the function ended, which waits until VMs that were killed have given
+// back their memory. If ended returns true, the Host checks the memory again.
+func New(rules Rules, dir string, ended func() bool) *Host {
+	return &Host{rules: rules, dir: dir, available: memAvailable, room: FreeBytes, ended: ended}
+}
+
+// again calls check again if check refuses for lack of memory, and memory has been given back since.
+func (h *Host) again(check func() error) error {
+	err, refused := check(), (*Error)(nil)
+	if !errors.As(err, &refused) || refused.Code != CodeHostMemory || !h.ended() {
+		return err
+	}
+	h.mu.Lock()
+	h.asked = time.Time{} // the memory has changed since the last reading
+	h.mu.Unlock()
+	return check()
 }
 
 // FreeBytes returns the free space of dir's file system, in bytes.
@@ -108,6 +124,10 @@ func FreeBytes(dir string) (uint64, error) {
 // must call Leave for each VM that has ended or failed. When all n VMs have started or failed, the
 // caller must call Started once, with the same n.
 func (h *Host) Enter(n int, vcpus uint32) error {
+	return h.again(func() error { return h.enter(n, vcpus) })
+}
+
+func (h *Host) enter(n int, vcpus uint32) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if err := h.checkLocked(n, vcpus); err != nil {
@@ -194,6 +214,11 @@ func (r *Rules) RoomForFiles(disk *os.File, bytes uint64) error {
 		return refuse(CodeHostDisk, "%s has %d MiB free, and %d are needed; free some", name, free>>20, bytes>>20)
 	}
 	return r.checkDisk(free-bytes, name)
+}
+
+// RoomInMemory is like the method of Rules.
+func (h *Host) RoomInMemory(memory uint64) error {
+	return h.again(func() error { return h.rules.RoomInMemory(memory) })
 }
 
 // RoomInMemory returns an error if a VM with this many bytes of memory might use a part of the

@@ -16,6 +16,9 @@ func wantRefused(t *testing.T, code string, err error) {
 	}
 }
 
+// none is the function ended of a host without killed VMs.
+func none() bool { return false }
+
 func TestRulesLookAtTheHost(t *testing.T) {
 	const free = 100 << 20
 	enough := func() (uint64, error) { return free, nil }
@@ -33,7 +36,7 @@ func TestRulesLookAtTheHost(t *testing.T) {
 		{"disk is short", Rules{DiskReserve: free + 1}, 1, CodeHostDisk},
 		{"vCPUs", Rules{VCPUsPerCPU: 1e-9}, 1, CodeMaxVCPUs},
 	} {
-		a := New(c.rules, "/")
+		a := New(c.rules, "/", none)
 		a.available, a.room = enough, room
 		err := a.Enter(c.n, 2)
 		if c.code != "" {
@@ -42,7 +45,7 @@ func TestRulesLookAtTheHost(t *testing.T) {
 			t.Errorf("%s: %v", c.name, err)
 		}
 	}
-	a := New(Rules{MemoryReserve: free - startBytes}, "/")
+	a := New(Rules{MemoryReserve: free - startBytes}, "/", none)
 	a.available = enough
 	if err := a.Enter(1, 1); err != nil {
 		t.Fatal(err)
@@ -107,4 +110,24 @@ func TestRoomLeavesTheReserves(t *testing.T) {
 	}
 	wantRefused(t, CodeHostDisk, (&Rules{}).RoomForFiles(f, 1<<62))
 	wantRefused(t, CodeHostDisk, (&Rules{DiskReserve: 1 << 62}).RoomForFiles(f, 1))
+}
+
+// A request that lacks memory waits for VMs that were killed, and then reads the host's memory again.
+func TestKilledVMsGiveMemoryBack(t *testing.T) {
+	free, killed := uint64(0), 2
+	a := New(Rules{MemoryReserve: startBytes}, "/", func() bool {
+		killed--
+		free = startBytes * uint64(4-killed)
+		return killed >= 0
+	})
+	a.available = func() (uint64, error) { return free, nil }
+	if err := a.Enter(1, 1); err != nil || killed != 1 {
+		t.Errorf("%v, %d killed VMs are left", err, killed)
+	}
+	wantRefused(t, CodeHostMemory, a.Enter(10, 1))
+	wantRefused(t, CodeHostMemory, a.Enter(10, 1))
+	if killed != -1 {
+		t.Errorf("the requests waited %d times", 2-killed)
+	}
+	wantRefused(t, CodeMaxSandboxes, New(Rules{MaxSandboxes: 1}, "/", func() bool { panic("waits") }).Enter(2, 1))
 }

@@ -52,7 +52,7 @@ func (m *Manager) AdmitParent(ctx context.Context, vcpus uint32, memory uint64) 
 	if err != nil {
 		return nil, err
 	}
-	if err = m.cfg.Admit.RoomInMemory(memory); err == nil {
+	if err = m.admitted.RoomInMemory(memory); err == nil {
 		err = m.admit(1, vcpus)
 	}
 	if err != nil {

@@ -121,7 +121,7 @@ func TestShortMemoryShrinksThePool(t *testing.T) {
 		t.Fatal(err)
 	}
 	holds(3)
-	w.admitted = admit.New(admit.Rules{MemoryReserve: 1 << 62}, w.cfg.DataDir)
+	w.admitted = admit.New(admit.Rules{MemoryReserve: 1 << 62}, w.cfg.DataDir, w.killer.Wait)
 	_, err := w.Fork(t.Context(), ForkRequest{Tag: "p", N: 1})
 	wantRefused(t, admit.CodeHostMemory, err)
 	holds(1)

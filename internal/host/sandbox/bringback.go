@@ -65,7 +65,7 @@ func (m *Manager) tryBringBack(ctx context.Context, s *Sandbox, expiry func() Ex
 	}
 	v := m.newLiveVM(s.record.Owner, &vmpool.Shell{ID: s.id, Dir: dir, VMM: vmm}, lease)
 	v.leave = leave
-	undo.Add(func() { m.kill(s.id, v); v.link.Close(); ledger.ClearTops(s.data) })
+	undo.Add(func() { m.killer.Kill(s.id, v.vmm); v.link.Close(); ledger.ClearTops(s.data) })
 	if err := s.swapLeases(func() { s.resuming = v }); err != nil {
 		return err
 	}
@@ -131,7 +131,7 @@ func (m *Manager) fallBack(s *Sandbox) error {
 		return err
 	}
 	s.since.Forget()
-	m.kill(s.id, v)
+	m.killer.Kill(s.id, v.vmm)
 	ledger.ClearTops(s.data)
 	v.release()
 	return nil

@@ -68,7 +68,8 @@ func (m *Manager) setHolder(id, workspace string) error {
 }
 
 // Kill kills a sandbox and removes all of its files, including its suspended state. After a nil
-// error nothing is left. For the sandbox of a workspace the error is a *HeldError.
+// error nothing is left, except that the kernel may still be ending the process of the VM. For the
+// sandbox of a workspace the error is a *HeldError.
 func (m *Manager) Kill(id string) error {
 	s, err := m.Get(id)
 	if err != nil {
@@ -103,9 +104,11 @@ func (m *Manager) remove(s *Sandbox) error {
 		return &NotFoundError{ID: id} // another call is deleting the sandbox
 	}
 	s.usage.Stop()
-	if v != nil {
+	if v != nil && len(volumes) > 0 {
 		mounts.Leave(m.cfg.Log, m.exits, id, v.vmm, v.guest.Dial, volumes)
-		m.kill(id, v)
+		m.killer.Kill(id, v.vmm) // the next sandbox may mount the volumes only when this VM has ended
+	} else if v != nil {
+		m.killer.KillSoon(id, v.vmm)
 	}
 	m.free(s)
 	m.mu.Lock()
@@ -138,7 +141,7 @@ func (m *Manager) endAll(children []*Sandbox) {
 
 // end kills a child whose fork has failed. No client knows the child yet, so end reports no event.
 func (m *Manager) end(s *Sandbox) {
-	m.kill(s.id, s.live)
+	m.killer.Kill(s.id, s.live.vmm)
 	m.free(s)
 }
 
@@ -158,7 +161,7 @@ func (m *Manager) Close(kill bool) {
 }
 
 func (m *Manager) closeWithin(limit time.Duration) {
-	if !gate.Within(limit, m.timed.Close, m.background.Wait, m.watchers.Wait, m.pool.Close) {
+	if !gate.Within(limit, m.timed.Close, m.background.Wait, func() { m.killer.Wait() }, m.watchers.Wait, m.pool.Close) {
 		m.cfg.Log.Warn("work in progress is given up, because it has not ended in time", "time", limit)
 	}
 }

@@ -2,6 +2,7 @@ package sandbox
 
 import (
 	"errors"
+	"os"
 	"sync"
 	"testing"
 	"time"
@@ -57,6 +58,46 @@ func TestFailedForkEndsItsChildrenTogether(t *testing.T) {
 	}
 	if most != vmpool.AtOnce {
 		t.Errorf("%d VMs were ended at once, want %d", most, vmpool.AtOnce)
+	}
+	w.checkClean(t)
+}
+
+// Kill does not wait for the end of a VM, unless the sandbox has volumes or too many VMs are ending.
+func TestKillDoesNotWait(t *testing.T) {
+	w := newWorld(t, 0)
+	defer w.stop()
+	mustBake(t, w)
+	const ending = 64 // the maximum of vmpool.Killer
+	r, err := w.Fork(t.Context(), ForkRequest{Tag: "p", N: ending + 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dies := make(chan struct{})
+	w.vmms.Killing = func() { <-dies }
+	for _, s := range r.Sandboxes[:ending] {
+		if err := w.Kill(s.ID); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := os.Stat(w.vmDir(s.ID)); !os.IsNotExist(err) {
+			t.Errorf("the directory of a killed VM: %v", err)
+		}
+	}
+	if n := len(w.List()); n != 1 {
+		t.Errorf("%d sandboxes are listed, want 1", n)
+	}
+	last := make(chan error)
+	go func() { last <- w.Kill(r.Sandboxes[ending].ID) }()
+	select {
+	case err := <-last:
+		t.Errorf("while %d VMs are ending: %v", ending, err)
+	case <-time.After(50 * time.Millisecond):
+	}
+	close(dies)
+	if err := <-last; err != nil {
+		t.Error(err)
+	}
+	if !w.killer.Wait() && w.vmms.Count() > 0 {
+		t.Errorf("%d VMs have not ended", w.vmms.Count())
 	}
 	w.checkClean(t)
 }

@@ -34,14 +34,6 @@ func (v *liveVM) release() {
 	}
 }
 
-// kill kills the VMM process of a VM. It only logs an error: nothing helps against a process that
-// survives SIGKILL, and the caller must release everything else in any case.
-func (m *Manager) kill(id string, v *liveVM) {
-	if err := v.vmm.Kill(); err != nil {
-		m.cfg.Log.Error("end a VMM", "sandbox", id, "pid", v.vmm.PID(), "error", err)
-	}
-}
-
 // exitDelay is how long a VMM may take to exit after it has closed its connection.
 const exitDelay = 2 * time.Second
 

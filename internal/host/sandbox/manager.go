@@ -86,6 +86,7 @@ const (
 type Manager struct {
 	cfg      Config
 	pool     *vmpool.Pool
+	killer   *vmpool.Killer
 	admitted *admit.Host
 	owners   admit.Owners
 	restores *gate.Gate
@@ -117,9 +118,11 @@ func New(cfg Config) (*Manager, error) {
 		}
 	}
 	cfg.Branches, cfg.Confirm = cmp.Or(cfg.Branches, defaultBranches), cmp.Or(cfg.Confirm, defaultConfirm)
+	killer := vmpool.NewKiller(cfg.Log)
 	m := &Manager{
 		cfg:      cfg,
-		admitted: admit.New(cfg.Admit, cfg.DataDir),
+		admitted: admit.New(cfg.Admit, cfg.DataDir, killer.Wait),
+		killer:   killer,
 		// one place more, because an owner may not take the last place, see owner.PlaceShare
 		restores:  gate.New(restoresPerCPU*runtime.NumCPU() + 1),
 		confirms:  gate.New(confirmsPerCPU*runtime.NumCPU() + 1),

@@ -160,7 +160,7 @@ func (m *Manager) readopt(id string) (*Sandbox, error) {
 	v := m.newLiveVM("", &vmpool.Shell{ID: id, Dir: dir, VMM: vmm}, nil) // the record has the owner
 	r, err := ledger.HandedOut(m.cfg.RunDir, dir, filepath.Join(m.cfg.DataDir, id), id)
 	if l := (*ledger.LostError)(nil); errors.As(err, &l) {
-		m.kill(id, v)
+		m.killer.Kill(id, v.vmm)
 		os.RemoveAll(dir)
 		return nil, err
 	}
@@ -218,7 +218,7 @@ func (m *Manager) settleTakenOver(s *Sandbox) error {
 		err = mounts.InGuest(ctx, v.guest.Dial, s.record.Volumes)
 	}
 	if errors.Is(err, vmmclient.ErrGone) { // the VMM has ended since the sandbox was taken over
-		m.kill(s.id, v)
+		m.killer.Kill(s.id, v.vmm)
 		v.release()
 		if s.unpin != nil {
 			s.unpin()

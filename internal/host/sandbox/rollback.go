@@ -154,7 +154,7 @@ func (m *Manager) endRolledBack(s *Sandbox, v *liveVM, to string, err error) err
 	}
 	if s.hasSuspension() {
 		failed.Kept = true
-		m.kill(s.id, v) // watch then notices the exit
+		m.killer.Kill(s.id, v.vmm) // watch then notices the exit
 		return failed
 	}
 	_ = m.remove(s) // fails only if the sandbox is already deleted

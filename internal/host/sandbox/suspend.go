@@ -221,7 +221,7 @@ func (m *Manager) commitSuspension(s *Sandbox, suspended ledger.Record, unpin fu
 	}
 	s.usage.Stop()
 	v.cut(&CutOffError{ID: s.id, By: bySuspend})
-	m.kill(s.id, v)
+	m.killer.Kill(s.id, v.vmm)
 	ledger.ClearTops(s.data)
 	v.release()
 	if earlier != nil {

@@ -96,7 +96,7 @@ func (m *Manager) watch(s *Sandbox, v *liveVM) {
 	if !s.has(v) {
 		return // s was resumed, so v is already released and its directory belongs to another VM
 	}
-	m.kill(s.id, v)
+	m.killer.Kill(s.id, v.vmm)
 	switch {
 	case !s.hasSuspension():
 		m.free(s)

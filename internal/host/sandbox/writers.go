@@ -45,7 +45,7 @@ func (m *Manager) refuseWriter(s *Sandbox, v *liveVM, path string) error {
 	}
 	if errors.As(err, new(*writers.Error)) {
 		m.cfg.Log.Error("a VMM is killed", "sandbox", s.id, "reason", err)
-		m.kill(s.id, v)
+		m.killer.Kill(s.id, v.vmm)
 		err = fmt.Errorf("%w; its VMM was killed", err)
 	}
 	return err

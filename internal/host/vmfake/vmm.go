@@ -366,11 +366,21 @@ func (v *VMM) Exit() vm.Exit {
 // Condemn implements vmpool.VMM.
 func (v *VMM) Condemn(why error) { v.End(vm.Exit{Reason: vm.ExitInternal, Detail: why.Error()}) }
 
+// KillSoon implements vmpool.VMM. If VMMs.Killing is set, the VM ends at the next call of Kill.
+func (v *VMM) KillSoon() error {
+	if v.all.Killing == nil {
+		v.End(killed)
+	}
+	return os.RemoveAll(v.dir)
+}
+
+var killed = vm.Exit{Reason: vm.ExitInternal, Detail: "killed"}
+
 // Kill implements vmpool.VMM.
 func (v *VMM) Kill() error {
 	if v.all.Killing != nil {
 		v.all.Killing()
 	}
-	v.End(vm.Exit{Reason: vm.ExitInternal, Detail: "killed"})
+	v.End(killed)
 	return os.RemoveAll(v.dir)
 }

@@ -173,6 +173,14 @@ func (v *VMM) Kill() error {
 	}
 }
 
+// KillSoon is like Kill, but does not wait until the process has ended. Call Kill to wait.
+func (v *VMM) KillSoon() error {
+	if err := v.proc.Kill(); err != nil {
+		return err
+	}
+	return os.RemoveAll(v.dir)
+}
+
 // OpenConsole opens the console ring in a VMM's directory. Package console reads the ring.
 func OpenConsole(dir string) (*os.File, error) {
 	f, err := os.Open(filepath.Join(dir, consoleFile))

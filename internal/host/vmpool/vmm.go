@@ -38,6 +38,7 @@ type VMM interface {
 	Done() <-chan struct{}
 	Exit() vm.Exit
 	Kill() error
+	KillSoon() error // is like Kill, but does not wait until the process has ended
 }
 
 // ShellConfig describes a VM process to start.

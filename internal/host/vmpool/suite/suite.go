@@ -44,6 +44,7 @@ func Run(t *testing.T, newHost func(t *testing.T) *Host) {
 	}{
 		{"SpawnAndKill", spawnAndKill},
 		{"Attach", attach},
+		{"KillSoon", killSoon},
 		{"Limits", limits},
 		{"BootPauseResume", bootPauseResume},
 		{"Network", network},

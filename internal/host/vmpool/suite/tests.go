@@ -81,6 +81,24 @@ func attach(t *testing.T, h *Host) {
 	}
 }
 
+// killSoon kills a VM without waiting. A daemon that starts afterwards does not find the VM.
+func killSoon(t *testing.T, h *Host) {
+	g := h.spawn(t)
+	if err := g.KillSoon(); err != nil {
+		t.Fatal(err)
+	}
+	if found, err := h.VMMs.Attach("found", g.dir); err == nil || found != nil || vmpool.IsShortage(err) {
+		t.Errorf("a killed VM was found: %v, %v", found, err)
+	}
+	if _, err := os.Stat(g.dir); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("its directory is left: %v", err)
+	}
+	if err := g.Kill(); err != nil {
+		t.Error(err)
+	}
+	g.checkEnded(t, vm.ExitInternal)
+}
+
 // checkEnded waits for the end of g. It checks the reason, and that the VM's process, connections
 // and files are gone.
 func (g *guest) checkEnded(t *testing.T, reason vm.ExitReason) {
