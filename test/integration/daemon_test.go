@@ -94,19 +94,7 @@ func load(t *testing.T) *fixture {
 	f := open(t)
 	shared.baked.Do(func() {
 		f.bakeErr = errors.New("see the first test")
-		req := f.bakeRequest(t, tag)
-		kept := f.keptParent(t, req)
-		if _, err := os.Stat(kept); kept != "" && err == nil {
-			fillState(t, kept, f.state, os.Link)
-			f.bakeErr = nil
-			return
-		}
-		d := f.start(t)
-		f.bakeErr = d.bake(t, req)
-		d.stop(t)
-		if kept != "" && f.bakeErr == nil {
-			f.keep(t, kept)
-		}
+		f.bakeErr = f.bakeParent(t)
 	})
 	if f.bakeErr != nil {
 		t.Fatalf("bake the parent: %v", f.bakeErr)

@@ -3,6 +3,7 @@ package integration_test
 import (
 	"crypto/sha256"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -12,19 +13,48 @@ import (
 	"github.com/forkd/forkd/internal/vmtest"
 )
 
-// keptDirs is the pattern of the directories in which parents are kept. In the emulated host, /tmp
-// is in memory, so the directories end with the host.
-const keptDirs = "/tmp/forkd-test-parent-"
+// keptDirs begins the names of directories in which parents are kept. In the emulated host, /tmp is
+// in memory, so the directories end with the host.
+const keptDirs = "/tmp/fkp"
 
-// keptParent returns the state directory in which a parent is kept for later runs of this package
-// in the same emulated host. There, baking takes much longer than most tests. The name depends on
-// everything that the parent consists of. It is empty outside of an emulated host, where a run
-// leaves nothing behind.
+// completeFile is a file in such a directory, which says that the parent is complete.
+const completeFile = "complete"
+
+// bakeParent bakes the snapshot that all tests fork from.
+//
+// In an emulated host, baking takes longer than most tests. There, bakeParent bakes in a directory
+// that stays, and links the snapshot from there. Later runs of this package find it there.
+func (f *fixture) bakeParent(t *testing.T) error {
+	t.Helper()
+	req := f.bakeRequest(t, tag)
+	if !vmtest.Emulated() {
+		return f.bakeIn(t, f.state, req)
+	}
+	kept := f.keptParent(t, req)
+	complete := filepath.Join(kept, completeFile)
+	if _, err := os.Stat(complete); err != nil {
+		if err := errors.Join(removeParents(), f.bakeIn(t, kept, req)); err != nil {
+			return err
+		}
+		if err := os.WriteFile(complete, nil, 0o600); err != nil {
+			return err
+		}
+	}
+	fillState(t, kept, f.state, os.Link)
+	return nil
+}
+
+// bakeIn bakes a snapshot in a state directory.
+func (f *fixture) bakeIn(t *testing.T, state string, req client.BakeRequest) error {
+	d := f.start(t, withState(state))
+	defer d.stop(t)
+	return d.bake(t, req)
+}
+
+// keptParent returns the state directory in which a parent is kept. Its name depends on everything
+// that the parent consists of.
 func (f *fixture) keptParent(t *testing.T, req client.BakeRequest) string {
 	t.Helper()
-	if !vmtest.Emulated() {
-		return ""
-	}
 	st, err := os.Stat(f.assets.Forkd) // command prepare writes this file again for each build
 	if err != nil {
 		t.Fatal(err)
@@ -36,20 +66,11 @@ func (f *fixture) keptParent(t *testing.T, req client.BakeRequest) string {
 	return fmt.Sprintf("%s%x", keptDirs, sha256.Sum256(what))
 }
 
-// keep keeps the parent of this run, and removes those of earlier builds.
-func (f *fixture) keep(t *testing.T, dir string) {
-	t.Helper()
+// removeParents removes the parents of earlier builds, and parents that are not complete.
+func removeParents() error {
 	old, err := filepath.Glob(keptDirs + "*")
-	if err != nil {
-		t.Fatal(err)
+	for _, dir := range old {
+		err = errors.Join(err, os.RemoveAll(dir))
 	}
-	for _, d := range old {
-		if err := os.RemoveAll(d); err != nil {
-			t.Fatal(err)
-		}
-	}
-	fillState(t, f.state, dir+".new", os.Link)
-	if err := os.Rename(dir+".new", dir); err != nil {
-		t.Fatal(err)
-	}
+	return err
 }
