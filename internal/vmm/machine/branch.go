@@ -11,6 +11,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 	"github.com/forkd/forkd/internal/vmm/guestmem"
 	"github.com/forkd/forkd/internal/vmm/uffd"
+	"github.com/forkd/forkd/internal/vmm/virtio/blk"
 )
 
 // BranchConfig holds the files and options of a branch.
@@ -208,8 +209,9 @@ func gaps(outer, inner []guestmem.Range) []guestmem.Range {
 	return out
 }
 
-// swapTops puts the new tops on the disks. The former tops become immutable. swapTops removes from
-// cfg the files that the disks now own.
+// swapTops puts the new tops on the disks. The former tops become immutable. After an error, no disk
+// has a new top: the daemon learns only whether all disks have new tops. swapTops removes from cfg the
+// files that the disks now own.
 func (m *Machine) swapTops(cfg *BranchConfig) error {
 	disks := 0
 	for _, d := range m.disks {
@@ -218,15 +220,24 @@ func (m *Machine) swapTops(cfg *BranchConfig) error {
 	if len(cfg.Tops) != disks || len(cfg.Frozen) != disks {
 		return fmt.Errorf("%d new and %d frozen disk tops for %d disks", len(cfg.Tops), len(cfg.Frozen), disks)
 	}
+	var swaps []*blk.Swap
 	for i, d := range m.disks {
 		if d.Empty() {
 			continue
 		}
-		if err := d.SwapTop(cfg.Tops[0], cfg.Frozen[0]); err != nil {
+		s, err := d.PrepareSwap(cfg.Tops[len(swaps)], cfg.Frozen[len(swaps)])
+		if err != nil {
+			for _, s := range swaps {
+				s.Cancel()
+			}
 			return fmt.Errorf("disk %d: %w", i, err)
 		}
-		cfg.Tops, cfg.Frozen = cfg.Tops[1:], cfg.Frozen[1:]
+		swaps = append(swaps, s)
 	}
+	for _, s := range swaps {
+		s.Commit()
+	}
+	cfg.Tops, cfg.Frozen = nil, nil
 	m.topSwaps++
 	return nil
 }

@@ -158,6 +158,12 @@ func TestBranchSwapsTheTopsOfVolumes(t *testing.T) {
 	if err := w.swapTops(&wrong); err == nil || !strings.Contains(err.Error(), "for 2 disks") {
 		t.Errorf("one top for two disks: %v", err)
 	}
+	// If one of the tops does not fit, no disk gets a new one.
+	wrong = BranchConfig{Tops: []*os.File{top(fuzzDisk), top(4 << 20)}, Frozen: frozen}
+	if err := w.swapTops(&wrong); err == nil || !strings.Contains(err.Error(), "disk 2") || len(wrong.Tops) != 2 ||
+		w.topSwaps != 0 {
+		t.Errorf("a top of another size: %v, %d tops are left", err, len(wrong.Tops))
+	}
 	right := BranchConfig{Tops: []*os.File{top(fuzzDisk), top(8 << 20)}, Frozen: frozen}
 	if err := w.swapTops(&right); err != nil || len(right.Tops) != 0 || w.topSwaps != 1 {
 		t.Errorf("%v, %d tops are left", err, len(right.Tops))

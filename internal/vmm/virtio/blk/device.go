@@ -231,18 +231,35 @@ func (d *Device) Notify() (more bool, err error) {
 
 var errEmpty = errors.New("the slot is empty")
 
-// SwapTop calls Overlay.SwapTop. Preconditions: the transport is quiesced.
-func (d *Device) SwapTop(newTop, frozen *os.File) error {
-	if d.disk == nil {
-		return errEmpty
-	}
-	err := d.disk.SwapTop(newTop, frozen)
-	if err == nil {
-		d.frozen++
-		d.ignoreSync()
-	}
-	return err
+// Swap is a prepared change of a device's top. Either Commit or Cancel must be called.
+type Swap struct {
+	device *Device
+	swap   *swap
 }
+
+// PrepareSwap does everything in a change of the top that can fail, and changes nothing; see
+// Overlay.prepareSwap. So the tops of several devices change together or not at all. Preconditions: the
+// transport is quiesced until Commit or Cancel.
+func (d *Device) PrepareSwap(newTop, frozen *os.File) (*Swap, error) {
+	if d.disk == nil {
+		return nil, errEmpty
+	}
+	s, err := d.disk.prepareSwap(newTop, frozen)
+	if err != nil {
+		return nil, err
+	}
+	return &Swap{d, s}, nil
+}
+
+// Commit changes the top. The device then owns the files.
+func (s *Swap) Commit() {
+	s.swap.commit()
+	s.device.frozen++
+	s.device.ignoreSync()
+}
+
+// Cancel leaves the device unchanged. The caller still owns the files.
+func (s *Swap) Cancel() { s.swap.cancel() }
 
 // Merge calls Overlay.Merge. Preconditions: the transport is quiesced.
 func (d *Device) Merge(first int, merged *os.File) error {

@@ -95,29 +95,45 @@ func (o *Overlay) openLayer(f *os.File) (*disklayer.Layer, error) {
 	return l, nil
 }
 
-// SwapTop makes the top an immutable layer and puts newTop above it. The file newTop must be an
-// empty layer of the same size. The parameter frozen is the file of the former top, open for
-// reading only. Afterwards the Overlay reads the former top through frozen. The Overlay closes the
-// descriptor through which it wrote, so this process can no longer change the file. Nothing is
-// copied. After an error the disk is unchanged and the caller owns both files; otherwise the
-// Overlay owns them.
-func (o *Overlay) SwapTop(newTop, frozen *os.File) error {
+// swap is a prepared change of the top. Either commit or cancel must be called.
+type swap struct {
+	disk        *Overlay
+	frozen, top *disklayer.Layer
+}
+
+// prepareSwap prepares a swap that makes the top an immutable layer and puts newTop above it. It does
+// everything that can fail, and changes nothing. The file newTop must be an empty layer of the same
+// size. The parameter frozen is the file of the former top, open for reading only. After commit, the
+// Overlay owns both files, and reads the former top through frozen. It closes the descriptor through
+// which it wrote, so this process can no longer change the file. Nothing is copied. Before, and after an
+// error, the caller owns both files.
+func (o *Overlay) prepareSwap(newTop, frozen *os.File) (s *swap, err error) {
+	s = &swap{disk: o}
+	if err := sameFile(o.top.File(), frozen); err != nil {
+		return nil, fmt.Errorf("swap top: %w", err)
+	}
+	if s.frozen, err = o.openLayer(frozen); err != nil {
+		return nil, fmt.Errorf("swap top: %w", err)
+	}
+	if s.top, err = o.openLayer(newTop); err != nil {
+		return nil, errors.Join(fmt.Errorf("swap top: %w", err), s.frozen.Close())
+	}
+	return s, nil
+}
+
+// commit swaps the top.
+func (s *swap) commit() {
+	o := s.disk
 	old := o.top
-	if err := sameFile(old.File(), frozen); err != nil {
-		return fmt.Errorf("swap top: %w", err)
-	}
-	layer, err := o.openLayer(frozen)
-	if err != nil {
-		return fmt.Errorf("swap top: %w", err)
-	}
-	if err := o.push(newTop); err != nil {
-		return errors.Join(fmt.Errorf("swap top: %w", err), layer.Close())
-	}
-	last := len(o.layers) - 1
-	o.layers[last-1], o.top = layer, o.layers[last]
+	o.layers[len(o.layers)-1], o.top = s.frozen, s.top
+	o.layers = append(o.layers, s.top)
 	_ = old.Close() // an error does not matter, because all data is already in the file
 	_ = old.File().Close()
-	return nil
+}
+
+// cancel leaves the disk unchanged. The caller of prepareSwap owns its files.
+func (s *swap) cancel() {
+	_, _ = s.frozen.Close(), s.top.Close() // both are unused
 }
 
 // sameFile returns an error unless both descriptors refer to the same file.
