@@ -222,6 +222,9 @@ func Parse(manifest, config []byte) (*Artifact, error) {
 	if err != nil {
 		return nil, &Error{err}
 	}
+	if len(s.Volumes) > 0 {
+		return nil, invalid("its snapshot includes volumes, which this forkd cannot import")
+	}
 	parts := Parts(s)
 	if len(m.Layers) != len(parts) {
 		return nil, invalid("it has %d blobs, and the snapshot has %d files", len(m.Layers), len(parts))

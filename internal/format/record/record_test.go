@@ -170,12 +170,12 @@ func TestGolden(t *testing.T) {
 func TestGoldenFilesAreWhole(t *testing.T) {
 	all := golden(t)
 	for name, v := range map[string]any{
-		"sandbox.v0.json": &sandboxV0{}, "sandbox-volumes.v1.json": &sandboxFile{},
+		"sandbox.v0.json": &sandboxV0{}, "sandbox-volumetops.v1.json": &sandboxFile{},
 		"workspace.v0.json": &workspaceV0{}, "workspace.v1.json": &workspaceFile{},
 		"once.v0.json": &onceV0{}, "once.v1.json": &onceFile{},
 		"secrets.v1.json": &secretsFile{}, "base.v0.json": &Base{}, "base.v1.json": &baseFile{},
 		"tags.v1.json": &tagsFile{}, "container.v1.json": &containerFile{}, "imagenames.v1.json": &imageNamesFile{},
-		"volume.v1.json": &volumeFile{},
+		"volume-tops.v1.json": &volumeFile{},
 	} {
 		if f := decode(all[name], v); f != nil {
 			t.Fatal(f)
@@ -225,7 +225,7 @@ const optional = " origin owner expires fork limits env labels annotation idle_t
 	"hooks before_branch after_fork before_suspend after_resume " +
 	"unique_strict unique top tops frozen branches branch_count suspends at rebased rebasing pending paused restoring restoring_to " +
 	"allow deny allow_ech bytes_per_second packets_per_second connections " + // fields of a network that has a mode
-	"layers writer top volumes memory_mib swap_mib cpus cpu_weight io_bytes_per_second io_ops_per_second reseeded repeats more pid answer "
+	"layers writer top next volumes memory_mib swap_mib cpus cpu_weight io_bytes_per_second io_ops_per_second reseeded repeats more pid answer "
 
 // mutated makes one change after another in an object, and in each object inside it, by calling
 // change(object, name) for each member. While a change is in effect, mutated calls f(field).

@@ -87,6 +87,9 @@ type PendingTop struct {
 	Name  string `json:"name"`
 	Owner string `json:"owner"` // ID of the owner of the layer that the present top becomes
 	Swaps uint64 `json:"swaps"`
+	// Volumes has the new top of each volume, by the number of the slot. The VMM switches to all new tops
+	// at the same instant. A record of an earlier version of forkd has none.
+	Volumes []string `json:"volumes,omitempty"`
 }
 
 // Rebased names the branch that a sandbox's memory is based on. The sandbox has private memory only

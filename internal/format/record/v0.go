@@ -120,7 +120,10 @@ func (r *sandboxV0) upgrade() Sandbox {
 		Limits: Limits(r.Limits), Env: r.Env, Labels: r.Labels, Annotation: r.Annotation,
 		IdleTimeoutNS: r.IdleTimeout, ExpirySuspends: r.ExpirySuspends, AutoResume: r.AutoResume, Strict: r.Strict,
 		Top: r.Top, Tops: r.Tops, Branches: r.Branches, Count: r.Count, Suspends: r.Suspends,
-		Rebased: (*Rebased)(r.Rebased), Pending: (*PendingTop)(r.Pending), Paused: r.Paused, Restoring: r.Restoring,
+		Rebased: (*Rebased)(r.Rebased), Paused: r.Paused, Restoring: r.Restoring,
+	}
+	if p := r.Pending; p != nil {
+		s.Pending = &PendingTop{Name: p.Name, Owner: p.Owner, Swaps: p.Swaps}
 	}
 	for _, top := range r.Frozen {
 		s.Frozen = append(s.Frozen, FrozenTop(top))

@@ -24,6 +24,9 @@ type Volume struct {
 type VolumeWriter struct {
 	SandboxID string `json:"sandbox_id"`
 	Top       string `json:"top,omitempty"` // file that the sandbox's VM writes to; absent: there is no VM
+	// file that the VM may write to instead of Top, because it is being branched or rolled back; absent:
+	// none. A record of an earlier version of forkd has none.
+	Next string `json:"next,omitempty"`
 }
 
 // volumeFile is the content of the record of a volume.
@@ -73,6 +76,9 @@ func (v *Volume) check() *fault {
 	if w.SandboxID == "" {
 		return wrong("writer.sandbox_id", "empty: %s", otherForkd)
 	}
+	if w.Next != "" && w.Top == "" {
+		return wrong("writer.next", "%.100q without a top: %s", w.Next, otherForkd)
+	}
 	seen := map[string]bool{}
 	for _, f := range v.Files() {
 		if seen[f] || f == "" || strings.HasPrefix(f, ".") || strings.ContainsAny(f, "/\x00") {
@@ -84,13 +90,20 @@ func (v *Volume) check() *fault {
 	return nil
 }
 
-// Files returns the files of all layers and of the top, oldest first.
-func (v *Volume) Files() []string {
-	files := slices.Clone(v.Layers)
-	if v.Writer != nil && v.Writer.Top != "" {
-		files = append(files, v.Writer.Top)
+// Files returns the files of all layers and of the tops, oldest first.
+func (v *Volume) Files() []string { return append(slices.Clone(v.Layers), v.Tops()...) }
+
+// Tops returns the files that the writer's VM may write to, oldest first.
+func (v *Volume) Tops() (tops []string) {
+	if v.Writer == nil {
+		return nil
 	}
-	return files
+	for _, top := range []string{v.Writer.Top, v.Writer.Next} {
+		if top != "" {
+			tops = append(tops, top)
+		}
+	}
+	return tops
 }
 
 // Mount is a volume that a sandbox has mounted.

@@ -119,6 +119,9 @@ func (m *Manifest) check() error {
 			return fmt.Errorf("boot: %w", err)
 		}
 	}
+	if err := m.checkVolumes(); err != nil {
+		return err
+	}
 	if m.Disk == nil {
 		return nil
 	}

@@ -36,6 +36,7 @@ const (
 	MemoryLayerFile = "memory.layer" // the pages that this snapshot adds
 	StateFile       = "vmstate"      // vCPU and device state, in the VMM's own versioned format
 	DiskLayerFile   = "disk.layer"   // the clusters that this snapshot adds
+	VolumeFile      = "volume"       // begins the names of the files of volumes, see Volume
 )
 
 // LayerFile returns the file name of a layer in the directory of the snapshot with the given id. If
@@ -81,6 +82,9 @@ type Manifest struct {
 
 	Disk *Disk `json:"disk,omitempty"`
 	Boot *Boot `json:"boot,omitempty"` // the files that the parent booted from; nil: unknown
+
+	// The disks in the first volume slots. An older manifest has none.
+	Volumes []Volume `json:"volumes,omitempty"`
 
 	Branch    *Branch `json:"branch,omitempty"`    // nil unless it was branched from a running sandbox
 	Transient bool    `json:"transient,omitempty"` // deleted with the last sandbox that needs it
@@ -200,6 +204,22 @@ type Disk struct {
 	Base      Base   `json:"base"`
 	Layers    []File `json:"layers"` // base first; the last layer is this snapshot's own
 }
+
+// Volume is a volume that the guest has mounted, with its content at the instant of the snapshot. The
+// snapshot's directory has links to the volume's files.
+type Volume struct {
+	ID        string `json:"id"` // VolumeID and an ID
+	Name      string `json:"name"`
+	Path      string `json:"path"` // where the guest has mounted it
+	ReadOnly  bool   `json:"read_only,omitempty"`
+	SizeBytes uint64 `json:"size_bytes"`
+	// The base image and the layers, base first. The owner of the base image is the ID of the volume
+	// without VolumeID; the owner of a layer is the layer's own ID.
+	Files []File `json:"files"`
+}
+
+// VolumeID begins the IDs of volumes.
+const VolumeID = "vol-"
 
 // Boot names the files from which a machine with the snapshot's disk boots. Both files are outside
 // the snapshot, like the base image.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 
 	"github.com/forkd/forkd/internal/format/disklayer"
 	"github.com/forkd/forkd/internal/format/snapshot"
@@ -24,7 +25,8 @@ type Source struct {
 }
 
 // Compact copies the snapshot that has the first tag to a new snapshot, which gets the second tag.
-// The new snapshot inherits no layers: it has one memory layer and one disk layer. The Source
+// The new snapshot inherits no layers: it has one memory layer and one disk layer. Volumes keep their
+// layers. The Source
 // describes the source sandbox; it may be nil.
 func Compact(ctx context.Context, st *store.Store, from, to string, of *Source) (store.Info, error) {
 	if from == to {
@@ -47,6 +49,13 @@ func Compact(ctx context.Context, st *store.Store, from, to string, of *Source) 
 		fresh.Branch = &of.Branch
 		fresh.Guest.Network, fresh.Guest.Limits, fresh.Guest.Strict = of.Network, of.Limits, of.Strict
 		fresh.Guest.Hooks = of.Hooks
+	}
+	for _, v := range old.Volumes {
+		v.Files = slices.Clone(v.Files)
+		fresh.Volumes = append(fresh.Volumes, v)
+	}
+	if err := staging.LinkVolumes(fresh.Volumes, lease.Volumes()); err != nil {
+		return store.Info{}, fmt.Errorf("compact snapshot %q: %w", from, err)
 	}
 	var disk []*os.File
 	if old.Disk != nil {

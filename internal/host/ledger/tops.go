@@ -17,7 +17,7 @@ const FirstTop = "disk.top"
 // NextTop returns the file name for the sandbox's next top.
 func (r *Record) NextTop() string { return fmt.Sprintf("%s.%d", FirstTop, r.Tops+1) }
 
-// VolumeFiles is the prefix of the names of files that belong to the sandbox's copies of volumes.
+// VolumeFiles is the prefix of the names of the directories with the sandbox's copies of volumes.
 const VolumeFiles = "volume"
 
 // FrozenOwners returns the IDs of the snapshots that own the sandbox's frozen tops.
@@ -47,12 +47,12 @@ func (r *Record) ClearOrphans(data string) {
 	}
 }
 
-// ClearTops removes all disk tops of a sandbox that has no VM.
+// ClearTops removes all disk tops and copies of volumes of a sandbox that has no VM.
 func ClearTops(data string) {
 	entries, _ := os.ReadDir(data) // after an error, the tops are deleted with the sandbox
 	for _, e := range entries {
 		if e.Name() != SuspendedFile && e.Name() != SecretsFile {
-			os.Remove(filepath.Join(data, e.Name()))
+			os.RemoveAll(filepath.Join(data, e.Name()))
 		}
 	}
 }

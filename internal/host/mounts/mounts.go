@@ -8,21 +8,14 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
-	"path/filepath"
 	"strings"
 	"time"
 
-	"github.com/forkd/forkd/internal/format/disklayer"
 	"github.com/forkd/forkd/internal/format/record"
 	"github.com/forkd/forkd/internal/format/snapshot"
-	"github.com/forkd/forkd/internal/gate"
 	"github.com/forkd/forkd/internal/host/agentclient"
-	"github.com/forkd/forkd/internal/host/chain"
 	"github.com/forkd/forkd/internal/host/invalid"
-	"github.com/forkd/forkd/internal/host/ledger"
 	"github.com/forkd/forkd/internal/host/loglimit"
-	"github.com/forkd/forkd/internal/host/owner"
 	"github.com/forkd/forkd/internal/host/vmpool"
 	"github.com/forkd/forkd/internal/host/volume"
 	"github.com/forkd/forkd/internal/proto/agentproto"
@@ -44,21 +37,16 @@ func (e *SlotsError) Error() string {
 }
 
 // HeldError reports an operation that is not possible for a sandbox with volumes.
-type HeldError struct{ Op, ID string }
+type HeldError struct{ Op, ID, Why string }
 
 func (e *HeldError) Error() string {
-	return fmt.Sprintf("%s sandbox %q: it has mounted volumes, and snapshots do not include volumes: end it, and fork "+
-		"another sandbox with the volume or with a copy of it (forkd volume snapshot)", e.Op, e.ID)
+	return fmt.Sprintf("%s sandbox %q: it has mounted volumes: %s", e.Op, e.ID, e.Why)
 }
 
-// Check checks the volumes in a request for n sandboxes. The parameter suspends reports whether the
-// sandboxes are suspended automatically.
-func Check(mounts []Mount, n int, suspends bool) error {
+// Check checks the volumes in a request for n sandboxes.
+func Check(mounts []Mount, n int) error {
 	if len(mounts) > vm.MaxVolumeSlots {
 		return invalid.Errorf("volumes", "%d: want at most %d", len(mounts), vm.MaxVolumeSlots)
-	}
-	if len(mounts) > 0 && suspends {
-		return invalid.Errorf("volumes", "a sandbox with volumes cannot be suspended: leave idle_timeout_secs out")
 	}
 	for i, m := range mounts {
 		if err := check(m, mounts[:i], n); err != nil {
@@ -105,10 +93,14 @@ func within(p, dir string) bool { return p == dir || strings.HasPrefix(p, dir+"/
 // has fewer layers, the files of all slots fit into one request to a VMM.
 const maxLayers = 8
 
-// Admit checks whether the children of a snapshot can mount the volumes. It merges the layers of a
-// volume with too many layers, which takes time. The error is a *SlotsError, a *volume.Error, a
-// *volume.InUseError, or an error of a merge. The volumes may still change before Open.
+// Admit checks whether the children of a snapshot can mount the volumes, in addition to those of the
+// snapshot. It merges the layers of a volume with too many layers, which takes time. The error is a
+// *SlotsError, a *volume.Error, a *volume.InUseError, an *invalid.Error, or an error of a merge. The
+// volumes may still change before Open.
 func Admit(ctx context.Context, st *volume.Store, mounts []Mount, parent *snapshot.Manifest) error {
+	if st == nil && len(parent.Volumes) > 0 {
+		return &volume.Error{Name: parent.Volumes[0].Name}
+	}
 	var infos []volume.Info
 	for _, m := range mounts {
 		if st == nil {
@@ -121,8 +113,17 @@ func Admit(ctx context.Context, st *volume.Store, mounts []Mount, parent *snapsh
 		infos = append(infos, i)
 	}
 	// After the volumes: no snapshot has to be made for the name of a volume that does not exist.
-	if have := int(parent.Machine.VolumeSlots); len(mounts) > have {
-		return &SlotsError{Tag: parent.Tag, Slots: have, Wanted: len(mounts)}
+	wanted := len(mounts) + len(parent.Volumes)
+	if have := int(parent.Machine.VolumeSlots); len(mounts) > 0 && have < wanted {
+		return &SlotsError{Tag: parent.Tag, Slots: have, Wanted: wanted}
+	}
+	for n, m := range mounts {
+		for _, v := range parent.Volumes {
+			if within(m.Path, v.Path) || within(v.Path, m.Path) {
+				return invalid.Errorf(fmt.Sprintf("volumes[%d].path", n),
+					"%.200q: it hides, or is hidden by, the volume at %.200q of the snapshot", m.Path, v.Path)
+			}
+		}
 	}
 	for n, m := range mounts {
 		i := infos[n]
@@ -136,88 +137,6 @@ func Admit(ctx context.Context, st *volume.Store, mounts []Mount, parent *snapsh
 		}
 	}
 	return nil
-}
-
-// Disks are the open files of a sandbox's volumes.
-type Disks struct {
-	Volumes []chain.Volume
-	leave   func() // leaves the place that Open has taken; nil if it has taken none
-}
-
-// Close closes the files, and leaves the place that Open has taken again.
-func (d *Disks) Close() {
-	if d.leave != nil {
-		d.leave()
-	}
-	for _, v := range d.Volumes {
-		for _, f := range v.Files {
-			_ = f.Close() // nothing was written through these descriptors
-		}
-	}
-}
-
-// Open opens the volumes of a sandbox for its VM. The sandbox becomes the writer of the volumes
-// with the mode record.MountWriter, until Store.ReleaseAll. For the other volumes, Open makes hard
-// links in dir, the sandbox's data directory. After an error, the caller must call Store.ReleaseAll
-// and remove dir.
-//
-// The function leave leaves the caller's place in the gate. Open calls it if there are volumes, because
-// others must not wait while Open waits for the lock of a volume. It then takes another place.
-func Open(ctx context.Context, st *volume.Store, sandbox, dir string, mounts []Mount, leave func(),
-	places *gate.Gate) (_ *Disks, err error) {
-	d := &Disks{}
-	if len(mounts) == 0 {
-		return d, nil
-	}
-	leave()
-	for i, m := range mounts {
-		var v chain.Volume
-		if m.Mode == record.MountWriter {
-			v, err = openWriter(ctx, st, sandbox, m.Name)
-		} else {
-			v, err = openCopy(ctx, st, m.Name, dir, fmt.Sprintf("%s%d", ledger.VolumeFiles, i))
-		}
-		d.Volumes = append(d.Volumes, v)
-		if err != nil {
-			d.Close()
-			return nil, err
-		}
-	}
-	if d.leave, err = owner.TakePlace(ctx, places, ""); err != nil {
-		d.Close()
-		return nil, err
-	}
-	return d, nil
-}
-
-func openWriter(ctx context.Context, st *volume.Store, sandbox, name string) (chain.Volume, error) {
-	f, err := st.Write(ctx, name, sandbox)
-	if err != nil {
-		return chain.Volume{}, err
-	}
-	return chain.Volume{SizeBytes: f.SizeBytes, Files: append(f.Lower, f.Top)}, nil
-}
-
-// openCopy opens a copy of a volume, with a private top. Even after an error, the caller must close the
-// files of the result.
-func openCopy(ctx context.Context, st *volume.Store, name, dir, prefix string) (v chain.Volume, err error) {
-	paths, size, err := st.Copy(ctx, name, dir, prefix)
-	if err != nil {
-		return v, err
-	}
-	v.SizeBytes = size
-	for _, p := range paths {
-		f, err := os.Open(p)
-		if err != nil {
-			return v, err
-		}
-		v.Files = append(v.Files, f)
-	}
-	top, err := chain.NewTop(filepath.Join(dir, prefix+".top"), size, disklayer.Format)
-	if err == nil {
-		v.Files = append(v.Files, top)
-	}
-	return v, err
 }
 
 // Error reports a volume that a guest could not mount.

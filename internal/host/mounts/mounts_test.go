@@ -19,28 +19,26 @@ import (
 func TestErrorsNameTheField(t *testing.T) {
 	many := make([]Mount, vm.MaxVolumeSlots+1)
 	for _, c := range []struct {
-		field    string
-		n        int
-		suspends bool
-		list     []Mount
+		field string
+		n     int
+		list  []Mount
 	}{
-		{"volumes", 1, false, many},
-		{"volumes", 1, true, []Mount{{Name: "a", Path: "/a"}}},
-		{"volumes[0].name", 1, false, []Mount{{Path: "/a"}}},
-		{"volumes[0].name", 1, false, []Mount{{Name: "../a", Path: "/a"}}},
-		{"volumes[0].path", 1, false, []Mount{{Name: "a"}}},
-		{"volumes[0].path", 1, false, []Mount{{Name: "a", Path: "a"}}},
-		{"volumes[0].path", 1, false, []Mount{{Name: "a", Path: "/a/../etc"}}},
-		{"volumes[0].path", 1, false, []Mount{{Name: "a", Path: "/proc/a"}}},
-		{"volumes[0].mode", 1, false, []Mount{{Name: "a", Path: "/a", Mode: "rw"}}},
-		{"volumes[0].mode", 2, false, []Mount{{Name: "a", Path: "/a"}}},
-		{"volumes[1].name", 1, false, []Mount{{Name: "a", Path: "/a"}, {Name: "a", Path: "/b", Mode: "ro"}}},
-		{"volumes[1].path", 1, false, []Mount{{Name: "a", Path: "/a"}, {Name: "b", Path: "/a"}}},
-		{"volumes[1].path", 1, false, []Mount{{Name: "a", Path: "/a"}, {Name: "b", Path: "/a/b"}}},
-		{"volumes[1].path", 1, false, []Mount{{Name: "a", Path: "/a/b"}, {Name: "b", Path: "/a"}}},
+		{"volumes", 1, many},
+		{"volumes[0].name", 1, []Mount{{Path: "/a"}}},
+		{"volumes[0].name", 1, []Mount{{Name: "../a", Path: "/a"}}},
+		{"volumes[0].path", 1, []Mount{{Name: "a"}}},
+		{"volumes[0].path", 1, []Mount{{Name: "a", Path: "a"}}},
+		{"volumes[0].path", 1, []Mount{{Name: "a", Path: "/a/../etc"}}},
+		{"volumes[0].path", 1, []Mount{{Name: "a", Path: "/proc/a"}}},
+		{"volumes[0].mode", 1, []Mount{{Name: "a", Path: "/a", Mode: "rw"}}},
+		{"volumes[0].mode", 2, []Mount{{Name: "a", Path: "/a"}}},
+		{"volumes[1].name", 1, []Mount{{Name: "a", Path: "/a"}, {Name: "a", Path: "/b", Mode: "ro"}}},
+		{"volumes[1].path", 1, []Mount{{Name: "a", Path: "/a"}, {Name: "b", Path: "/a"}}},
+		{"volumes[1].path", 1, []Mount{{Name: "a", Path: "/a"}, {Name: "b", Path: "/a/b"}}},
+		{"volumes[1].path", 1, []Mount{{Name: "a", Path: "/a/b"}, {Name: "b", Path: "/a"}}},
 	} {
 		var wrong *invalid.Error
-		if err := Check(c.list, c.n, c.suspends); !errors.As(err, &wrong) || wrong.Field != c.field {
+		if err := Check(c.list, c.n); !errors.As(err, &wrong) || wrong.Field != c.field {
 			t.Errorf("%+v for %d: %v, want the field %s", c.list, c.n, err, c.field)
 		}
 	}
@@ -48,12 +46,9 @@ func TestErrorsNameTheField(t *testing.T) {
 		1: {{Name: "a", Path: "/a"}, {Name: "b", Path: "/ab"}, {Name: "c", Path: "/srv/c d", Mode: "copy"}},
 		9: {{Name: "a", Path: "/a", Mode: "ro"}, {Name: "b", Path: "/b", Mode: "copy"}},
 	} {
-		if err := Check(list, n, false); err != nil {
+		if err := Check(list, n); err != nil {
 			t.Error(err)
 		}
-	}
-	if err := Check(nil, 1, true); err != nil {
-		t.Error(err)
 	}
 }
 
@@ -70,10 +65,23 @@ func newStore(t *testing.T) *volume.Store {
 	return st
 }
 
+// bare is a snapshot without volumes.
+type bare struct{}
+
+func (bare) Manifest() *snapshot.Manifest { return parent(2) }
+func (bare) Volumes() [][]*os.File        { return nil }
+
+// openAll opens the disks of a new sandbox.
+func openAll(t *testing.T, st *volume.Store, sandbox, dir string, list []Mount) (*Disks, error) {
+	t.Helper()
+	set := &Set{Store: st, Sandbox: sandbox, Dir: dir}
+	return set.OpenFirst(t.Context(), list, bare{}, func() {}, gate.New(1))
+}
+
 // write makes a sandbox write a byte at an offset of a volume.
 func write(t *testing.T, st *volume.Store, sandbox string, at int64) {
 	t.Helper()
-	d, err := Open(t.Context(), st, sandbox, "", []Mount{{Name: "a", Path: "/a"}}, func() {}, gate.New(1))
+	d, err := openAll(t, st, sandbox, "", []Mount{{Name: "a", Path: "/a"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -128,7 +136,7 @@ func TestAdmit(t *testing.T) {
 	if i, err := st.Get("a"); err != nil || i.Layers != 1 {
 		t.Errorf("after a merge: %+v, %v", i, err)
 	}
-	d, err := Open(t.Context(), st, "sb-1", "", list, func() {}, gate.New(1))
+	d, err := openAll(t, st, "sb-1", "", list)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -145,8 +153,7 @@ func TestAdmit(t *testing.T) {
 func TestOpen(t *testing.T) {
 	st, dir := newStore(t), t.TempDir()
 	write(t, st, "sb-1", 0)
-	d, err := Open(t.Context(), st, "sb-2", dir, []Mount{{Name: "a", Path: "/a", Mode: record.MountReadOnly}},
-		func() {}, gate.New(1))
+	d, err := openAll(t, st, "sb-2", dir, []Mount{{Name: "a", Path: "/a", Mode: record.MountReadOnly}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -154,7 +161,7 @@ func TestOpen(t *testing.T) {
 		t.Errorf("%+v", v)
 	}
 	for i, f := range d.Volumes[0].Files {
-		if filepath.Dir(f.Name()) != dir {
+		if filepath.Dir(f.Name()) != filepath.Join(dir, "volume0") {
 			t.Errorf("file %d is %s, want one in %s", i, f.Name(), dir)
 		}
 		if _, err := f.WriteAt([]byte{1}, 0); (err == nil) != (i == 2) {
@@ -165,8 +172,7 @@ func TestOpen(t *testing.T) {
 	if i, err := st.Get("a"); err != nil || i.Writer != "" {
 		t.Errorf("%+v, %v", i, err)
 	}
-	_, err = Open(t.Context(), st, "sb-3", t.TempDir(), []Mount{{Name: "a", Path: "/a"}, {Name: "b", Path: "/b"}},
-		func() {}, gate.New(1))
+	_, err = openAll(t, st, "sb-3", t.TempDir(), []Mount{{Name: "a", Path: "/a"}, {Name: "b", Path: "/b"}})
 	if !errors.As(err, new(*volume.Error)) {
 		t.Errorf("the second volume does not exist: %v", err)
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/forkd/forkd/internal/host/hook"
 	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/ledger"
+	"github.com/forkd/forkd/internal/host/mounts"
 	"github.com/forkd/forkd/internal/host/owner"
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/proto/vm"
@@ -29,7 +30,11 @@ const (
 // NoWait of the request is set. The snapshot is flushed to disk in the background.
 func (m *Manager) Branch(ctx context.Context, id string, req BranchRequest) (BranchResult, error) {
 	start := time.Now()
-	if _, err := m.Get(id); err != nil {
+	s, err := m.Get(id)
+	if err == nil && req.Mode == vm.BranchDisk {
+		err = mounts.CheckDiskOnly(id, s.Info().Volumes)
+	}
+	if err != nil {
 		return BranchResult{}, err
 	}
 	tag, err := owner.BranchTag(ctx, req.Tag, id, start, req.Step)

@@ -90,7 +90,7 @@ func (m *Manager) restoreChild(ctx context.Context, start time.Time, req ForkReq
 		SnapshotTag: manifest.Tag, SnapshotID: manifest.ID, MemoryBytes: manifest.Machine.MemoryBytes,
 		Env: req.Env, IdleTimeout: req.IdleTimeout, Limits: *cmp.Or(req.Limits, &manifest.Guest.Limits),
 		Network: network, ExpirySuspends: req.ExpirySuspends, Annotation: req.Annotation, Labels: req.Labels,
-		Volumes: req.Volumes,
+		Volumes: mounts.Inherit(manifest, req.Volumes),
 		Strict:  req.Strict.Or(manifest.Guest.Strict), Hooks: *cmp.Or(req.Hooks, &manifest.Guest.Hooks),
 	})
 	if req.TTL > 0 {
@@ -112,13 +112,16 @@ func (m *Manager) restoreChild(ctx context.Context, start time.Time, req ForkReq
 			return nil, err
 		}
 	}
-	volumes, err := mounts.Open(ctx, m.cfg.Volumes, s.id, s.data, req.Volumes, release, m.restores)
+	volumes, err := s.mounts.OpenFirst(ctx, s.record.Volumes, lease, release, m.restores)
 	if err != nil {
 		return nil, err
 	}
 	defer volumes.Close()
 	if s.timing, err = m.restore(ctx, start, s.live, s.data, &s.record, volumes.Volumes); err != nil {
 		return nil, fmt.Errorf("restore child %s: %w", s.id, err)
+	}
+	if err := volumes.End(ctx); err != nil {
+		return nil, err
 	}
 	s.timing.Pooled = pooled
 	return s, nil

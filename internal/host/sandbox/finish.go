@@ -60,6 +60,9 @@ func (b *branch) finish(ctx context.Context) (result BranchResult, err error) {
 		Transient: b.req.Transient,
 	}
 	disk, err := b.disk(alive, m)
+	if err == nil {
+		err = b.s.mounts.Save(alive, b.m.cfg.Log, b.v.vmm, b.s.record.Volumes, m, b.staging)
+	}
 	if err != nil {
 		return result, fmt.Errorf("%s sandbox %q: complete the disk: %w", b.op, b.s.id, err)
 	}

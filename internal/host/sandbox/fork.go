@@ -43,7 +43,7 @@ func (r *ForkRequest) checkChildren() error {
 		}
 	}
 	return cmp.Or(r.Strict.Check(), ledger.CheckTimes(r.TTL, r.IdleTimeout),
-		mounts.Check(r.Volumes, r.N, r.IdleTimeout != 0 || r.ExpirySuspends))
+		mounts.Check(r.Volumes, r.N))
 }
 
 // checkAgainst checks the parts of a request that depend on the snapshot to be forked.

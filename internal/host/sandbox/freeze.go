@@ -77,8 +77,8 @@ func (b *branch) freeze(ctx context.Context) error {
 			return err
 		}
 		defer top.Close()
-		files.Tops = []*os.File{top}
-		if files.Frozen, err = chain.Reopened(&b.undo, b.lower[len(b.lower)-1:]); err != nil {
+		files.Tops = append([]*os.File{top}, b.tops.New...)
+		if files.Frozen, err = chain.Reopened(&b.undo, append(b.lower[len(b.lower)-1:], b.tops.Frozen...)); err != nil {
 			return err
 		}
 	}
@@ -144,6 +144,9 @@ func (b *branch) prepareTop(ctx context.Context, rec ledger.Record) (*os.File, e
 	if err != nil {
 		return nil, err
 	}
+	if b.tops, err = s.mounts.Freeze(ctx, rec.Volumes, &b.undo); err != nil {
+		return nil, err
+	}
 	name := rec.NextTop()
 	top, err := chain.NewTop(filepath.Join(s.data, name), b.lease.Manifest().Disk.SizeBytes, b.m.cfg.NewTop)
 	if err != nil {
@@ -151,7 +154,8 @@ func (b *branch) prepareTop(ctx context.Context, rec ledger.Record) (*os.File, e
 	}
 	err = s.update(func(r *ledger.Record) {
 		r.Tops++
-		r.Pending = &durable.PendingTop{Name: name, Owner: b.staging.ID(), Swaps: stats.TopSwaps}
+		r.Pending = &durable.PendingTop{Name: name, Owner: b.staging.ID(), Swaps: stats.TopSwaps,
+			Volumes: b.tops.Names}
 	})
 	if err != nil {
 		top.Close()

@@ -24,11 +24,10 @@ func (m *Manager) SetHooks(ctx context.Context, id string, hooks snapshot.Hooks)
 // hook runs a hook of a sandbox. The caller must not hold the sandbox's lock, because a hostile
 // guest could delay the end of the hook. If the sandbox does not run, hook runs nothing. Before a
 // branch there is an exception: hook first resumes a sandbox that was suspended because it was
-// idle, and the hook counts as use of the sandbox. If the sandbox has volumes, hook runs nothing,
-// because the branch or suspension will be refused.
+// idle, and the hook counts as use of the sandbox.
 func (m *Manager) hook(ctx context.Context, id string, at hook.Point) error {
 	s, err := m.Get(id)
-	if err != nil || hook.Of(s.Info().Hooks, at) == nil || len(s.Info().Volumes) > 0 {
+	if err != nil || hook.Of(s.Info().Hooks, at) == nil {
 		return err
 	}
 	end := func() {}

@@ -8,7 +8,6 @@ import (
 
 	"github.com/forkd/forkd/internal/cleanup"
 	"github.com/forkd/forkd/internal/host/ledger"
-	"github.com/forkd/forkd/internal/host/mounts"
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/host/vmmclient"
 	"github.com/forkd/forkd/internal/host/vmpool"
@@ -86,16 +85,12 @@ func (s *Sandbox) startVM(ctx context.Context, v *liveVM) error {
 }
 
 // withVM returns the record and the VM of a running or paused sandbox, for an operation that saves or
-// replaces its memory and disk. In other states the error is a *StateError. If the sandbox has
-// volumes, the error is a *mounts.HeldError, because such an operation does not include volumes.
+// replaces its memory and disk. In other states the error is a *StateError.
 func (s *Sandbox) withVM(op string) (ledger.Record, *liveVM, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.state.hasVM() {
 		return ledger.Record{}, nil, s.stateErrorLocked(op)
-	}
-	if len(s.record.Volumes) > 0 {
-		return ledger.Record{}, nil, &mounts.HeldError{Op: op, ID: s.id}
 	}
 	return s.record, s.live, nil
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/forkd/forkd/internal/host/excerpt"
 	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/ledger"
+	"github.com/forkd/forkd/internal/host/mounts"
 	"github.com/forkd/forkd/internal/host/owner"
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/host/unique"
@@ -80,6 +81,10 @@ func (h *Held) rollback(ctx context.Context, to string, strict unique.Strict, st
 	if err := m.inFamily(ctx, &rec, lease); err != nil {
 		return r, err
 	}
+	was := rec
+	if rec.Volumes, err = s.mounts.Combine(ctx, rollBackOp, rec.Volumes, lease.Manifest()); err != nil {
+		return r, err
+	}
 	// Wait for a place before the sandbox's state is lost, so that the sandbox is unchanged if the
 	// client gives up during the wait.
 	release, err := owner.TakePlace(ctx, m.restores, rec.Owner)
@@ -97,8 +102,12 @@ func (h *Held) rollback(ctx context.Context, to string, strict unique.Strict, st
 		defer top.Close()
 		undo.Add(func() { _ = writers.Remove(top.Name(), 0) }) // the sandbox's deletion removes what stays
 	}
-	was := rec.Strict
-	if rec.Strict = strict.Or(was); rec.Strict && !was {
+	disks, err := s.mounts.Open(ctx, rec.Volumes, lease, true)
+	if err != nil {
+		return r, err
+	}
+	defer disks.Close()
+	if rec.Strict = strict.Or(was.Strict); rec.Strict && !was.Strict {
 		// An earlier suspended state must not bring back the earlier strictness. Write the new strictness
 		// before the sandbox's state is lost, because the disk may be full.
 		if err := ledger.UpdateSuspended(s.data, func(r *ledger.Record) { r.Strict = true }); err != nil {
@@ -107,6 +116,7 @@ func (h *Held) rollback(ctx context.Context, to string, strict unique.Strict, st
 	}
 	if err := s.update(func(r *ledger.Record) {
 		r.Restoring, r.RestoringTo, r.Tops, r.Strict = true, lease.Manifest().Ref(), r.Tops+1, rec.Strict
+		r.Volumes = rec.Volumes
 	}); err != nil {
 		return r, err
 	}
@@ -115,7 +125,7 @@ func (h *Held) rollback(ctx context.Context, to string, strict unique.Strict, st
 	link, err := m.join(v, &rec)
 	if err != nil {
 		return r, errors.Join(err, s.update(func(r *ledger.Record) {
-			r.Restoring, r.RestoringTo, r.Strict = false, nil, was
+			r.Restoring, r.RestoringTo, r.Strict, r.Volumes = false, nil, was.Strict, was.Volumes
 		}))
 	}
 	err = s.transition(rollBackOp, Restoring, func() {
@@ -127,7 +137,7 @@ func (h *Held) rollback(ctx context.Context, to string, strict unique.Strict, st
 		link.Close()
 		return r, err
 	}
-	err = m.rollBack(ctx, s, v, &rec, lease, top, release, &r, start)
+	err = m.rollBack(ctx, s, v, &rec, lease, top, disks, release, &r, start)
 	if err == nil {
 		err = m.commitRollback(s, v, rec, lease, name) // rec includes what the agent has found in the guest
 	}
@@ -167,12 +177,19 @@ const rollBackOp = "roll back"
 // rollBack restores the snapshot, calls release to free the place for restores, and waits for the
 // agent. It continues even if the client disconnects.
 func (m *Manager) rollBack(ctx context.Context, s *Sandbox, v *liveVM, rec *ledger.Record, lease *store.Lease,
-	top *os.File, release func(), r *RollbackResult, start time.Time) error {
+	top *os.File, disks *mounts.Disks, release func(), r *RollbackResult, start time.Time) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), branchTimeout)
 	defer cancel()
-	_, err := chain.Restore(ctx, v.vmm, lease, top, nil, v.link != nil)
+	mounts.Leave(m.cfg.Log, m.exits, s.id, v.vmm, v.guest.Dial, disks.Again)
+	err := disks.Commit(ctx)
+	if err == nil {
+		_, err = chain.Restore(ctx, v.vmm, lease, top, disks.Volumes, v.link != nil)
+	}
 	v.link.Ready()
 	release()
+	if err == nil {
+		err = disks.End(ctx)
+	}
 	if err != nil {
 		return err
 	}

@@ -55,7 +55,8 @@ type Sandbox struct {
 	events *event.Ring // receives the sandbox's events
 	freed  sync.Once
 	rests  gate.Way // context of branches that wait for the guest to freeze its file system
-	secret bool     // the sandbox's memory must not be on a disk, see KeepSecret; guarded by ops
+	mounts mounts.Set
+	secret bool // the sandbox's memory must not be on a disk, see KeepSecret; guarded by ops
 
 	expiring gate.Single // permits one call of suspendExpired at a time
 

@@ -6,6 +6,7 @@ import (
 
 	"github.com/forkd/forkd/internal/cleanup"
 	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/mounts"
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/host/vmmclient"
 	"github.com/forkd/forkd/internal/proto/vmmproto"
@@ -28,6 +29,7 @@ type branch struct {
 	layer   *os.File
 	lower   []*os.File // the sandbox's tops, open for reading: frozen tops, oldest first, and then the present top
 	owners  []string   // IDs of the owners of the layers in lower
+	tops    mounts.Tops
 	done    vmmproto.BranchResult
 	figure  snapshot.Branch
 	undo    cleanup.Stack

@@ -70,6 +70,9 @@ func (s *Sandbox) settle(ctx context.Context, v *liveVM) (paused bool, err error
 		return stats.Paused, nil
 	}
 	swapped := stats.TopSwaps > pending.Swaps
+	if err := s.mounts.Settle(ctx, s.record.Volumes, pending.Volumes, swapped); err != nil {
+		return stats.Paused, err
+	}
 	err = s.update(func(r *ledger.Record) {
 		r.Pending = nil
 		if swapped {

@@ -222,6 +222,7 @@ func (m *Manager) commitSuspension(s *Sandbox, suspended ledger.Record, unpin fu
 	s.usage.Stop()
 	v.cut(&CutOffError{ID: s.id, By: bySuspend})
 	m.killer.Kill(s.id, v.vmm)
+	s.mounts.Suspend(context.Background(), m.cfg.Log, suspended.Volumes)
 	ledger.ClearTops(s.data)
 	v.release()
 	if earlier != nil {

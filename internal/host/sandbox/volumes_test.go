@@ -13,10 +13,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/mounts"
-	"github.com/forkd/forkd/internal/host/unique"
 	"github.com/forkd/forkd/internal/host/vmpool"
 	"github.com/forkd/forkd/internal/host/volume"
 	"github.com/forkd/forkd/internal/proto/agentproto"
@@ -157,47 +155,6 @@ func TestVolumesOfAForkThatFails(t *testing.T) {
 	w.checkClean(t)
 }
 
-// Snapshots do not include volumes, so operations that save or replace the state of a sandbox with
-// volumes are refused. They have no effect, and their hooks do not run.
-func TestVolumesAreNotInSnapshots(t *testing.T) {
-	w, _ := newVolumeWorld(t)
-	defer w.stop()
-	// This hook would fail, because a fake VM has no guest.
-	fails := &snapshot.Hook{Args: []string{"false"}, TimeoutSecs: 1, OnFailure: snapshot.HookAborts}
-	hooks := snapshot.Hooks{BeforeBranch: fails, BeforeSuspend: fails}
-	id := forkOne(t, w, ForkRequest{Volumes: writes("a"), Hooks: &hooks})
-	for what, do := range map[string]func() error{
-		"branch": func() error { _, err := w.Branch(t.Context(), id, BranchRequest{Tag: "b"}); return err },
-		"disk branch": func() error {
-			_, err := w.Branch(t.Context(), id, BranchRequest{Tag: "b", Mode: vm.BranchDisk})
-			return err
-		},
-		"suspend":  func() error { _, err := w.Suspend(t.Context(), id); return err },
-		"rollback": func() error { _, err := w.Rollback(t.Context(), id, "", unique.AsBefore); return err },
-		"fork": func() error {
-			_, _, err := w.ForkSandbox(t.Context(), id, BranchRequest{}, ForkRequest{N: 1})
-			return err
-		},
-		"promote": func() error {
-			other := forkOne(t, w, ForkRequest{})
-			_, err := w.Promote(t.Context(), other, id, BranchRequest{}, unique.AsBefore)
-			return errors.Join(err, w.Kill(other))
-		},
-	} {
-		if err := do(); !errors.As(err, new(*mounts.HeldError)) {
-			t.Errorf("%s: %v", what, err)
-		}
-		if s, err := w.Get(id); err != nil || s.Info().State != Running {
-			t.Errorf("after %s: %v", what, err)
-		}
-	}
-	if writer := w.writer(t, "a"); writer != id {
-		t.Errorf("writer %q", writer)
-	}
-	w.KillAll()
-	w.checkClean(t)
-}
-
 // The next daemon takes over a sandbox with its volumes, and makes the guest mount them again. If the VM
 // has ended in the meantime, the volumes are free.
 func TestVolumesAfterARestart(t *testing.T) {
@@ -270,9 +227,7 @@ func TestVolumesThatAreRefused(t *testing.T) {
 		t.Errorf("no such volume: %v", err)
 	}
 	for what, req := range map[string]ForkRequest{
-		"two writers":      {Tag: "p", N: 2, Volumes: writes("a")},
-		"idle timeout":     {Tag: "p", N: 1, Volumes: writes("a"), IdleTimeout: time.Hour},
-		"suspends at last": {Tag: "p", N: 1, Volumes: writes("a"), TTL: time.Hour, ExpirySuspends: true},
+		"two writers": {Tag: "p", N: 2, Volumes: writes("a")},
 	} {
 		if _, err := w.Fork(t.Context(), req); !errors.As(err, new(*invalid.Error)) {
 			t.Errorf("%s: %v", what, err)

@@ -13,6 +13,7 @@ import (
 	"github.com/forkd/forkd/internal/host/idle"
 	"github.com/forkd/forkd/internal/host/ledger"
 	"github.com/forkd/forkd/internal/host/loglimit"
+	"github.com/forkd/forkd/internal/host/mounts"
 	"github.com/forkd/forkd/internal/host/vmpool"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
@@ -21,6 +22,7 @@ import (
 func (m *Manager) newSandbox(r ledger.Record) *Sandbox {
 	s := &Sandbox{id: r.ID, data: filepath.Join(m.cfg.DataDir, r.ID), ops: make(chan struct{}, 1), events: m.cfg.Events,
 		record: r}
+	s.mounts = mounts.Set{Store: m.cfg.Volumes, Sandbox: s.id, Dir: s.data}
 	s.usage = idle.New(r.IdleTimeout, func() { m.timed.Do(func() { m.suspendIdle(s) }) })
 	return s
 }

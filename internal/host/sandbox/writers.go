@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 
 	"github.com/forkd/forkd/internal/host/writers"
 )
@@ -14,7 +15,9 @@ import (
 // frozen tops. A compromised VMM could have kept a descriptor with which it wrote these files.
 // refuseWriters also checks tops of earlier branches, because those branches may have failed before
 // they were checked.
-func (b *branch) refuseWriters() error { return b.refuse(append(b.closeSaved(), b.lower...)) }
+func (b *branch) refuseWriters() error {
+	return b.refuse(slices.Concat(b.closeSaved(), b.lower, b.tops.Synced()))
+}
 
 // closeSaved closes the files for state and memory, and returns them. A disk-only branch has none.
 func (b *branch) closeSaved() []*os.File {
@@ -64,7 +67,8 @@ func (b *branch) refuseKeeper(top *os.File) error {
 		if stats, err := v.vmm.Stats(context.Background()); err == nil && rec.Pending != nil &&
 			stats.TopSwaps <= rec.Pending.Swaps {
 			_ = top.Close()
-			unused = append(unused, top)
+			b.tops.CloseNew()
+			unused = append(append(unused, top), b.tops.New...)
 		}
 	}
 	return b.refuse(unused)

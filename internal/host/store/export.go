@@ -38,6 +38,9 @@ func (s *Store) Export(ctx context.Context, tag string) (_ *Exported, err error)
 		}
 	}
 	m := s.manifestOf(tag)
+	if len(m.Volumes) > 0 {
+		return nil, &VolumesError{Op: "export", Tag: tag}
+	}
 	x.Manifest = m
 	for _, open := range s.openers(m) {
 		f, err := open.open()

@@ -26,7 +26,7 @@ import (
 // UseBoot were not called. The parameter disk has the open files of all disk layers, including the
 // last. The files must be on the store's file system, because Publish makes links to them in the
 // snapshot's own directory. Thus the snapshot does not depend on the directories of other
-// snapshots.
+// snapshots. If m has volumes, LinkVolumes must have been called.
 func (g *Staging) Publish(m *snapshot.Manifest, extents []vm.Extent, disk []*os.File) (Info, error) {
 	g.store.mu.Lock()
 	hurries := g.store.hurriesLocked(m, g.lift)
@@ -168,21 +168,21 @@ func (g *Staging) linkDisk(d *snapshot.Disk, files []*os.File) error {
 	}
 	d.Layers = append(d.Layers, snapshot.File{Owner: g.id, Bytes: uint64(st.Size())})
 	for i, l := range d.Layers {
-		if err := linkFile(files[i], g.Path(snapshot.LayerFile(snapshot.DiskLayerFile, g.id, l.Owner))); err != nil {
+		if err := LinkFile(files[i], g.Path(snapshot.LayerFile(snapshot.DiskLayerFile, g.id, l.Owner))); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// linkFile gives an open file another name by a link, unless the file already has this name. The
+// LinkFile gives an open file another name by a link, unless the file already has this name. The
 // file may have been renamed since it was opened, but must still have a name.
-func linkFile(f *os.File, to string) error {
+func LinkFile(f *os.File, to string) error {
 	if id, err := identify(f); err == nil && id == identifyPath(to) {
 		return nil
 	}
 	if err := unix.Linkat(unix.AT_FDCWD, procPath(f), unix.AT_FDCWD, to, unix.AT_SYMLINK_FOLLOW); err != nil {
-		return fmt.Errorf("link disk layer %s to %s: %w", f.Name(), to, err)
+		return fmt.Errorf("link %s to %s: %w", f.Name(), to, err)
 	}
 	return nil
 }
@@ -233,6 +233,9 @@ func (s *Store) persist(dir string, m *snapshot.Manifest) error {
 		for _, l := range m.Disk.Layers {
 			names = append(names, snapshot.LayerFile(snapshot.DiskLayerFile, m.ID, l.Owner))
 		}
+	}
+	for _, f := range volumeFiles(m) {
+		names = append(names, volumeFile(m.ID, f))
 	}
 	for _, name := range names {
 		if err := syncFile(filepath.Join(dir, name)); err != nil {

@@ -16,6 +16,7 @@ type index struct {
 
 	memory   map[string][]*entry // snapshots that have a memory layer, by the owner of the layer
 	disk     map[string][]*entry // snapshots that have a disk layer, by the owner of the layer
+	volumes  map[string][]*entry // snapshots that have a file of a volume, by the owner of the file
 	children map[string][]*entry // snapshots that were branched from sandboxes of a snapshot, by that snapshot's ID
 	based    map[string][]*entry // snapshots that name the file of a base, by the file's hexOf(digest)
 	parts    map[string][]*entry // snapshots that have an artifact.Part, by the part's digest
@@ -24,7 +25,7 @@ type index struct {
 func newIndex() index {
 	lists := func() map[string][]*entry { return make(map[string][]*entry) }
 	return index{byTag: make(map[string]*entry), byID: make(map[string]*entry), damaged: make(map[*entry]bool),
-		memory: lists(), disk: lists(), children: lists(), based: lists(), parts: lists()}
+		memory: lists(), disk: lists(), volumes: lists(), children: lists(), based: lists(), parts: lists()}
 }
 
 // addLocked adds an entry. If several entries have the same ID, byID has the entry that was added
@@ -75,6 +76,9 @@ func (x *index) eachList(e *entry, f func(lists map[string][]*entry, key string)
 	}
 	for _, l := range diskLayers(m) {
 		f(x.disk, l.Owner)
+	}
+	for _, l := range volumeFiles(m) {
+		f(x.volumes, l.Owner)
 	}
 	if m.Parent != nil {
 		f(x.children, m.Parent.ID)

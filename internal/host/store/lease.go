@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -22,6 +23,7 @@ type hotFiles struct {
 	layers   []*os.File
 	usual    []atomic.Uint64 // bytes that each layer takes without pages that VMMs have added, see trim
 	disk     []*os.File      // base image, then layers; empty if there is no disk
+	volumes  [][]*os.File    // the same for each volume
 
 	firstWrites firstWrites
 }
@@ -168,7 +170,7 @@ func (e *entry) closeHot() {
 }
 
 func (h *hotFiles) close() {
-	for _, f := range append(append([]*os.File{h.state}, h.layers...), h.disk...) {
+	for _, f := range slices.Concat([]*os.File{h.state}, h.layers, h.disk, slices.Concat(h.volumes...)) {
 		if f != nil {
 			f.Close()
 		}
@@ -199,7 +201,7 @@ func (s *Store) openFiles(h *hotFiles, dir string, unflushed bool) error {
 		}
 		h.disk = append(h.disk, f)
 	}
-	return nil
+	return s.openVolumes(h, dir)
 }
 
 // openMemory opens the files that are needed to restore a machine.

@@ -107,6 +107,9 @@ func sealed(m *snapshot.Manifest) bool {
 			missing = missing || l.Digest == ""
 		}
 	}
+	for _, l := range volumeFiles(m) {
+		missing = missing || l.Digest == ""
+	}
 	return !missing
 }
 
@@ -152,6 +155,9 @@ func (s *Store) files(m *snapshot.Manifest) []digested {
 		}, &d.Base.Digest}
 		list = append(list, base)
 		add(snapshot.DiskLayerFile, d.Layers)
+	}
+	for _, v := range m.Volumes {
+		add(snapshot.VolumeFile, v.Files)
 	}
 	return list
 }
@@ -203,6 +209,9 @@ func (s *Store) inheritDigests(m *snapshot.Manifest) {
 	s.inherit(m, snapshot.MemoryLayerFile, m.Memory, s.memory,
 		func(o *snapshot.Manifest) []snapshot.File { return o.Memory })
 	s.inherit(m, snapshot.DiskLayerFile, diskLayers(m), s.disk, diskLayers)
+	for _, v := range m.Volumes {
+		s.inherit(m, snapshot.VolumeFile, v.Files, s.volumes, volumeFiles)
+	}
 }
 
 // maxInherit bounds the number of snapshots in which inherit looks for the digest of one layer. If

@@ -1,6 +1,7 @@
 package volume
 
 import (
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
@@ -80,33 +81,33 @@ func TestCopies(t *testing.T) {
 	create(t, s, "a")
 	startWriter(t, s, marks{4000: 1})
 	startWriter(t, s, marks{4000: 2})
-	paths, size, err := s.Copy(t.Context(), "a", dir, "volume.0")
-	if err != nil || len(paths) != 2 || size != s.List(nil)[0].SizeBytes {
-		t.Fatal(paths, size, err)
+	d := Disk{Sandbox: "sb-2", Name: "a", Copy: filepath.Join(dir, "volume0")}
+	if err := s.Copy(t.Context(), d); err != nil {
+		t.Fatal(err)
 	}
-	if _, _, err := s.Copy(t.Context(), "a", dir, "volume.0"); err == nil {
-		t.Error("a copy with the names of another copy")
-	}
-	if names := files(t, dir); !slices.Equal(names, []string{"volume.0.0", "volume.0.1", "volumes"}) {
-		t.Errorf("files %v", names)
+	if err := s.Copy(t.Context(), d); err == nil {
+		t.Error("a copy with the directory of another copy")
 	}
 	if err := errors.Join(s.Release(t.Context(), "a", "sb-1"), s.Merge(t.Context(), "a"),
 		s.Remove(t.Context(), "a")); err != nil {
 		t.Fatal(err)
 	}
-	var open []*os.File
-	for _, p := range paths {
-		f, err := os.Open(p)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer f.Close()
-		open = append(open, f)
+	f, err := s.OpenCopy(t.Context(), d)
+	if err != nil {
+		t.Fatal(err)
 	}
-	if got, want := read10(t, open), (marks{4000: 1}); !equal(got, want) {
+	defer f.Close()
+	if got, want := read10(t, append(f.Lower, f.Top)), (marks{4000: 1}); !equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
 	}
-	if _, _, err := s.Copy(t.Context(), "a", dir, "x"); !isError(err, false, false) {
+	d.Copy = filepath.Join(dir, "x")
+	if err := s.Copy(t.Context(), d); !isError(err, false, false) {
 		t.Errorf("a copy of a volume that was removed: %v", err)
 	}
+}
+
+// copyOf makes a copy of the volume "a".
+func copyOf(t *testing.T, ctx context.Context, s *Store) error {
+	t.Helper()
+	return s.Copy(ctx, Disk{Sandbox: "sb-9", Name: "a", Copy: filepath.Join(t.TempDir(), "copy")})
 }

@@ -75,7 +75,7 @@ func (s *Store) Snapshot(ctx context.Context, from string, req Request) (Info, e
 	v.Layers = slices.Clone(source.Layers)
 	return s.finish(v, func(dir string) error {
 		for _, f := range append([]string{baseFile}, v.Layers...) {
-			if err := os.Link(filepath.Join(s.path(from), f), filepath.Join(dir, f)); err != nil {
+			if err := os.Link(filepath.Join(source.dir, f), filepath.Join(dir, f)); err != nil {
 				return err
 			}
 		}
@@ -106,7 +106,7 @@ func (s *Store) reserve(req Request) (*volume, error) {
 	if err := req.check(); err != nil {
 		return nil, err
 	}
-	v := newVolume(&record.Volume{ID: "vol-" + snapshot.NewID(), Name: req.Name, Owner: req.Owner,
+	v := s.newVolume(&record.Volume{ID: snapshot.VolumeID + snapshot.NewID(), Name: req.Name, Owner: req.Owner,
 		Created: time.Now().UTC(), SizeBytes: req.SizeMiB << 20, Labels: req.Labels}, creating)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -157,7 +157,7 @@ func (s *Store) make(v *volume, fill func(dir string) error) error {
 		return err
 	}
 	s.step("wrote the record")
-	if err := os.Rename(dir, s.path(v.Name)); err != nil {
+	if err := os.Rename(dir, v.dir); err != nil {
 		return err
 	}
 	undo.Add(func() { _, _ = s.bury(v) }) // the first error is reported

@@ -102,7 +102,7 @@ func TestEndedWriter(t *testing.T) {
 			_, err := s.Snapshot(t.Context(), "a", Request{Name: "b", Owner: "x"})
 			return err
 		},
-		"copy": func(s *Store) error { _, _, err := s.Copy(t.Context(), "a", t.TempDir(), "x"); return err },
+		"copy": func(s *Store) error { return copyOf(t, t.Context(), s) },
 	}
 	for name, use := range list {
 		s := open(t, filepath.Join(t.TempDir(), "volumes"))

@@ -103,7 +103,7 @@ func (s *Store) beginMerge(ctx context.Context, name string) (*merge, error) {
 func (s *Store) openMerge(m *merge) (err error) {
 	bytes := uint64(0)
 	for _, layer := range m.layers {
-		f, err := os.Open(filepath.Join(s.path(m.name), layer))
+		f, err := os.Open(filepath.Join(m.v.dir, layer))
 		if err != nil {
 			return err
 		}
@@ -114,7 +114,7 @@ func (s *Store) openMerge(m *merge) (err error) {
 		}
 		bytes += onDisk(info)
 	}
-	if err := s.checkRoom(s.path(m.name), bytes); err != nil {
+	if err := s.checkRoom(m.v.dir, bytes); err != nil {
 		return err
 	}
 	m.merged, m.top, err = s.newTop(m.v)
@@ -140,29 +140,62 @@ func (s *Store) endMerge(ctx context.Context, m *merge) error {
 	return err
 }
 
-// Copy makes hard links to the immutable files of a volume: the base image and the layers, oldest
-// first. The links are in the directory dir of the same file system, and their names are the prefix
-// with a number. Copy returns the paths of the links, and the size of the volume. The links stay
-// when the volume changes or is removed. They lack the data that a writer has written since its
-// latest branch.
-func (s *Store) Copy(ctx context.Context, name, dir, prefix string) (paths []string, size uint64, err error) {
-	v, unlock, err := s.lock(ctx, name)
+// maxBranched is the number of layers at which MergeBelow merges. Each layer costs the VMM a descriptor,
+// a bitmap and a lookup.
+const maxBranched = 16
+
+// MergeBelow merges all layers of a disk into one, if branches have left too many of them. The VM writes
+// to the top during the merge. MergeBelow calls inVMM to make the VMM use the merged layer instead of
+// all others below the top; after an error of inVMM, the VMM uses the old files, whose content is the same.
+func (s *Store) MergeBelow(ctx context.Context, d Disk, inVMM func(merged *os.File) error) error {
+	v, unlock, err := s.hold(ctx, d)
 	if err != nil {
-		return nil, 0, err
+		return err
+	}
+	many := len(v.Layers) >= maxBranched
+	unlock()
+	if !many {
+		return nil
+	}
+	leave, err := s.merges.Wait(ctx, gate.Share{Key: d.Sandbox, Most: mergesAtOnce - 1})
+	if err != nil {
+		return err
+	}
+	defer leave()
+	if v, unlock, err = s.hold(ctx, d); err != nil {
+		return err
 	}
 	defer unlock()
-	if err := s.releaseEnded(ctx, v); err != nil {
-		return nil, 0, err
+	if err := s.mergeBelow(ctx, v, inVMM); err != nil {
+		return fmt.Errorf("merge the layers of volume %q: %w", d.Name, err)
 	}
-	for i, f := range append([]string{baseFile}, v.Layers...) {
-		path := filepath.Join(dir, fmt.Sprintf("%s.%d", prefix, i))
-		if err := os.Link(filepath.Join(s.path(name), f), path); err != nil {
-			for _, p := range paths {
-				_ = os.Remove(p) // report the first error
-			}
-			return nil, 0, fmt.Errorf("copy volume %q: %w", name, err)
-		}
-		paths = append(paths, path)
+	return nil
+}
+
+// mergeBelow does the work of MergeBelow. Preconditions: the volume is locked.
+func (s *Store) mergeBelow(ctx context.Context, v *volume, inVMM func(merged *os.File) error) error {
+	m := &merge{v: v, name: v.Name, layers: slices.Clone(v.Layers)}
+	defer m.close()
+	err := s.openMerge(m)
+	if err == nil {
+		err = disklayer.Merge(ctx, m.merged, m.files)
 	}
-	return paths, v.SizeBytes, nil
+	if err == nil && !v.private {
+		err = m.merged.Sync()
+	}
+	if err != nil {
+		return err
+	}
+	m.kept = true // drop removes the merged layer if the record does not name it
+	err = s.save(v, func(r *record.Volume) { r.Layers = []string{m.top} })
+	s.drop(v, append(m.layers, m.top)...)
+	if err != nil {
+		return err
+	}
+	merged, err := os.Open(m.merged.Name()) // read-only, because snapshots share the file
+	if err != nil {
+		return err
+	}
+	defer merged.Close()
+	return inVMM(merged)
 }

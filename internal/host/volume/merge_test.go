@@ -34,7 +34,7 @@ func TestMergesHoldNoLock(t *testing.T) {
 			return
 		}
 		s.step = func(string) {}
-		_, _, err := s.Copy(t.Context(), "a", t.TempDir(), "x")
+		err := copyOf(t, t.Context(), s)
 		if err := errors.Join(err, closed(s.Write(t.Context(), "a", "sb-0")),
 			s.Release(t.Context(), "a", "sb-0")); err != nil {
 			t.Error(err)
@@ -125,7 +125,7 @@ func TestWaitsForAVolumeEnd(t *testing.T) {
 		"merge":    func() error { return s.Merge(ctx, "a") },
 		"remove":   func() error { return s.Remove(ctx, "a") },
 		"snapshot": func() error { _, err := s.Snapshot(ctx, "a", Request{Name: "b", Owner: "x"}); return err },
-		"copy":     func() error { _, _, err := s.Copy(ctx, "a", t.TempDir(), "x"); return err },
+		"copy":     func() error { return copyOf(t, ctx, s) },
 		"release":  func() error { return s.Release(ctx, "a", "sb-1") },
 	} {
 		if err := call(); !errors.Is(err, context.Canceled) {

@@ -40,14 +40,15 @@ func (s *Store) Remove(ctx context.Context, name string) error {
 	return nil
 }
 
-// isOpen reports whether a process has the top of the volume open for writing. Then removing the top
+// isOpen reports whether a process has a top of the volume open for writing. Then removing the top
 // could block; see package writers. Preconditions: the volume is locked, and has a writer.
 func (s *Store) isOpen(v *volume) bool {
-	if v.Writer.Top == "" {
-		return false
+	for _, top := range v.Tops() {
+		if errors.As(writers.None(filepath.Join(v.dir, top), s.patience), new(*writers.Error)) {
+			return true
+		}
 	}
-	err := writers.None(filepath.Join(s.path(v.Name), v.Writer.Top), s.patience)
-	return errors.As(err, new(*writers.Error))
+	return false
 }
 
 // bury renames a volume's directory, so that the name is free, and then removes the directory. If a
@@ -55,12 +56,12 @@ func (s *Store) isOpen(v *volume) bool {
 // If it is free and bury returns an error, the volume may come back after a power failure.
 func (s *Store) bury(v *volume) (gone bool, err error) {
 	grave := filepath.Join(s.cfg.Dir, gonePrefix+snapshot.NewID())
-	if err := os.Rename(s.path(v.Name), grave); err != nil {
+	if err := os.Rename(v.dir, grave); err != nil {
 		return false, err
 	}
 	s.step("renamed the directory")
 	if err = atomicfile.SyncDir(s.cfg.Dir); err != nil {
-		if back := os.Rename(grave, s.path(v.Name)); back == nil {
+		if back := os.Rename(grave, v.dir); back == nil {
 			return false, err
 		}
 	}

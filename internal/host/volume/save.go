@@ -11,6 +11,7 @@ import (
 
 	"github.com/forkd/forkd/internal/atomicfile"
 	"github.com/forkd/forkd/internal/format/record"
+	"github.com/forkd/forkd/internal/host/writers"
 )
 
 // lock returns a volume that is ready, and holds its lock until the caller calls unlock. The error is an
@@ -62,7 +63,7 @@ func (s *Store) lockFor(ctx context.Context, name, sandbox string) (v *volume, u
 	return v, unlock, nil
 }
 
-// save changes the record of a volume. The change is durable. Preconditions: the volume is locked.
+// save changes the record of a volume. The change is durable, unless the volume is private. Preconditions: the volume is locked.
 func (s *Store) save(v *volume, change func(*record.Volume)) error {
 	changed := v.Volume
 	changed.Layers = slices.Clone(v.Layers)
@@ -75,8 +76,11 @@ func (s *Store) save(v *volume, change func(*record.Volume)) error {
 	if err != nil {
 		return err
 	}
-	path := filepath.Join(s.path(v.Name), recordFile)
-	if err = atomicfile.WriteDurable(path, p, 0o600); err != nil {
+	path, write := filepath.Join(v.dir, recordFile), atomicfile.WriteDurable
+	if v.private {
+		write = atomicfile.Write
+	}
+	if err = write(path, p, 0o600); err != nil {
 		// Perhaps the record was replaced, and only the flush failed. Then the files that the new
 		// record names must stay.
 		if now, read := os.ReadFile(path); read != nil || !bytes.Equal(now, p) {
@@ -91,11 +95,11 @@ func (s *Store) save(v *volume, change func(*record.Volume)) error {
 }
 
 // drop removes files of a volume, except those that its record names. The next start removes files
-// that cannot be removed now.
+// that cannot be removed now, for example because a VM has them open for writing.
 func (s *Store) drop(v *volume, names ...string) {
 	for _, name := range names {
 		if !slices.Contains(v.Files(), name) {
-			_ = os.Remove(filepath.Join(s.path(v.Name), name))
+			_ = writers.Remove(filepath.Join(v.dir, name), 0)
 		}
 	}
 }

@@ -69,8 +69,10 @@ type Store struct {
 // volume is a volume of a Store. The Store's mu guards the record, ended and the phase. A goroutine
 // that holds the volume's lock may read the record and ended without mu.
 type volume struct {
-	record.Volume      // content of the record
-	ended         bool // whether the writer has ended, but could not be released; see releaseEnded
+	record.Volume        // content of the record
+	dir           string // directory of the files
+	private       bool   // whether the volume is a sandbox's own copy, which does not survive a power failure
+	ended         bool   // whether the writer has ended, but could not be released; see releaseEnded
 	phase         phase
 	// The volume's lock, which is held while the record or the files change. A goroutine takes it by
 	// sending a value, and frees it by receiving the value; the channel has room for one. The lock is
@@ -78,8 +80,8 @@ type volume struct {
 	file chan struct{}
 }
 
-func newVolume(r *record.Volume, p phase) *volume {
-	return &volume{Volume: *r, phase: p, file: make(chan struct{}, 1)}
+func (s *Store) newVolume(r *record.Volume, p phase) *volume {
+	return &volume{Volume: *r, dir: s.path(r.Name), phase: p, file: make(chan struct{}, 1)}
 }
 
 // phase is the phase of a volume. In every phase the volume's name is taken, and its size counts
@@ -164,13 +166,13 @@ func Open(cfg Config) (*Store, error) {
 			cfg.Log.Warn("files of a volume are left", "name", name, "error", err)
 		}
 		ids[r.ID] = name
-		s.byName[name] = newVolume(r, ready)
+		s.byName[name] = s.newVolume(r, ready)
 	}
 	return s, nil
 }
 
 // read reads the record of the volume in dir, which must have the given name, and checks the
-// volume's files.
+// volume's files. If name is empty, the volume may have any name.
 func read(dir, name string) (*record.Volume, error) {
 	path := filepath.Join(dir, recordFile)
 	p, err := os.ReadFile(path)
@@ -181,7 +183,7 @@ func read(dir, name string) (*record.Volume, error) {
 	if err != nil {
 		return nil, err
 	}
-	if r.Name != name {
+	if name != "" && r.Name != name {
 		return nil, &record.Error{Path: path, Field: "name",
 			Reason: fmt.Sprintf("%q: want the name of the directory", r.Name)}
 	}

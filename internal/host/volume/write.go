@@ -86,43 +86,50 @@ func (s *Store) Write(ctx context.Context, name, sandbox string) (*Files, error)
 
 // open opens the files of a volume, and records a new top for its writer.
 func (s *Store) open(v *volume, sandbox string) (f *Files, err error) {
-	if len(v.Layers) > maxLayers {
-		return nil, fmt.Errorf("%d layers, at most %d: merge them first", len(v.Layers), maxLayers)
+	if f, err = s.openLower(v, v.Layers); err != nil {
+		return nil, err
 	}
-	f = &Files{SizeBytes: v.SizeBytes}
-	defer func() {
+	var top string
+	if f.Top, top, err = s.newTop(v); err == nil {
+		err = s.save(v, func(r *record.Volume) { r.Writer = &record.VolumeWriter{SandboxID: sandbox, Top: top} })
+		if err != nil {
+			s.drop(v, top)
+		}
+	}
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+// openLower opens the base image and the given layers of a volume.
+func (s *Store) openLower(v *volume, layers []string) (*Files, error) {
+	if len(layers) > maxLayers {
+		return nil, fmt.Errorf("%d layers, at most %d: merge them first", len(layers), maxLayers)
+	}
+	f := &Files{SizeBytes: v.SizeBytes}
+	for _, name := range append([]string{baseFile}, layers...) {
+		file, err := os.Open(filepath.Join(v.dir, name))
 		if err != nil {
 			f.Close()
-		}
-	}()
-	for _, name := range append([]string{baseFile}, v.Layers...) {
-		file, err := os.Open(filepath.Join(s.path(v.Name), name))
-		if err != nil {
-			return f, err
+			return nil, err
 		}
 		f.Lower = append(f.Lower, file)
 	}
-	var top string
-	if f.Top, top, err = s.newTop(v); err != nil {
-		return f, err
-	}
-	err = s.save(v, func(r *record.Volume) { r.Writer = &record.VolumeWriter{SandboxID: sandbox, Top: top} })
-	if err != nil {
-		s.drop(v, top)
-	}
-	return f, err
+	return f, nil
 }
 
-// newTop makes an empty layer that survives a power failure. If no record names the layer, the next
+// newTop makes an empty layer that survives a power failure, unless the volume is private. If no record names the layer, the next
 // start removes it.
 func (s *Store) newTop(v *volume) (f *os.File, name string, err error) {
-	dir := s.path(v.Name)
+	dir := v.dir
 	name = snapshot.NewID() + layerSuffix
 	if f, err = os.OpenFile(filepath.Join(dir, name), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600); err != nil {
 		return nil, "", err
 	}
 	s.step("made a top")
-	if err = disklayer.Format(f, v.SizeBytes); err == nil {
+	if err = disklayer.Format(f, v.SizeBytes); err == nil && !v.private {
 		err = errors.Join(f.Sync(), atomicfile.SyncDir(dir))
 	}
 	if err != nil {
@@ -230,42 +237,40 @@ func (s *Store) ReleaseEnded(ctx context.Context) {
 	})
 }
 
-// seal turns the writer's top into a layer, and makes now the writer of the volume; nil means none.
-// It drops an empty top. It also drops a top that is missing or not a valid layer, but keeps its file
-// under another name until the next damaged top, because the file may be large. Only a VMM that its
-// guest controls damages a top.
+// seal turns the writer's tops into layers, and makes now the writer of the volume; nil means none.
+// Usually there is one top. If a branch or a rollback was interrupted, there are two: a top that no VM
+// has written to is empty, so both count. seal drops an empty top. It also drops a top that is missing
+// or not a valid layer, but keeps its file under another name until the next damaged top, because the
+// file may be large. Only a VMM that its guest controls damages a top.
 func (s *Store) seal(ctx context.Context, v *volume, now *record.VolumeWriter) error {
-	var top string
-	if v.Writer != nil {
-		top = v.Writer.Top
-	}
-	keep, damaged := false, false
-	file := filepath.Join(s.path(v.Name), top)
-	if top != "" {
-		empty, err := s.settle(ctx, v, file)
-		damaged = errors.Is(err, disklayer.ErrFormat) || errors.Is(err, fs.ErrNotExist)
-		if err != nil && !damaged {
+	var kept, empty, damaged []string
+	for _, top := range v.Tops() {
+		none, err := s.settle(ctx, v, filepath.Join(v.dir, top))
+		isDamaged := errors.Is(err, disklayer.ErrFormat) || errors.Is(err, fs.ErrNotExist)
+		switch {
+		case err != nil && !isDamaged:
 			return err
-		}
-		if damaged {
+		case isDamaged || len(damaged) > 0: // without the top below it, a top is of no use
+			damaged = append(damaged, top)
 			s.cfg.Log.Error("a sandbox has damaged a volume, whose latest changes are lost", "name", v.Name, "sandbox",
 				v.Writer.SandboxID, "error", err)
+		case none:
+			empty = append(empty, top)
+		default:
+			kept = append(kept, top)
 		}
-		keep = !damaged && !empty
 	}
-	err := s.save(v, func(r *record.Volume) {
-		if r.Writer = now; keep {
-			r.Layers = append(r.Layers, top)
-		}
-	})
-	switch {
-	case err != nil:
+	err := s.save(v, func(r *record.Volume) { r.Writer, r.Layers = now, append(r.Layers, kept...) })
+	if err != nil {
 		return err
-	case damaged:
+	}
+	s.drop(v, empty...)
+	if len(damaged) > 0 {
 		s.dropDamaged(v)
+	}
+	for _, top := range damaged {
+		file := filepath.Join(v.dir, top)
 		_ = os.Rename(file, file+damagedSuffix) // fails if the file is gone
-	case top != "" && !keep:
-		s.drop(v, top)
 	}
 	s.step("removed the top")
 	return nil
@@ -273,7 +278,7 @@ func (s *Store) seal(ctx context.Context, v *volume, now *record.VolumeWriter) e
 
 // dropDamaged removes the damaged layers of a volume. Files that cannot be removed stay.
 func (s *Store) dropDamaged(v *volume) {
-	old, _ := filepath.Glob(filepath.Join(s.path(v.Name), "*"+damagedSuffix)) // the pattern is valid
+	old, _ := filepath.Glob(filepath.Join(v.dir, "*"+damagedSuffix)) // the pattern is valid
 	for _, path := range old {
 		if err := writers.Remove(path, 0); err != nil {
 			s.cfg.Log.Warn("a damaged file of a volume is left", "name", v.Name, "error", err)
@@ -295,11 +300,7 @@ func (s *Store) settle(ctx context.Context, v *volume, path string) (empty bool,
 		return false, err
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
-	size, err := disklayer.SizeOf(f)
-	if err == nil && size != v.SizeBytes {
-		err = fmt.Errorf("%w: %s is of a disk of %d bytes, want %d", disklayer.ErrFormat, path, size, v.SizeBytes)
-	}
-	if err != nil {
+	if err := checkLayer(v, f); err != nil {
 		return false, err
 	}
 	err = disklayer.Written(ctx, []*os.File{f}, func(uint64, uint64) error { return errFound })
@@ -310,4 +311,13 @@ func (s *Store) settle(ctx context.Context, v *volume, path string) (empty bool,
 		return false, err
 	}
 	return false, f.Sync()
+}
+
+// checkLayer returns disklayer.ErrFormat unless f is a layer of the volume.
+func checkLayer(v *volume, f *os.File) error {
+	size, err := disklayer.SizeOf(f)
+	if err == nil && size != v.SizeBytes {
+		err = fmt.Errorf("%w: %s is of a disk of %d bytes, want %d", disklayer.ErrFormat, f.Name(), size, v.SizeBytes)
+	}
+	return err
 }

@@ -1,0 +1,310 @@
+package volume
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/forkd/forkd/internal/atomicfile"
+	"github.com/forkd/forkd/internal/format/record"
+	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/store"
+)
+
+// Disk names the disk that a sandbox has in a volume slot. It is the disk of a volume that the sandbox
+// writes to, or the sandbox's own copy of a volume. A copy is a directory with the files of a volume;
+// it counts against no quota, and does not survive a power failure.
+type Disk struct {
+	Sandbox string
+	Name    string // name of the volume
+	Copy    string // directory of the copy; empty: the sandbox writes to the volume itself
+}
+
+// hold returns the volume or the copy of a disk, and holds its lock until the caller calls unlock. A
+// copy needs no lock, because only one operation at a time works on its sandbox.
+func (s *Store) hold(ctx context.Context, d Disk) (v *volume, unlock func(), err error) {
+	if d.Copy == "" {
+		return s.lockFor(ctx, d.Name, d.Sandbox)
+	}
+	r, err := read(d.Copy, "")
+	if err != nil {
+		return nil, nil, fmt.Errorf("copy of volume %q: %w", d.Name, err)
+	}
+	return &volume{Volume: *r, dir: d.Copy, private: true, phase: ready}, func() {}, nil
+}
+
+// Copy makes a sandbox's own copy of a volume, with the present content of the volume. It lacks the
+// data that a writer has written since its latest branch. The files of the copy are hard links, so
+// that the copy stays when the volume changes or is removed.
+func (s *Store) Copy(ctx context.Context, d Disk) error {
+	v, unlock, err := s.lock(ctx, d.Name)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if err := s.releaseEnded(ctx, v); err != nil {
+		return err
+	}
+	r := v.Volume
+	r.Layers, r.Writer = slices.Clone(v.Layers), nil
+	return s.makeCopy(d, &r, func(_ int, name, to string) error { return os.Link(filepath.Join(v.dir, name), to) })
+}
+
+// CopyFrom is like Copy, with the content that a volume has in a snapshot. The parameter files has the
+// snapshot's files of the volume.
+func (s *Store) CopyFrom(d Disk, from *snapshot.Volume, files []*os.File) error {
+	r := &record.Volume{ID: from.ID, Name: from.Name, Created: time.Now().UTC(), SizeBytes: from.SizeBytes,
+		Layers: layersOf(from)}
+	return s.makeCopy(d, r, func(i int, _, to string) error { return store.LinkFile(files[i], to) })
+}
+
+// layersOf returns the names of the layers of a volume that is in a snapshot.
+func layersOf(v *snapshot.Volume) (names []string) {
+	for _, f := range v.Files[1:] {
+		names = append(names, f.Owner+layerSuffix)
+	}
+	return names
+}
+
+// makeCopy makes the directory of a copy. It calls link for each file.
+func (s *Store) makeCopy(d Disk, r *record.Volume, link func(i int, name, to string) error) (err error) {
+	if err := os.Mkdir(d.Copy, 0o700); err != nil {
+		return fmt.Errorf("copy volume %q: %w", d.Name, err)
+	}
+	defer func() {
+		if err != nil {
+			_ = os.RemoveAll(d.Copy) // report the first error
+			err = fmt.Errorf("copy volume %q: %w", d.Name, err)
+		}
+	}()
+	for i, name := range append([]string{baseFile}, r.Layers...) {
+		if err := link(i, name, filepath.Join(d.Copy, name)); err != nil {
+			return err
+		}
+	}
+	r.Owner = d.Sandbox
+	p, err := record.EncodeVolume(r)
+	if err != nil {
+		return err
+	}
+	return atomicfile.Write(filepath.Join(d.Copy, recordFile), p, 0o600)
+}
+
+// OpenCopy opens a copy for its sandbox's VM, with a new top.
+func (s *Store) OpenCopy(ctx context.Context, d Disk) (*Files, error) {
+	v, _, err := s.hold(ctx, d)
+	if err != nil {
+		return nil, err
+	}
+	f, err := s.open(v, d.Sandbox)
+	if err != nil {
+		return nil, fmt.Errorf("copy of volume %q: %w", d.Name, err)
+	}
+	return f, nil
+}
+
+// IDOf returns the ID of the volume that a disk is, or is a copy of.
+func (s *Store) IDOf(ctx context.Context, d Disk) (string, error) {
+	v, unlock, err := s.hold(ctx, d)
+	if err != nil {
+		return "", err
+	}
+	defer unlock()
+	return v.ID, nil
+}
+
+// BeginSwap opens the files of a disk for a VM that will write to a new top instead of the present
+// one. From now on, the VM may write to both. EndSwap records which of them it writes to. The last of
+// the lower files is the present top, open for reading.
+func (s *Store) BeginSwap(ctx context.Context, d Disk) (f *Files, top string, err error) {
+	v, unlock, err := s.hold(ctx, d)
+	if err != nil {
+		return nil, "", err
+	}
+	defer unlock()
+	if f, top, err = s.beginSwap(v); err != nil {
+		return nil, "", fmt.Errorf("volume %q: %w", d.Name, err)
+	}
+	return f, top, nil
+}
+
+func (s *Store) beginSwap(v *volume) (f *Files, top string, err error) {
+	if v.Writer == nil || v.Writer.Top == "" {
+		return nil, "", errors.New("no VM writes to it")
+	}
+	if unused := v.Writer.Next; unused != "" { // a daemon was killed before the VM received this top
+		if err := s.save(v, func(r *record.Volume) { r.Writer.Next = "" }); err != nil {
+			return nil, "", err
+		}
+		s.drop(v, unused)
+	}
+	if f, err = s.openLower(v, append(slices.Clone(v.Layers), v.Writer.Top)); err != nil {
+		return nil, "", err
+	}
+	if f.Top, top, err = s.newTop(v); err == nil {
+		if err = s.save(v, func(r *record.Volume) { r.Writer.Next = top }); err != nil {
+			s.drop(v, top)
+		}
+	}
+	if err != nil {
+		f.Close()
+		return nil, "", err
+	}
+	return f, top, nil
+}
+
+// EndSwap records whether the VM of a disk writes to the top that BeginSwap has made. If it does, the
+// former top is a layer from now on. Further calls with the same top do nothing.
+func (s *Store) EndSwap(ctx context.Context, d Disk, top string, swapped bool) error {
+	v, unlock, err := s.hold(ctx, d)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	w := v.Writer
+	switch {
+	case w != nil && w.Next == top:
+	case w == nil || swapped && w.Top != top:
+		return fmt.Errorf("volume %q: its record does not name the top %q", d.Name, top)
+	default:
+		return nil // an earlier call has done it
+	}
+	err = s.save(v, func(r *record.Volume) {
+		if swapped {
+			r.Layers, r.Writer.Top = append(r.Layers, r.Writer.Top), r.Writer.Next
+		}
+		r.Writer.Next = ""
+	})
+	if err != nil {
+		return fmt.Errorf("volume %q: %w", d.Name, err)
+	}
+	s.drop(v, top) // does nothing if the VM writes to it
+	return nil
+}
+
+// Content returns the immutable content of a disk: all but the data that the sandbox has written since
+// its latest branch. The caller sets the name and the path, and must close the files.
+func (s *Store) Content(ctx context.Context, d Disk) (c snapshot.Volume, files []*os.File, err error) {
+	v, unlock, err := s.hold(ctx, d)
+	if err != nil {
+		return c, nil, err
+	}
+	defer unlock()
+	f, err := s.openLower(v, v.Layers)
+	if err != nil {
+		return c, nil, fmt.Errorf("volume %q: %w", d.Name, err)
+	}
+	c.ID, c.SizeBytes = v.ID, v.SizeBytes
+	owners := []string{strings.TrimPrefix(v.ID, snapshot.VolumeID)}
+	for _, name := range v.Layers {
+		owners = append(owners, strings.TrimSuffix(name, layerSuffix))
+	}
+	for i, file := range f.Lower {
+		info, err := file.Stat()
+		if err == nil && i > 0 {
+			err = checkLayer(v, file) // a VM that its guest controls may have damaged it
+		}
+		if err != nil {
+			f.Close()
+			return c, nil, fmt.Errorf("volume %q: %w", d.Name, err)
+		}
+		c.Files = append(c.Files, snapshot.File{Owner: owners[i], Bytes: uint64(info.Size())})
+	}
+	return c, f.Lower, nil
+}
+
+// Back is a change of a disk to the content that it has in a snapshot.
+type Back struct {
+	Files  *Files
+	store  *Store
+	disk   Disk
+	layers []string
+	top    string
+	old    []string // names of the disk's files before Commit
+	done   bool     // whether the record may name the new files
+}
+
+// GoBack prepares the change of a disk to the content that it has in a snapshot. The parameter files has
+// the snapshot's files of the volume. Until Commit, the disk is unchanged.
+func (s *Store) GoBack(ctx context.Context, d Disk, to *snapshot.Volume, files []*os.File) (b *Back, err error) {
+	v, unlock, err := s.hold(ctx, d)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	if v.ID != to.ID || v.SizeBytes != to.SizeBytes {
+		return nil, fmt.Errorf("volume %q: it is not the volume %s of %d bytes of the snapshot", d.Name, to.ID, to.SizeBytes)
+	}
+	b = &Back{store: s, disk: d, layers: layersOf(to)}
+	for i, name := range b.layers {
+		if err := store.LinkFile(files[i+1], filepath.Join(v.dir, name)); err != nil {
+			b.drop(v)
+			return nil, fmt.Errorf("volume %q: %w", d.Name, err)
+		}
+	}
+	if b.Files, err = s.openLower(v, b.layers); err == nil {
+		b.Files.Top, b.top, err = s.newTop(v) // also makes the links durable
+	}
+	if err != nil {
+		b.drop(v)
+		return nil, fmt.Errorf("volume %q: %w", d.Name, err)
+	}
+	return b, nil
+}
+
+// drop removes the new files that the record of v does not name.
+func (b *Back) drop(v *volume) {
+	names := b.layers
+	if b.top != "" {
+		names = append(slices.Clone(names), b.top)
+	}
+	b.store.drop(v, names...)
+}
+
+// Commit changes the disk. The caller then restores the snapshot, and calls Finish.
+func (b *Back) Commit(ctx context.Context) error {
+	v, unlock, err := b.store.hold(ctx, b.disk)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	b.old, b.done = v.Volume.Files(), true
+	err = b.store.save(v, func(r *record.Volume) {
+		r.Layers, r.Writer = b.layers, &record.VolumeWriter{SandboxID: b.disk.Sandbox, Top: b.top}
+	})
+	if err != nil {
+		b.drop(v)
+		return fmt.Errorf("volume %q: %w", b.disk.Name, err)
+	}
+	return nil
+}
+
+// Finish removes the files that the disk does not need any more: its old files after Commit, and
+// otherwise the new ones. Files that the VM has still open for writing stay until the next start.
+func (b *Back) Finish(ctx context.Context) {
+	b.Files.Close()
+	v, unlock, err := b.store.hold(ctx, b.disk)
+	if err != nil {
+		return // the volume has been released, and the next start removes what stays
+	}
+	defer unlock()
+	if b.drop(v); b.done {
+		b.store.drop(v, b.old...)
+	}
+}
+
+// Suspend makes the data that a sandbox has written a part of the volume, of which the sandbox stays
+// the writer. Its VM must have exited. The disk must not be a copy.
+func (s *Store) Suspend(ctx context.Context, d Disk) error {
+	v, unlock, err := s.lockFor(ctx, d.Name, d.Sandbox)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	return s.seal(ctx, v, &record.VolumeWriter{SandboxID: d.Sandbox})
+}
