@@ -76,8 +76,9 @@ var rooms = []room{
 	},
 	{
 		folder: "internal/host",
-		packages: []string{"invalid", "debt", "excerpt", "loglimit", "event", "writers/writertest", "writers", "filedigest",
-			"owner", "unique", "procmem", "agentclient", "cgroup", "process", "netclient", "vmmclient", "store",
+		packages: []string{"invalid", "debt", "excerpt", "failure", "loglimit", "event", "writers/writertest", "writers",
+			"filedigest", "sparse", "owner", "unique", "procmem", "agentclient", "cgroup", "process", "netclient",
+			"vmmclient", "store",
 			"vmpool", "vmpool/suite", "vmfake",
 			"identity", "chain", "helpervm", "imagevm", "diff", "hub", "bake", "admit", "ledger", "hook", "conlog",
 			"tally", "idle", "unwatched", "volume", "mounts", "sandbox", "history", "workspace", "recent", "tenancy",

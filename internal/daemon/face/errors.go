@@ -18,6 +18,7 @@ import (
 	"github.com/forkd/forkd/internal/host/admit"
 	"github.com/forkd/forkd/internal/host/agentclient"
 	"github.com/forkd/forkd/internal/host/bake"
+	"github.com/forkd/forkd/internal/host/failure"
 	"github.com/forkd/forkd/internal/host/hook"
 	"github.com/forkd/forkd/internal/host/hub"
 	"github.com/forkd/forkd/internal/host/invalid"
@@ -70,9 +71,9 @@ func codeOf(err error) code {
 		return codeSnapshotUnusable
 	case is[*sandbox.CutOffError](err): // these three errors wrap errors of later cases
 		return codeCutOff
-	case is[*sandbox.HeldError](err):
+	case is[*failure.HeldError](err):
 		return codeHeld
-	case is[*sandbox.LeaseError](err):
+	case is[*failure.LeaseError](err):
 		return codeSnapshotUnusable
 	case is[*sandbox.NotFoundError](err):
 		return codeNoSandbox
@@ -93,7 +94,7 @@ func codeOf(err error) code {
 		return code(refused.Code)
 	case is[*unique.Error](err):
 		return codeNotUnique
-	case is[*sandbox.FamilyError](err):
+	case is[*failure.FamilyError](err):
 		return codeLine
 	case errors.As(err, &named):
 		if named.Exists {
@@ -106,7 +107,7 @@ func codeOf(err error) code {
 		return codeVolumeInUse
 	case is[*mounts.SlotsError](err):
 		return codeNoVolumeSlots
-	case is[*mounts.HeldError](err):
+	case is[*mounts.HeldError](err), is[*failure.VolumesError](err):
 		return codeHasVolumes
 	case errors.Is(err, once.ErrOther):
 		return codeKeyReused

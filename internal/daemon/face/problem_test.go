@@ -13,6 +13,7 @@ import (
 
 	"github.com/forkd/forkd/internal/host/admit"
 	"github.com/forkd/forkd/internal/host/agentclient"
+	"github.com/forkd/forkd/internal/host/failure"
 	"github.com/forkd/forkd/internal/host/hub"
 	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/sandbox"
@@ -54,7 +55,7 @@ func TestProblems(t *testing.T) {
 		{invalid.Errorf("n", "0: want 1"), codeInvalidField, "n", ""},
 		{BadRequest("no"), codeBadRequest, "", ""},
 		{&sandbox.NotFoundError{ID: "sb-x"}, codeNoSandbox, "", ""},
-		{&sandbox.ForkError{First: &store.NotFoundError{Tag: "x"}}, codeNoSnapshot, "", ""},
+		{&failure.ForkError{First: &store.NotFoundError{Tag: "x"}}, codeNoSnapshot, "", ""},
 		{&sandbox.CutOffError{ID: "sb-x"}, codeCutOff, "", ""},
 		{&admit.Error{Code: admit.CodeHostMemory}, codeHostMemory, "", "5"},
 		{&admit.Error{Code: admit.CodeMaxVCPUs}, codeMaxVCPUs, "", "5"},
@@ -69,9 +70,9 @@ func TestProblems(t *testing.T) {
 		{&agentclient.Error{Code: agentclient.CodeNotFound}, codeNoFile, "", ""},
 		{&agentclient.Error{Code: "new"}, codeGuestFailed, "", ""},
 		{fmt.Errorf("write: %w", syscall.ENOSPC), codeNoSpace, "", ""},
-		{&sandbox.ForkError{First: fmt.Errorf("restore: %w", vmmclient.ErrGone)}, codeVMEnded, "", ""},
-		{&sandbox.RollbackError{Err: &vmpool.ExitError{}}, codeVMEnded, "", ""},
-		{&sandbox.RollbackError{Err: &unique.Error{}}, codeNotUnique, "", ""},
+		{&failure.ForkError{First: fmt.Errorf("restore: %w", vmmclient.ErrGone)}, codeVMEnded, "", ""},
+		{&failure.RollbackError{Err: &vmpool.ExitError{}}, codeVMEnded, "", ""},
+		{&failure.RollbackError{Err: &unique.Error{}}, codeNotUnique, "", ""},
 		{errors.New("x"), codeInternal, "", ""},
 	} {
 		w := httptest.NewRecorder()

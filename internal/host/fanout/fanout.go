@@ -24,6 +24,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/forkd/forkd/internal/host/agentclient"
+	"github.com/forkd/forkd/internal/host/failure"
 	"github.com/forkd/forkd/internal/host/sandbox"
 	"github.com/forkd/forkd/internal/host/unique"
 	"github.com/forkd/forkd/internal/proto/vm"
@@ -424,7 +425,7 @@ func (t *try) killBut(kept []string) error {
 func (t *try) kill(id string) error {
 	err := t.forked.Kill(id)
 	var gone *sandbox.NotFoundError
-	var held *sandbox.HeldError
+	var held *failure.HeldError
 	if errors.As(err, &gone) || errors.As(err, &held) {
 		return nil
 	}

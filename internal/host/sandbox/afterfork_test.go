@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/failure"
 	"github.com/forkd/forkd/internal/host/hook"
 	"github.com/forkd/forkd/internal/host/vmfake"
 )
@@ -91,7 +92,7 @@ func TestAFailedHookEndsItsChild(t *testing.T) {
 			}
 			leave()
 		}
-		var failed *ForkError
+		var failed *failure.ForkError
 		if err := <-done; !errors.As(err, &failed) || failed.Failed != 3 || !errors.As(err, new(*hook.Error)) {
 			t.Errorf("partial %v: %v", partial, err)
 		}

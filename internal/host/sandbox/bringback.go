@@ -79,17 +79,13 @@ func (m *Manager) tryBringBack(ctx context.Context, s *Sandbox, expiry func() Ex
 		return err
 	}
 	release = sync.OnceFunc(release)
-	defer release()
 	disks, err := s.mounts.OpenFirst(ctx, rec.Volumes, lease, release, m.restores)
 	if err != nil {
 		return err
 	}
 	defer disks.Close()
-	timing, err := m.restore(ctx, start, v, s.data, &rec, disks.Volumes)
+	timing, err := m.restore(ctx, start, v, s.data, &rec, disks)
 	release()
-	if err == nil {
-		err = disks.End(ctx)
-	}
 	if err != nil {
 		return err
 	}

@@ -117,11 +117,8 @@ func (m *Manager) restoreChild(ctx context.Context, start time.Time, req ForkReq
 		return nil, err
 	}
 	defer volumes.Close()
-	if s.timing, err = m.restore(ctx, start, s.live, s.data, &s.record, volumes.Volumes); err != nil {
+	if s.timing, err = m.restore(ctx, start, s.live, s.data, &s.record, volumes); err != nil {
 		return nil, fmt.Errorf("restore child %s: %w", s.id, err)
-	}
-	if err := volumes.End(ctx); err != nil {
-		return nil, err
 	}
 	s.timing.Pooled = pooled
 	return s, nil

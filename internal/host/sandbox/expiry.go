@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/forkd/forkd/internal/host/failure"
 	"github.com/forkd/forkd/internal/host/hook"
 	"github.com/forkd/forkd/internal/host/idle"
 	"github.com/forkd/forkd/internal/proto/netproto"
@@ -19,7 +20,7 @@ const expiryRetry = time.Minute
 func (h *Held) SetExpiry(e Expiry) error {
 	s := h.s
 	if w := h.Info().Workspace; w != "" && !e.At.IsZero() {
-		return &HeldError{Op: "limit the time of", ID: s.id, Workspace: w}
+		return &failure.HeldError{Op: "limit the time of", ID: s.id, Workspace: w}
 	}
 	if err := s.updateAll(e.Write); err != nil {
 		return err

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/forkd/forkd/internal/host/failure"
 	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/ledger"
 	"github.com/forkd/forkd/internal/proto/vm"
@@ -380,7 +381,7 @@ func TestNoExpiryOfAWorkspace(t *testing.T) {
 	if err := w.Hold(held, "desk"); err != nil {
 		t.Fatal(err)
 	}
-	refused := (*HeldError)(nil)
+	refused := (*failure.HeldError)(nil)
 	if _, err := w.setExpiry(t, held, Expiry{At: time.Now()}); !errors.As(err, &refused) {
 		t.Errorf("a new expiry of a workspace's sandbox: %v", err)
 	}

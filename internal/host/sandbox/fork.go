@@ -11,6 +11,7 @@ import (
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/gate"
 	"github.com/forkd/forkd/internal/host/event"
+	"github.com/forkd/forkd/internal/host/failure"
 	"github.com/forkd/forkd/internal/host/hook"
 	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/ledger"
@@ -223,7 +224,7 @@ func countFailed(ctx context.Context, req ForkRequest, errs []error) (result For
 			continue
 		}
 		result.Failed++
-		if errors.As(err, new(*unconfirmedError)) {
+		if errors.As(err, new(*failure.UnconfirmedError)) {
 			result.Unconfirmed++
 		}
 		if first == nil || errors.Is(first, context.Canceled) {
@@ -231,7 +232,7 @@ func countFailed(ctx context.Context, req ForkRequest, errs []error) (result For
 		}
 	}
 	if result.Failed > 0 && (!req.AllowPartial || result.Failed == req.N || ctx.Err() != nil) {
-		return result, &ForkError{Tag: req.Tag, Asked: req.N, Failed: result.Failed,
+		return result, &failure.ForkError{Tag: req.Tag, Asked: req.N, Failed: result.Failed,
 			Unconfirmed: result.Unconfirmed, First: first}
 	}
 	return result, nil

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/forkd/forkd/internal/host/agentclient"
+	"github.com/forkd/forkd/internal/host/failure"
 	"github.com/forkd/forkd/internal/host/ledger"
 	"github.com/forkd/forkd/internal/host/unique"
 	"github.com/forkd/forkd/internal/proto/vm"
@@ -253,7 +254,7 @@ func TestRestartWithoutTheSnapshot(t *testing.T) {
 	if err := w.Use(t.Context(), id, "use", nothing); err != nil {
 		t.Errorf("use: %v", err)
 	}
-	var lease *LeaseError
+	var lease *failure.LeaseError
 	if _, err := w.Branch(t.Context(), id, BranchRequest{Mode: vm.BranchLive}); !errors.As(err, &lease) ||
 		lease.Op != "branch" {
 		t.Errorf("branch: %v", err)

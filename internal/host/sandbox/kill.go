@@ -8,6 +8,7 @@ import (
 
 	"github.com/forkd/forkd/internal/gate"
 	"github.com/forkd/forkd/internal/host/event"
+	"github.com/forkd/forkd/internal/host/failure"
 	"github.com/forkd/forkd/internal/host/mounts"
 	"github.com/forkd/forkd/internal/host/vmpool"
 )
@@ -76,7 +77,7 @@ func (m *Manager) Kill(id string) error {
 		return err
 	}
 	if w := s.Info().Workspace; w != "" {
-		return &HeldError{Op: "kill", ID: id, Workspace: w}
+		return &failure.HeldError{Op: "kill", ID: id, Workspace: w}
 	}
 	return m.remove(s)
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/forkd/forkd/internal/cleanup"
+	"github.com/forkd/forkd/internal/host/failure"
 	"github.com/forkd/forkd/internal/host/ledger"
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/host/vmmclient"
@@ -122,7 +123,7 @@ func (m *Manager) leased(s *Sandbox, op string, v *liveVM) (*store.Lease, error)
 	}
 	lease, err := m.cfg.Store.AcquireVersion(s.record.SnapshotTag, s.record.SnapshotID)
 	if err != nil {
-		return nil, &LeaseError{ID: s.id, Op: op, Tag: s.record.SnapshotTag, Err: err}
+		return nil, &failure.LeaseError{ID: s.id, Op: op, Tag: s.record.SnapshotTag, Err: err}
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()

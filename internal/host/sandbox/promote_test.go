@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/forkd/forkd/internal/host/failure"
 	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/unique"
 	"github.com/forkd/forkd/internal/proto/vm"
@@ -66,7 +67,7 @@ func TestPromoteIsRefused(t *testing.T) {
 	}
 	stranger := w.fork(t, "other")
 	before := len(w.cfg.Store.List())
-	var family *FamilyError
+	var family *failure.FamilyError
 	if _, err := w.Promote(t.Context(), id, stranger, BranchRequest{}, unique.AsBefore); !errors.As(err, &family) {
 		t.Errorf("from another family: %v", err)
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/forkd/forkd/internal/host/agentclient"
 	"github.com/forkd/forkd/internal/host/chain"
 	"github.com/forkd/forkd/internal/host/excerpt"
+	"github.com/forkd/forkd/internal/host/failure"
 	"github.com/forkd/forkd/internal/host/identity"
 	"github.com/forkd/forkd/internal/host/ledger"
 	"github.com/forkd/forkd/internal/host/mounts"
@@ -28,10 +29,10 @@ func (m *Manager) newTopOver(data string, lease *store.Lease, name string) (*os.
 }
 
 // restore restores the snapshot of v.lease in the VM v. The disk of the VM gets the empty top that
-// r names, and its volume slots get the given volumes. The parameter start is when the request
+// r names, and its volume slots get the given disks. The parameter start is when the request
 // arrived. The caller must hold a place in m.restores.
 func (m *Manager) restore(ctx context.Context, start time.Time, v *liveVM, data string,
-	r *ledger.Record, volumes []chain.Volume) (Timing, error) {
+	r *ledger.Record, disks *mounts.Disks) (Timing, error) {
 	top, err := m.newTopOver(data, v.lease, r.Top)
 	if err != nil {
 		return Timing{}, err
@@ -44,16 +45,19 @@ func (m *Manager) restore(ctx context.Context, start time.Time, v *liveVM, data 
 		return Timing{}, err
 	}
 	v.link = link
-	result, err := chain.Restore(ctx, v.vmm, v.lease, top, volumes, link != nil)
+	result, err := chain.Restore(ctx, v.vmm, v.lease, top, disks.Volumes, link != nil)
 	timing := Timing{VMM: time.Since(start), Restore: result}
 	link.Ready()
+	if err == nil {
+		err = disks.End(ctx)
+	}
 	return timing, err
 }
 
 // confirm gives the guest of a VM a new identity and, if the sandbox has secrets, the certificate
 // of the CA for the secrets' hosts. Then it makes the guest mount the sandbox's volumes. It waits for
 // the agent's answers. It records in r which generators repeat random numbers. The error is an
-// *unconfirmedError, a *unique.Error, a *mounts.Error, or the error of ctx.
+// *failure.UnconfirmedError, a *unique.Error, a *mounts.Error, or the error of ctx.
 func (m *Manager) confirm(ctx context.Context, v *liveVM, r *ledger.Record) error {
 	wait, cancel := context.WithTimeout(ctx, m.cfg.Confirm)
 	defer cancel()
@@ -84,5 +88,5 @@ func (m *Manager) confirm(ctx context.Context, v *liveVM, r *ledger.Record) erro
 	}
 	m.cfg.Observer.ConfirmFailed()
 	console, _ := vmpool.Console(m.cfg.VMMs, v.dir) // without the console, the error only says less
-	return &unconfirmedError{id: r.ID, err: err, console: excerpt.Console(console.Bytes, 5)}
+	return &failure.UnconfirmedError{ID: r.ID, Err: err, Console: excerpt.Console(console.Bytes, 5)}
 }

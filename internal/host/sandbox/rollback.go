@@ -13,6 +13,7 @@ import (
 	durable "github.com/forkd/forkd/internal/format/record"
 	"github.com/forkd/forkd/internal/host/chain"
 	"github.com/forkd/forkd/internal/host/excerpt"
+	"github.com/forkd/forkd/internal/host/failure"
 	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/ledger"
 	"github.com/forkd/forkd/internal/host/mounts"
@@ -157,8 +158,8 @@ func (m *Manager) endRolledBack(s *Sandbox, v *liveVM, to string, err error) err
 		v.link.Close() // the deletion may have closed only the previous link
 		return &CutOffError{ID: s.id, Op: rollBackOp, By: byDelete}
 	}
-	failed := &RollbackError{ID: s.id, Tag: to, Err: err}
-	if !errors.As(err, new(*unconfirmedError)) { // an unconfirmedError already quotes the console
+	failed := &failure.RollbackError{ID: s.id, Tag: to, Err: err}
+	if !errors.As(err, new(*failure.UnconfirmedError)) { // an failure.UnconfirmedError already quotes the console
 		console, _ := vmpool.Console(m.cfg.VMMs, v.dir)
 		failed.Console = excerpt.Console(console.Bytes, 5)
 	}
@@ -257,7 +258,7 @@ func (m *Manager) inFamily(ctx context.Context, rec *ledger.Record, to *store.Le
 		return err
 	}
 	if m.cfg.Store.Root(id) != m.cfg.Store.Root(rec.SnapshotID) {
-		return &FamilyError{ID: rec.ID, From: tag}
+		return &failure.FamilyError{ID: rec.ID, From: tag}
 	}
 	return nil
 }
@@ -268,7 +269,7 @@ func (m *Manager) inFamily(ctx context.Context, rec *ledger.Record, to *store.Le
 // rolls the sandbox back to that branch. If the request gives the branch no tag, the branch is
 // deleted when no sandbox runs from it any more.
 //
-// If the sandboxes are of different families, Promote returns a *FamilyError and makes no branch.
+// If the sandboxes are of different families, Promote returns a *failure.FamilyError and makes no branch.
 // After the branch, the errors are the same as for Rollback. The sandbox's own state is lost, as in
 // a rollback: a caller that needs that state must branch the sandbox first.
 func (m *Manager) Promote(ctx context.Context, id, from string, req BranchRequest, strict unique.Strict) (
@@ -280,7 +281,7 @@ func (m *Manager) Promote(ctx context.Context, id, from string, req BranchReques
 	other, missing := m.Get(from)
 	if err = cmp.Or(err, missing); err == nil &&
 		m.cfg.Store.Root(other.Info().StateID) != m.cfg.Store.Root(s.Info().StateID) {
-		err = &FamilyError{ID: id, From: from}
+		err = &failure.FamilyError{ID: id, From: from}
 	}
 	if err != nil {
 		return r, err

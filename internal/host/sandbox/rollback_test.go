@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/forkd/forkd/internal/host/bake"
+	"github.com/forkd/forkd/internal/host/failure"
 	"github.com/forkd/forkd/internal/host/ledger"
 	"github.com/forkd/forkd/internal/host/owner"
 	"github.com/forkd/forkd/internal/host/store"
@@ -31,7 +32,7 @@ func TestRollback(t *testing.T) {
 	if _, err := w.Bake(t.Context(), another); err != nil {
 		t.Fatal(err)
 	}
-	var family *FamilyError
+	var family *failure.FamilyError
 	if _, err := w.Rollback(t.Context(), id, "other", unique.AsBefore); !errors.As(err, &family) {
 		t.Errorf("to a snapshot of another family: %v", err)
 	}
@@ -59,7 +60,7 @@ func TestRollback(t *testing.T) {
 		t.Errorf("a branch of before the rollback: %v", err)
 	}
 	w.vmms.ForkedErr = func(int) error { return errors.New("no answer") }
-	var failed *RollbackError
+	var failed *failure.RollbackError
 	if _, err := w.Rollback(t.Context(), id, "", unique.AsBefore); !errors.As(err, &failed) ||
 		!strings.Contains(err.Error(), "was killed") {
 		t.Errorf("unconfirmed rollback: %v", err)
@@ -98,7 +99,7 @@ func TestFailedRollbackKeepsTheSuspendedState(t *testing.T) {
 			c.fail()
 			return errors.New("no answer")
 		}
-		var failed *RollbackError
+		var failed *failure.RollbackError
 		if _, err := w.Rollback(t.Context(), id, "", unique.AsBefore); !errors.As(err, &failed) || !failed.Kept ||
 			!strings.Contains(err.Error(), "forkd resume "+id) {
 			t.Errorf("%s: %v", c.name, err)
@@ -243,7 +244,7 @@ func TestRollbackEndsAtABootedParent(t *testing.T) {
 			t.Errorf("to %s: %+v, %v", tag, r.Info, err)
 		}
 	}
-	var family *FamilyError
+	var family *failure.FamilyError
 	_, err = w.Rollback(b, id, "p", unique.AsBefore)
 	if !errors.As(err, &family) || strings.Contains(err.Error(), "team-a") {
 		t.Errorf("to a parent of another family: %v", err)

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/forkd/forkd/internal/host/agentclient"
+	"github.com/forkd/forkd/internal/host/failure"
 	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/ledger"
 	"github.com/forkd/forkd/internal/host/store"
@@ -90,7 +91,7 @@ func TestForkIsAllOrNothing(t *testing.T) {
 			mustBake(t, w)
 			breakIt(w.vmms)
 			_, err := w.Fork(context.Background(), ForkRequest{Tag: "p", N: 5})
-			var failed *ForkError
+			var failed *failure.ForkError
 			if !errors.As(err, &failed) || !strings.Contains(err.Error(), "wrong CPU template") {
 				t.Fatalf("fork: %v", err)
 			}
@@ -315,7 +316,7 @@ func TestConfirmTimeout(t *testing.T) {
 		}
 		v := &liveVM{dir: shell.Dir, vmm: shell.VMM, guest: hangingGuest{}}
 		err = m.confirm(context.Background(), v, &ledger.Record{})
-		if !errors.Is(err, context.DeadlineExceeded) || !errors.As(err, new(*unconfirmedError)) {
+		if !errors.Is(err, context.DeadlineExceeded) || !errors.As(err, new(*failure.UnconfirmedError)) {
 			t.Errorf("confirm: %v", err)
 		}
 	})

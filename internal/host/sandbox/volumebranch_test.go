@@ -281,7 +281,8 @@ func TestSuspendedSandboxesKeepVolumes(t *testing.T) {
 		t.Errorf("suspended: %+v", r)
 	}
 	// A copy of the suspended sandbox has the volumes too.
-	if err := w.With(t.Context(), id, func(h *Held) error { _, err := h.Copy(t.Context(), "copy"); return err }); err != nil {
+	err := w.With(t.Context(), id, func(h *Held) error { _, err := h.Copy(t.Context(), "copy"); return err })
+	if err != nil {
 		t.Fatal(err)
 	}
 	w.wantStamp(t, "a fork of the copy", w.forkFrom(t, ForkRequest{Tag: "copy"}), 0, 6)

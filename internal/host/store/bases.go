@@ -16,6 +16,7 @@ import (
 	"github.com/forkd/forkd/internal/format/record"
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/filedigest"
+	"github.com/forkd/forkd/internal/host/sparse"
 	"github.com/forkd/forkd/internal/private"
 )
 
@@ -225,7 +226,7 @@ func (s *Store) linkBase(f *os.File, digest string) (linked bool, err error) {
 // copy has another digest, because the file was changed in the meantime, copyBase returns an error.
 func copyBase(ctx context.Context, name string, f *os.File, want string) (id fileID, err error) {
 	err = atomicfile.Fill(name, func(tmp string) error {
-		if err := copyFile(tmp, f); err != nil {
+		if err := sparse.Copy(tmp, f); err != nil {
 			return err
 		}
 		copied, err := os.Open(tmp)

@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/failure"
 )
 
 // Exported is a leased snapshot on disk, with all digests in its manifest. Close ends the lease.
@@ -39,7 +40,7 @@ func (s *Store) Export(ctx context.Context, tag string) (_ *Exported, err error)
 	}
 	m := s.manifestOf(tag)
 	if len(m.Volumes) > 0 {
-		return nil, &VolumesError{Op: "export", Tag: tag}
+		return nil, &failure.VolumesError{Op: "export", Tag: tag}
 	}
 	x.Manifest = m
 	for _, open := range s.openers(m) {

@@ -12,6 +12,7 @@ import (
 	"github.com/forkd/forkd/internal/atomicfile"
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/event"
+	"github.com/forkd/forkd/internal/host/sparse"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
@@ -302,7 +303,7 @@ func (s *Store) flushLayer(dir string, m *snapshot.Manifest, l snapshot.File) er
 		return err
 	}
 	return atomicfile.Fill(to, func(tmp string) error {
-		if err := copyParts(tmp, hot, parts); err != nil {
+		if err := sparse.CopyParts(tmp, hot, parts); err != nil {
 			return err
 		}
 		disk, err := os.Open(tmp)
@@ -322,7 +323,7 @@ func (s *Store) flushLayer(dir string, m *snapshot.Manifest, l snapshot.File) er
 // ownParts returns the parts of the snapshot's own layer that hold data, according to the extents
 // in the memory map. For any other layer it returns nil. The extents are needed because a VMM may
 // have filled holes of the layer in RAM (see trim). On disk, the layer must have these holes again.
-func (s *Store) ownParts(dir string, m *snapshot.Manifest, l snapshot.File) ([]part, error) {
+func (s *Store) ownParts(dir string, m *snapshot.Manifest, l snapshot.File) ([]sparse.Part, error) {
 	if l.Owner != m.ID {
 		return nil, nil
 	}
@@ -330,9 +331,9 @@ func (s *Store) ownParts(dir string, m *snapshot.Manifest, l snapshot.File) ([]p
 	if err != nil {
 		return nil, err
 	}
-	parts := []part{}
+	parts := []sparse.Part{}
 	for _, e := range extentsOver(extents, len(m.Memory)-1) {
-		parts = append(parts, part{int64(e.Offset), int64(e.Offset + e.Length)})
+		parts = append(parts, sparse.Part{Start: int64(e.Offset), End: int64(e.Offset + e.Length)})
 	}
 	return parts, nil
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/forkd/forkd/internal/format/artifact"
 	"github.com/forkd/forkd/internal/format/disklayer"
 	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/sparse"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
@@ -363,23 +364,23 @@ func (i *importing) fill(f *os.File, n int, p artifact.Part, extents []vm.Extent
 }
 
 // partsOf returns the parts of a layer that extents cover, in ascending order and without overlaps.
-func partsOf(extents []vm.Extent) (parts []part) {
+func partsOf(extents []vm.Extent) (parts []sparse.Part) {
 	sorted := slices.Clone(extents)
 	slices.SortFunc(sorted, func(a, b vm.Extent) int { return cmp.Compare(a.Offset, b.Offset) })
 	for _, e := range sorted {
 		start, end := int64(e.Offset), int64(e.Offset+e.Length)
-		if n := len(parts); n > 0 && start <= parts[n-1].end {
-			parts[n-1].end = max(parts[n-1].end, end)
+		if n := len(parts); n > 0 && start <= parts[n-1].End {
+			parts[n-1].End = max(parts[n-1].End, end)
 			continue
 		}
-		parts = append(parts, part{start, end})
+		parts = append(parts, sparse.Part{Start: start, End: end})
 	}
 	return parts
 }
 
 func coveredBytes(extents []vm.Extent) (sum uint64) {
 	for _, p := range partsOf(extents) {
-		sum += uint64(p.end - p.start)
+		sum += uint64(p.End - p.Start)
 	}
 	return sum
 }
@@ -389,9 +390,9 @@ type filler struct {
 	ctx     context.Context
 	f       *os.File
 	room    func() error
-	zeros   []part // parts of the file that must have no holes
-	next    uint64 // the file is complete up to this offset
-	written uint64 // bytes written since the last check of the room
+	zeros   []sparse.Part // parts of the file that must have no holes
+	next    uint64        // the file is complete up to this offset
+	written uint64        // bytes written since the last check of the room
 }
 
 var zeroBlock [1 << 20]byte
@@ -408,7 +409,7 @@ func (w *filler) write(at uint64, p []byte) error {
 func (w *filler) fillUntil(end uint64) error {
 	for len(w.zeros) > 0 {
 		z := w.zeros[0]
-		at, stop := max(z.start, int64(w.next)), min(z.end, int64(end))
+		at, stop := max(z.Start, int64(w.next)), min(z.End, int64(end))
 		for at < stop {
 			n := min(stop-at, int64(len(zeroBlock)))
 			if err := w.put(at, zeroBlock[:n]); err != nil {
@@ -416,7 +417,7 @@ func (w *filler) fillUntil(end uint64) error {
 			}
 			at += n
 		}
-		if z.end > int64(end) {
+		if z.End > int64(end) {
 			return nil
 		}
 		w.zeros = w.zeros[1:]

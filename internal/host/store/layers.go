@@ -12,6 +12,7 @@ import (
 
 	"github.com/forkd/forkd/internal/atomicfile"
 	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/sparse"
 )
 
 // The directory of a memory layer in RAM is named after the layer's owner, which is the snapshot
@@ -116,7 +117,7 @@ func (s *Store) readBack(l snapshot.File, disk *os.File) (*os.File, error) {
 		return nil, err
 	}
 	defer os.RemoveAll(tmp)
-	err := copyFile(filepath.Join(tmp, snapshot.MemoryLayerFile), disk)
+	err := sparse.Copy(filepath.Join(tmp, snapshot.MemoryLayerFile), disk)
 	if err == nil {
 		err = setOrigin(tmp, disk)
 	}

@@ -107,10 +107,7 @@ func sealed(m *snapshot.Manifest) bool {
 			missing = missing || l.Digest == ""
 		}
 	}
-	for _, l := range volumeFiles(m) {
-		missing = missing || l.Digest == ""
-	}
-	return !missing
+	return !missing && !slices.ContainsFunc(volumeFiles(m), func(f snapshot.File) bool { return f.Digest == "" })
 }
 
 // digested is a file of a snapshot, with a pointer to the file's digest in the manifest.

@@ -1,20 +1,11 @@
 package store
 
 import (
-	"fmt"
 	"os"
 	"path/filepath"
 
 	"github.com/forkd/forkd/internal/format/snapshot"
 )
-
-// VolumesError reports that a snapshot includes volumes, which the operation cannot handle.
-type VolumesError struct{ Op, Tag string }
-
-func (e *VolumesError) Error() string {
-	return fmt.Sprintf("%s snapshot %q: it includes volumes, which an archive or a hub cannot hold yet: fork it, and copy "+
-		"the files of the volumes out (forkd cp)", e.Op, e.Tag)
-}
 
 // LinkVolumes gives the snapshot its own links to the files of volumes, so that it keeps their content
 // when the volumes change or are removed. The parameter files has the open files of each volume.
@@ -22,7 +13,7 @@ func (g *Staging) LinkVolumes(volumes []snapshot.Volume, files [][]*os.File) err
 	for i, v := range volumes {
 		for n, f := range v.Files {
 			if err := LinkFile(files[i][n], g.Path(volumeFile(g.id, f))); err != nil {
-				return fmt.Errorf("volume %q: %w", v.Name, err)
+				return err
 			}
 		}
 	}
@@ -50,14 +41,13 @@ func (l *Lease) Volumes() [][]*os.File { return l.volumes }
 
 // openVolumes opens the files of the volumes of a snapshot.
 func (s *Store) openVolumes(h *hotFiles, dir string) error {
-	m := h.manifest
-	h.volumes = make([][]*os.File, len(m.Volumes))
-	for i, v := range m.Volumes {
+	h.volumes = make([][]*os.File, len(h.manifest.Volumes))
+	for i, v := range h.manifest.Volumes {
 		for _, file := range v.Files {
-			name := volumeFile(m.ID, file)
+			name := volumeFile(h.manifest.ID, file)
 			f, err := s.openSized(filepath.Join(dir, name), file.Bytes)
 			if err != nil {
-				return &DamagedError{Tag: m.Tag, File: name, Err: err}
+				return &DamagedError{Tag: h.manifest.Tag, File: name, Err: err}
 			}
 			h.volumes[i] = append(h.volumes[i], f)
 		}

@@ -298,8 +298,8 @@ func (b *Back) Finish(ctx context.Context) {
 	}
 }
 
-// Suspend makes the data that a sandbox has written a part of the volume, of which the sandbox stays
-// the writer. Its VM must have exited. The disk must not be a copy.
+// Suspend makes the data that a sandbox has written a part of the volume. The sandbox stays the
+// volume's writer. Its VM must have exited. The disk must not be a copy.
 func (s *Store) Suspend(ctx context.Context, d Disk) error {
 	v, unlock, err := s.lockFor(ctx, d.Name, d.Sandbox)
 	if err != nil {

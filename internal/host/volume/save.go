@@ -63,7 +63,8 @@ func (s *Store) lockFor(ctx context.Context, name, sandbox string) (v *volume, u
 	return v, unlock, nil
 }
 
-// save changes the record of a volume. The change is durable, unless the volume is private. Preconditions: the volume is locked.
+// save changes the record of a volume. The change is durable, unless the volume is private.
+// Preconditions: the volume is locked.
 func (s *Store) save(v *volume, change func(*record.Volume)) error {
 	changed := v.Volume
 	changed.Layers = slices.Clone(v.Layers)

@@ -120,8 +120,8 @@ func (s *Store) openLower(v *volume, layers []string) (*Files, error) {
 	return f, nil
 }
 
-// newTop makes an empty layer that survives a power failure, unless the volume is private. If no record names the layer, the next
-// start removes it.
+// newTop makes an empty layer that survives a power failure, unless the volume is private. If no
+// record names the layer, the next start removes it.
 func (s *Store) newTop(v *volume) (f *os.File, name string, err error) {
 	dir := v.dir
 	name = snapshot.NewID() + layerSuffix

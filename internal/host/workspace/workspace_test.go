@@ -11,6 +11,7 @@ import (
 
 	"github.com/forkd/forkd/internal/format/disklayer"
 	"github.com/forkd/forkd/internal/host/bake"
+	"github.com/forkd/forkd/internal/host/failure"
 	"github.com/forkd/forkd/internal/host/sandbox"
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/host/vmfake"
@@ -136,7 +137,7 @@ func TestWorkspaceIsNotKilled(t *testing.T) {
 	refused := func() {
 		t.Helper()
 		w.manager.KillAll()
-		var held *sandbox.HeldError
+		var held *failure.HeldError
 		if err := w.manager.Kill(info.SandboxID); !errors.As(err, &held) || held.Workspace != "ws" {
 			t.Errorf("kill: %v", err)
 		}

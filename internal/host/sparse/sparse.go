@@ -1,4 +1,6 @@
-package store
+// Package sparse copies files with holes. Holes stay holes in the copy. It decides neither what is copied
+// nor where the copy is stored.
+package sparse
 
 import (
 	"errors"
@@ -9,14 +11,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// copyFile copies src to a new file with the given path. Holes in src stay holes in the new file,
+// Copy copies src to a new file with the given path. Holes in src stay holes in the new file,
 // because a memory layer is as long as the guest's RAM and consists mostly of holes. On a RAM file
-// system, each page that is written takes memory. After an error copyFile removes the new file.
-func copyFile(to string, src *os.File) error { return copyParts(to, src, nil) }
+// system, each page that is written takes memory. After an error Copy removes the new file.
+func Copy(to string, src *os.File) error { return CopyParts(to, src, nil) }
 
-// copyParts is like copyFile, but copies only the given parts of src. The rest of the new file is a
-// hole. If parts is nil, copyParts copies all of src.
-func copyParts(to string, src *os.File, parts []part) (err error) {
+// CopyParts is like Copy, but copies only the given parts of src. The rest of the new file is a
+// hole. If parts is nil, CopyParts copies all of src.
+func CopyParts(to string, src *os.File, parts []Part) (err error) {
 	dst, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err
@@ -32,12 +34,12 @@ func copyParts(to string, src *os.File, parts []part) (err error) {
 	return nil
 }
 
-// part is a range of offsets in a file, in bytes.
-type part struct{ start, end int64 }
+// Part is a range of offsets in a file, in bytes.
+type Part struct{ Start, End int64 }
 
 // copyData copies the data in the given parts of src, without holes. If parts is nil, copyData
 // copies all data of src.
-func copyData(dst, src *os.File, parts []part) error {
+func copyData(dst, src *os.File, parts []Part) error {
 	st, err := src.Stat()
 	if err != nil {
 		return err
@@ -46,7 +48,7 @@ func copyData(dst, src *os.File, parts []part) error {
 		return err
 	}
 	if parts == nil {
-		parts = []part{{0, st.Size()}}
+		parts = []Part{{0, st.Size()}}
 	}
 	for _, p := range parts {
 		if err := copyPart(dst, src, p); err != nil {
@@ -57,10 +59,10 @@ func copyData(dst, src *os.File, parts []part) error {
 }
 
 // copyPart copies the data in one part.
-func copyPart(dst, src *os.File, p part) error {
-	for at := p.start; at < p.end; {
+func copyPart(dst, src *os.File, p Part) error {
+	for at := p.Start; at < p.End; {
 		start, err := src.Seek(at, unix.SEEK_DATA)
-		if errors.Is(err, unix.ENXIO) || err == nil && start >= p.end { // there is no more data in the part
+		if errors.Is(err, unix.ENXIO) || err == nil && start >= p.End { // there is no more data in the part
 			return nil
 		}
 		if err != nil {
@@ -69,7 +71,7 @@ func copyPart(dst, src *os.File, p part) error {
 		if at, err = src.Seek(start, unix.SEEK_HOLE); err != nil {
 			return err
 		}
-		n := min(at, p.end) - start
+		n := min(at, p.End) - start
 		if _, err := io.Copy(io.NewOffsetWriter(dst, start), io.NewSectionReader(src, start, n)); err != nil {
 			return err
 		}
