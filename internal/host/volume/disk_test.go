@@ -1,0 +1,194 @@
+package volume
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/forkd/forkd/internal/format/snapshot"
+)
+
+// saved returns the content of a disk, and the open files of a snapshot that has links to them.
+func saved(t *testing.T, s *Store, d Disk) (snapshot.Volume, []*os.File) {
+	t.Helper()
+	v, files, err := s.Content(t.Context(), d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	for i, f := range files {
+		name := filepath.Join(dir, v.Files[i].Owner)
+		if err := errors.Join(os.Link(f.Name(), name), f.Close()); err != nil {
+			t.Fatal(err)
+		}
+		if files[i], err = os.Open(name); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = files[i].Close() })
+	}
+	return v, files
+}
+
+// swapTop makes the VM of a disk write to a new top, and returns the content of the former one.
+func swapTop(t *testing.T, s *Store, d Disk, m marks) (snapshot.Volume, []*os.File) {
+	t.Helper()
+	f, top, err := s.BeginSwap(t.Context(), d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	write(t, f.Top, m)
+	for range 2 { // the second call does nothing
+		if err := s.EndSwap(t.Context(), d, top, true); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return saved(t, s, d)
+}
+
+// afterEachStep calls check with a copy of the store at each step, as if the daemon and the VM had been
+// killed there and the writer had ended.
+func afterEachStep(t *testing.T, s *Store, check func(done string, next *Store)) {
+	t.Helper()
+	dir := s.cfg.Dir
+	s.step = func(done string) {
+		copied := filepath.Join(t.TempDir(), "volumes")
+		if err := os.CopyFS(copied, os.DirFS(dir)); err != nil {
+			t.Fatal(err)
+		}
+		next := open(t, copied)
+		next.Recover(func(string) bool { return false })
+		check(done, next)
+	}
+}
+
+// A daemon that is killed during a swap leaves all data of both tops, whether the VM has switched or not.
+func TestKilledDuringASwap(t *testing.T) {
+	s := open(t, filepath.Join(t.TempDir(), "volumes"))
+	create(t, s, "a")
+	startWriter(t, s, marks{4000: 1, 4001: 1})
+	d := Disk{Sandbox: "sb-1", Name: "a"}
+	want, steps := marks{4000: 1, 4001: 1}, 0
+	afterEachStep(t, s, func(done string, next *Store) {
+		steps++
+		if got := content(t, next, "a"); !equal(got, want) {
+			t.Errorf("after %q: %v, want %v", done, got, want)
+		}
+	})
+	// Without a switch, the new top is removed.
+	_, top, err := s.BeginSwap(t.Context(), d)
+	if err == nil {
+		err = s.EndSwap(t.Context(), d, top, false)
+	}
+	if _, gone := os.Stat(filepath.Join(s.path("a"), top)); err != nil || !errors.Is(gone, os.ErrNotExist) {
+		// the test has the new top open for writing, so it stays until the next start
+		if r := recordOf(s); err != nil || slices.Contains(r.Files(), top) {
+			t.Fatalf("%v, %+v", err, r)
+		}
+	}
+	// A top of a daemon that was killed before it told the VM is replaced.
+	unused, left, err := s.BeginSwap(t.Context(), d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	unused.Close()
+	f, top, err := s.BeginSwap(t.Context(), d)
+	if err != nil || top == left {
+		t.Fatal(top, err)
+	}
+	defer f.Close()
+	if err := s.EndSwap(t.Context(), d, left, true); err == nil {
+		t.Error("a switch to a top that the record does not name")
+	}
+	write(t, f.Top, marks{4001: 2, 4002: 2})
+	want = marks{4000: 1, 4001: 2, 4002: 2}
+	if err := s.EndSwap(t.Context(), d, top, true); err != nil {
+		t.Fatal(err)
+	}
+	if r := recordOf(s); len(r.Layers) != 1 || r.Writer.Top != top || r.Writer.Next != "" || steps < 8 {
+		t.Errorf("%+v after %d steps", r, steps)
+	}
+}
+
+// A volume goes back to the content of a snapshot, whole or not at all. Nothing else of it is lost before
+// Commit.
+func TestKilledWhileGoingBack(t *testing.T) {
+	s := open(t, filepath.Join(t.TempDir(), "volumes"))
+	create(t, s, "a")
+	startWriter(t, s, marks{4000: 1})
+	d := Disk{Sandbox: "sb-1", Name: "a"}
+	first, files := swapTop(t, s, d, marks{4000: 2, 4001: 2})
+	before, back := marks{4000: 2, 4001: 2}, marks{4000: 1}
+	committed := false
+	afterEachStep(t, s, func(done string, next *Store) {
+		got := content(t, next, "a")
+		if !equal(got, before) && !(committed && equal(got, back)) {
+			t.Errorf("after %q: %v", done, got)
+		}
+	})
+	b, err := s.GoBack(t.Context(), d, &first, files)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.Finish(t.Context()) // without Commit, nothing changes
+	if b, err = s.GoBack(t.Context(), d, &first, files); err != nil {
+		t.Fatal(err)
+	}
+	committed = true
+	if err := b.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	b.Finish(t.Context())
+	before = back
+	if r := recordOf(s); len(r.Layers) != 1 || r.Writer == nil || r.Writer.SandboxID != "sb-1" {
+		t.Errorf("%+v", r)
+	}
+	other := first
+	other.ID = snapshot.VolumeID + snapshot.NewID()
+	if _, err := s.GoBack(t.Context(), d, &other, files); err == nil {
+		t.Error("the content of another volume")
+	}
+	// A suspended writer has no top, and its volume has all its data.
+	if err := s.Suspend(t.Context(), d); err != nil {
+		t.Fatal(err)
+	}
+	if r := recordOf(s); r.Writer == nil || r.Writer.Top != "" {
+		t.Errorf("%+v", r)
+	}
+	if _, _, err := s.BeginSwap(t.Context(), d); err == nil {
+		t.Error("a swap without a VM")
+	}
+	s.step = func(string) {}
+	if err := s.Release(t.Context(), "a", "sb-1"); err != nil {
+		t.Fatal(err)
+	}
+	if got := content(t, s, "a"); !equal(got, back) {
+		t.Errorf("%v", got)
+	}
+}
+
+// Of two tops, the upper one is of no use without the lower one.
+func TestDamagedLowerTop(t *testing.T) {
+	s := open(t, filepath.Join(t.TempDir(), "volumes"))
+	create(t, s, "a")
+	startWriter(t, s, marks{4000: 1})
+	d := Disk{Sandbox: "sb-1", Name: "a"}
+	swapTop(t, s, d, marks{4000: 2})
+	f, _, err := s.BeginSwap(t.Context(), d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(t, f.Top, marks{4000: 3})
+	f.Close()
+	if err := os.Truncate(filepath.Join(s.path("a"), recordOf(s).Writer.Top), 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Release(t.Context(), "a", "sb-1"); err != nil {
+		t.Fatal(err)
+	}
+	if got := content(t, s, "a"); !equal(got, marks{4000: 1}) {
+		t.Errorf("%v", got)
+	}
+}
