@@ -289,6 +289,8 @@ type Tops struct {
 	New    []*os.File // for each slot, an empty top
 	Frozen []*os.File // for each slot, the present top, open for reading
 	Names  []string   // for each slot, the name of the new top for Settle
+
+	below []*os.File // all files in all slots that were tops of a VM, including Frozen
 }
 
 // Freeze makes new tops for the volumes of a sandbox whose VM is about to be branched. From now on, the
@@ -302,6 +304,7 @@ func (s *Set) Freeze(ctx context.Context, mounts []Mount, undo *cleanup.Stack) (
 		undo.Add(f.Close)
 		t.New, t.Names = append(t.New, f.Top), append(t.Names, name)
 		t.Frozen = append(t.Frozen, f.Lower[len(f.Lower)-1])
+		t.below = append(t.below, f.Lower[1:]...)
 	}
 	return t, nil
 }
@@ -381,12 +384,13 @@ func (s *Set) Suspend(ctx context.Context, log *slog.Logger, mounts []Mount) {
 const syncTime = 2 * time.Minute
 
 // Synced returns the former tops, after the VMM has closed them for writing. If the VMM does not close
-// a file in time, the caller must refuse it.
+// a file in time, the caller must refuse it. The result includes tops of earlier branches, because those
+// branches may have failed before their tops were checked.
 func (t *Tops) Synced() []*os.File {
 	for _, f := range t.Frozen {
 		_ = writers.None(f.Name(), syncTime) // the caller checks it again
 	}
-	return t.Frozen
+	return t.below
 }
 
 // CheckDiskOnly returns a *HeldError for a disk-only branch of a sandbox that has volumes.
