@@ -740,8 +740,8 @@ class CreateSandboxes(Record):
     ttl_secs: float | None = None
     """delete after this many seconds; 0: never"""
     volumes: list[VolumeMount] | None = None
-    """volumes that each sandbox mounts; the snapshot must have at least as many volume_slots. A sandbox with
-    volumes can be neither branched, suspended nor rolled back"""
+    """volumes that each sandbox mounts; the snapshot must have at least as many volume_slots. Children of a
+    snapshot that includes volumes have copies of them in the first slots, in addition to these"""
     network: Network | None = None
     """absent: that of the snapshot or of source_id"""
     per_child_netns: bool | None = None

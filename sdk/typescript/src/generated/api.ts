@@ -322,7 +322,7 @@ export interface components {
              * @default 0
              */
             ttl_secs?: number;
-            /** @description volumes that each sandbox mounts; the snapshot must have at least as many volume_slots. A sandbox with volumes can be neither branched, suspended nor rolled back */
+            /** @description volumes that each sandbox mounts; the snapshot must have at least as many volume_slots. Children of a snapshot that includes volumes have copies of them in the first slots, in addition to these */
             volumes?: components["schemas"]["VolumeMount"][];
             /** @description absent: that of the snapshot or of source_id */
             network?: components["schemas"]["Network"];
