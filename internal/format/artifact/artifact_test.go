@@ -431,6 +431,12 @@ func TestHostileManifests(t *testing.T) {
 		"a huge disk": {nil, func(m *snapshot.Manifest) {
 			m.Disk.SizeBytes = 1 << 60
 		}, "a disk of"},
+		"volumes": {nil, func(m *snapshot.Manifest) {
+			id := snapshot.NewID()
+			m.Machine.VolumeSlots = 1
+			m.Volumes = []snapshot.Volume{{ID: snapshot.VolumeID + id, Name: "data", Path: "/data", SizeBytes: 16 << 20,
+				Files: []snapshot.File{{Owner: id, Bytes: 16 << 20}}}}
+		}, "includes volumes"},
 	} {
 		manifest, config := rewrite(t, a, c.outer, c.inner)
 		_, err := Parse(manifest, config)

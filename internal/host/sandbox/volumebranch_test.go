@@ -11,6 +11,7 @@ import (
 	"github.com/forkd/forkd/internal/format/disklayer"
 	"github.com/forkd/forkd/internal/format/record"
 	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/failure"
 	"github.com/forkd/forkd/internal/host/mounts"
 	"github.com/forkd/forkd/internal/host/unique"
 	"github.com/forkd/forkd/internal/host/volume"
@@ -179,6 +180,9 @@ func TestBranchesHaveVolumes(t *testing.T) {
 	w.wantStamp(t, "a fork without the volume", w.forkFrom(t, ForkRequest{Tag: "full"}), 0, 10)
 	if err := w.Snapshots().Verify(t.Context(), "full"); err != nil {
 		t.Error(err)
+	}
+	if _, err := w.Snapshots().Export(t.Context(), "full"); !errors.As(err, new(*failure.VolumesError)) {
+		t.Errorf("an archive of a snapshot with volumes: %v", err)
 	}
 	w.KillAll()
 	w.checkClean(t)
