@@ -22,6 +22,7 @@ const (
 	Diff     = "forkd-diff"
 	SFTP     = "forkd-sftp"
 	SSH      = "forkd-ssh"
+	Feed     = "forkd-feed"
 )
 
 // ErrNotBuiltIn means that this forkd was compiled without the program, for example by a plain `go

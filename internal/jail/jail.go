@@ -1,5 +1,5 @@
 // Package jail starts and confines the processes that handle data from guests and from strangers:
-// forkd-vmm, forkd-net and forkd-ssh.
+// forkd-vmm, forkd-net, forkd-ssh and forkd-feed.
 //
 // The daemon starts such a process with a Starter. The process has its own namespaces and, if the
 // daemon is root, its own user. The process calls Enter before it reads anything from a guest, a

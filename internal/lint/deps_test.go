@@ -30,7 +30,7 @@ var rooms = []room{
 		packages: []string{"codec", "vm", "ctlsock", "frame", "frame/frametest", "agentproto", "envdproto",
 			"envdproto/filesystem", "envdproto/process",
 			"envdproto/filesystem/filesystemconnect", "envdproto/process/processconnect", "vmmproto", "netproto",
-			"imageproto", "diffproto", "sshproto"},
+			"imageproto", "diffproto", "sshproto", "feedproto"},
 		reason: "a contract holds values and their encoding: both of its sides import it, so it can import neither",
 	},
 	{
@@ -68,6 +68,13 @@ var rooms = []room{
 			"sandboxes",
 	},
 	{
+		folder:   "internal/feed",
+		packages: []string{"."},
+		imports:  []string{"internal/proto/feedproto", "internal/format/artifact", "internal/jail"},
+		reason: "forkd-feed decodes what a registry has sent: it fetches nothing, and knows neither snapshots nor " +
+			"sandboxes",
+	},
+	{
 		folder: "internal/guest",
 		packages: []string{"kmsg", "reap", "trust", "disk", "volume", "userenv", "pid1", "nic", "forkhook",
 			"generators", "apply", "envd", "eval", "agent", "unpack", "difftree", "sftpd"},
@@ -77,7 +84,7 @@ var rooms = []room{
 	{
 		folder: "internal/host",
 		packages: []string{"invalid", "debt", "excerpt", "failure", "loglimit", "event", "writers/writertest", "writers",
-			"filedigest", "sparse", "owner", "unique", "procmem", "agentclient", "cgroup", "process", "netclient",
+			"filedigest", "sparse", "owner", "unique", "procmem", "agentclient", "cgroup", "process", "feeder", "netclient",
 			"vmmclient", "store",
 			"vmpool", "vmpool/suite", "vmfake",
 			"identity", "chain", "helpervm", "imagevm", "diff", "hub", "bake", "admit", "ledger", "hook", "conlog",
@@ -286,6 +293,12 @@ var rules = []rule{
 		to: []string{"os/exec", "internal/host/...", "internal/format/...", "internal/daemon/...", "internal/build/...",
 			"internal/vmm/...", "internal/guest/...", "internal/cli", "go.opentelemetry.io/..."},
 		reason: "forkd-net parses hostile frames: it has no program to start, and neither store nor sandboxes to reach",
+	},
+	{
+		from: []string{"cmd/forkd-feed"},
+		to: []string{"os/exec", "net", "net/http", "internal/host/...", "internal/daemon/...", "internal/build/...",
+			"internal/vmm/...", "internal/guest/...", "internal/net/...", "internal/cli"},
+		reason: "forkd-feed decodes what a registry has sent: it has no program to start, and no network",
 	},
 	{
 		from: []string{"cmd/forkd-ssh"},

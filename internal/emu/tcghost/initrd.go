@@ -15,12 +15,12 @@ import (
 )
 
 // modules are the modules that the emulated host needs: for KVM, for its disk, shares and network,
-// and for the daemon (tun, overlay). ext4 needs crc32c_generic for the checksums of its journal,
+// and for the daemon (tun, overlay, fuse). ext4 needs crc32c_generic for the checksums of its journal,
 // but does not list it as a dependency.
 var modules = []string{
 	"virtio_pci", "virtio_blk", "crc32c_generic", "ext4",
 	"9p", "9pnet_virtio", "virtio_net",
-	"kvm-amd", "tun", "overlay", "loop",
+	"kvm-amd", "tun", "overlay", "loop", "fuse",
 }
 
 // kernelDir is the directory for the kernel and busybox, which all emulated hosts share.

@@ -1,5 +1,5 @@
-// Package process starts forkd-vmm, forkd-net and forkd-ssh. forkd-vmm and forkd-net continue when
-// the daemon exits, and the package finds them again.
+// Package process starts forkd-vmm, forkd-net, forkd-ssh and forkd-feed. forkd-vmm and forkd-net
+// continue when the daemon exits, and the package finds them again.
 //
 // A process is identified by its id and its start time, which are stored in a file. The callers
 // decide what to send to a process and when it must end. The standard error of a process is written

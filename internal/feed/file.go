@@ -1,0 +1,190 @@
+package feed
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+
+	"github.com/klauspost/compress/zstd"
+
+	"github.com/forkd/forkd/internal/format/artifact"
+	"github.com/forkd/forkd/internal/proto/feedproto"
+)
+
+// errLost means that a frame will never arrive.
+var errLost = errors.New("the frame will not arrive")
+
+// arrivals knows which frames are there. One process has one.
+type arrivals struct {
+	need func(feedproto.Frame) error // asks the daemon for a frame
+
+	mu    sync.Mutex
+	here  map[feedproto.Frame]bool
+	asked map[feedproto.Frame]chan struct{} // closed when the frame is there, or will never be
+	whole bool                              // all frames are there
+	lost  bool                              // no further frame will arrive
+}
+
+func newArrivals(need func(feedproto.Frame) error) *arrivals {
+	return &arrivals{need: need, here: make(map[feedproto.Frame]bool),
+		asked: make(map[feedproto.Frame]chan struct{})}
+}
+
+// await waits until a frame is there. It asks the daemon once for each frame.
+func (a *arrivals) await(f feedproto.Frame) error {
+	a.mu.Lock()
+	if a.whole || a.here[f] {
+		a.mu.Unlock()
+		return nil
+	}
+	if a.lost {
+		a.mu.Unlock()
+		return errLost
+	}
+	came, ok := a.asked[f]
+	if !ok {
+		came = make(chan struct{})
+		a.asked[f] = came
+	}
+	a.mu.Unlock()
+	if !ok {
+		if err := a.need(f); err != nil {
+			return err
+		}
+	}
+	<-came
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.whole || a.here[f] {
+		return nil
+	}
+	return errLost
+}
+
+// came marks a frame as there.
+func (a *arrivals) came(f feedproto.Frame) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.here[f] = true
+	if c := a.asked[f]; c != nil {
+		close(c)
+		delete(a.asked, f)
+	}
+}
+
+// end marks all frames as there, or all missing frames as lost. Only the first call counts.
+func (a *arrivals) end(whole bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.whole || a.lost {
+		return
+	}
+	a.whole, a.lost = whole, !whole
+	for _, c := range a.asked {
+		close(c)
+	}
+	clear(a.asked)
+	if whole {
+		a.here = nil
+	}
+}
+
+// file is one file of the snapshot.
+type file struct {
+	number   uint32
+	bytes    uint64
+	blob     *os.File
+	frames   *artifact.Frameset
+	arrivals *arrivals
+	decoded  *decoded
+}
+
+// openFile reads the index of a file, which is at the end of its blob.
+func openFile(number int, f feedproto.File, blob *os.File, a *arrivals, d *decoded) (*file, error) {
+	b := artifact.Blob{Part: artifact.Part{Name: f.Name, Bytes: f.Bytes}, Size: int64(f.Size),
+		IndexBytes: int64(f.IndexBytes), IndexDigest: digestOf(f.IndexDigest)}
+	p := make([]byte, f.IndexBytes)
+	if n, err := blob.ReadAt(p, b.Size-b.IndexBytes); n < len(p) {
+		return nil, fmt.Errorf("%s: read the index: %w", f.Name, err)
+	}
+	frames, err := artifact.ParseFrames(p, b)
+	if err != nil {
+		return nil, err
+	}
+	return &file{number: uint32(number), bytes: f.Bytes, blob: blob, frames: frames, arrivals: a, decoded: d}, nil
+}
+
+// readAt fills p with the bytes at an offset. It waits until all of their frames are there.
+func (f *file) readAt(p []byte, offset uint64) error {
+	first, end := f.frames.Covering(offset, uint64(len(p)))
+	for i := first; i < end; i++ {
+		data, err := f.frame(i)
+		if err != nil {
+			return err
+		}
+		f.frames.Copy(p, offset, i, data)
+	}
+	return nil
+}
+
+// frame returns the data of a frame.
+func (f *file) frame(i int) ([]byte, error) {
+	key := feedproto.Frame{File: f.number, Frame: uint32(i)}
+	if err := f.arrivals.await(key); err != nil {
+		return nil, err
+	}
+	if data := f.decoded.get(key); data != nil {
+		return data, nil
+	}
+	at, size := f.frames.Place(i)
+	coded := make([]byte, size) // bounded by the index
+	if n, err := f.blob.ReadAt(coded, at); n < len(coded) {
+		return nil, fmt.Errorf("read a frame: %w", err)
+	}
+	data, err := f.frames.Decode(f.decoded.z, i, coded)
+	if err == nil {
+		f.decoded.put(key, data)
+	}
+	return data, err
+}
+
+// keptFrames is how many decoded frames are kept, because the kernel reads a frame in several
+// pieces.
+const keptFrames = 32
+
+// decoders bounds how many frames are decoded at a time.
+const decoders = 4
+
+// decoded keeps the frames that were decoded last.
+type decoded struct {
+	z *zstd.Decoder
+
+	mu    sync.Mutex
+	data  map[feedproto.Frame][]byte
+	order []feedproto.Frame // oldest first
+}
+
+func newDecoded() (*decoded, error) {
+	z, err := artifact.NewFrameDecoder(decoders)
+	return &decoded{z: z, data: make(map[feedproto.Frame][]byte)}, err
+}
+
+func (d *decoded) get(f feedproto.Frame) []byte {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.data[f]
+}
+
+func (d *decoded) put(f feedproto.Frame, data []byte) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.data[f] != nil {
+		return
+	}
+	if len(d.order) == keptFrames {
+		delete(d.data, d.order[0])
+		d.order = d.order[1:]
+	}
+	d.data[f], d.order = data, append(d.order, f)
+}

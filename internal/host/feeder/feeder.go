@@ -1,0 +1,171 @@
+// Package feeder starts forkd-feed processes, which serve the files of a snapshot while its frames
+// arrive, and is their client.
+//
+// It fetches nothing: the caller fetches and verifies frames, writes them to the blobs, and tells
+// the process. The files are in a FUSE file system without a mount point. The process exits when
+// the last process, usually a VMM, has closed the last of these files.
+package feeder
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/forkd/forkd/internal/format/artifact"
+	"github.com/forkd/forkd/internal/host/process"
+	"github.com/forkd/forkd/internal/jail"
+	"github.com/forkd/forkd/internal/proto/feedproto"
+)
+
+// Program says how forkd-feed is started.
+type Program struct {
+	Bin  string        // path of forkd-feed
+	Jail *jail.Starter // nil: no jail, for tests only
+}
+
+// startTime bounds the time until a process serves its files.
+const startTime = 20 * time.Second
+
+// logBytes bounds the standard error of a process, in bytes.
+const logBytes = 256 << 10
+
+// File is a file for a process.
+type File struct {
+	Blob artifact.Blob
+	Data *os.File // the blob, open for reading only. Its index is there; frames may be missing
+}
+
+// Feeder is a forkd-feed process.
+type Feeder struct {
+	Files []*os.File // the served files, in the order of the parameter of Start; Close closes them
+
+	control *feedproto.Control
+	process *process.Process
+	ended   chan struct{} // closed when the process has exited
+	once    sync.Once
+}
+
+// UnsupportedError reports that this host cannot serve files that are still arriving.
+type UnsupportedError struct{ Err error }
+
+func (e *UnsupportedError) Error() string {
+	return "this host cannot start a snapshot before all of it is there: " + e.Err.Error()
+}
+
+func (e *UnsupportedError) Unwrap() error { return e.Err }
+
+// Start starts a process that serves the given files. If the host lacks FUSE, or the right to use
+// it, the error is an
+// *UnsupportedError. The function need is called for each frame that a reader waits for, once, and must not block.
+func (p Program) Start(files []File, need func(feedproto.Frame)) (_ *Feeder, err error) {
+	m, err := mount()
+	if err != nil {
+		return nil, &UnsupportedError{err}
+	}
+	defer m.close()
+	control, theirs, err := feedproto.NewControl()
+	if err != nil {
+		return nil, err
+	}
+	defer theirs.Close()
+	started, err := process.Start(process.Spec{Name: "forkd-feed", Bin: p.Bin,
+		Env: []string{"GOMAXPROCS=2", "GOMEMLIMIT=64MiB"}, Files: []*os.File{theirs, m.requests}, LogBytes: logBytes,
+		Jail: p.Jail})
+	if err != nil {
+		return nil, errors.Join(err, control.Close())
+	}
+	_ = theirs.Close()     // otherwise the daemon would not notice the process's end
+	_ = m.requests.Close() // otherwise readers would wait for ever if the process were killed
+	f := &Feeder{control: control, process: started, ended: make(chan struct{})}
+	go func() {
+		_ = started.Wait()
+		close(f.ended)
+	}()
+	late := time.AfterFunc(startTime, func() { _ = started.Kill() })
+	defer late.Stop()
+	if err = f.setUp(files); err == nil {
+		err = f.openAll(m, len(files))
+	}
+	if err != nil {
+		_ = started.Kill()
+		<-f.ended
+		f.Close()
+		if said := started.Said(); said != "" {
+			err = fmt.Errorf("%w: it says %.300q", err, said)
+		}
+		return nil, fmt.Errorf("start forkd-feed: %w", err)
+	}
+	go f.receive(need)
+	return f, nil
+}
+
+func (f *Feeder) setUp(files []File) error {
+	setup := &feedproto.Setup{}
+	var fds []int
+	for _, x := range files {
+		b := x.Blob
+		setup.Files = append(setup.Files, feedproto.File{Name: b.Part.Name, Bytes: b.Part.Bytes, Size: uint64(b.Size),
+			IndexBytes: uint64(b.IndexBytes), IndexDigest: b.IndexDigest.String()})
+		fds = append(fds, int(x.Data.Fd()))
+	}
+	if err := f.control.Send(setup, fds...); err != nil {
+		return err
+	}
+	reply, _, err := f.control.Receive()
+	if err != nil {
+		return err
+	}
+	if _, ok := reply.(*feedproto.Ready); !ok {
+		return fmt.Errorf("it sends %T first", reply)
+	}
+	return nil
+}
+
+func (f *Feeder) openAll(m *mounted, n int) error {
+	for i := range n {
+		x, err := m.open(i)
+		if err != nil {
+			return err
+		}
+		f.Files = append(f.Files, x)
+	}
+	return nil
+}
+
+// receive passes on what the process asks for.
+func (f *Feeder) receive(need func(feedproto.Frame)) {
+	for {
+		m, _, err := f.control.Receive()
+		if err != nil {
+			return
+		}
+		if n, ok := m.(*feedproto.Need); ok {
+			need(n.Frame)
+		}
+	}
+}
+
+// Ended returns a channel that is closed when the process has exited.
+func (f *Feeder) Ended() <-chan struct{} { return f.ended }
+
+// Have says that a frame is verified and in its blob.
+func (f *Feeder) Have(x feedproto.Frame) error { return f.control.Send(&feedproto.Have{Frame: x}) }
+
+// Whole says that all frames are there. From then on the process does not need the daemon.
+func (f *Feeder) Whole() error { return f.control.Send(&feedproto.Whole{}) }
+
+// Lose makes all reads of missing frames fail.
+func (f *Feeder) Lose() error { return f.control.Send(&feedproto.Lost{}) }
+
+// Close closes the connection, and the daemon's descriptors of the files. The process goes on until
+// others have closed theirs.
+func (f *Feeder) Close() {
+	f.once.Do(func() {
+		_ = f.control.Close()
+		for _, x := range f.Files {
+			_ = x.Close()
+		}
+	})
+}
