@@ -97,6 +97,18 @@ func (c *cache) add(fill func(tmp *os.File) (digest.Digest, error)) (_ *os.File,
 	return f, os.Rename(f.Name(), c.blob(d))
 }
 
+// create creates a file for a blob whose parts arrive in any order. Before settle, the file has a
+// temporary name, and the next daemon removes it.
+func (c *cache) create() (*os.File, error) { return os.CreateTemp(c.path("blobs", ""), tmpPrefix) }
+
+// settle adds a verified blob, in a file that create has made.
+func (c *cache) settle(f *os.File, d digest.Digest) error {
+	if err := f.Sync(); err != nil {
+		return err
+	}
+	return os.Rename(f.Name(), c.blob(d))
+}
+
 // put adds a blob with the given digest and size. If r has another content, the error is an
 // *artifact.Error.
 func (c *cache) put(d digest.Digest, size int64, r io.Reader) (*os.File, error) {

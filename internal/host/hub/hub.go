@@ -30,6 +30,7 @@ import (
 	"github.com/forkd/forkd/internal/format/artifact"
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/gate"
+	"github.com/forkd/forkd/internal/host/feeder"
 	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/owner"
 	"github.com/forkd/forkd/internal/host/store"
@@ -45,7 +46,7 @@ const (
 	cacheBytes   = 8 << 30 // maximum size, in bytes, of the blobs that the cache keeps between requests
 )
 
-// Config configures a Hub. All fields except Trust, Reserve, Certs and Stopping are required.
+// Config configures a Hub. All fields except Trust, Reserve, Certs, Feeder and Stopping are required.
 type Config struct {
 	Store  *store.Store
 	Dir    string // directory for cached blobs, on the store's file system
@@ -58,8 +59,9 @@ type Config struct {
 	// Room returns an error if the host has no room for more data on the file system that contains
 	// the file disk.
 	Room    func(memory uint64, disk *os.File) error
-	Reserve uint64 // bytes that stay free on the file system of Dir; Room keeps this reserve too
-	Certs   string // directory of certificates of registries, see registry.CertsDir; empty: none
+	Reserve uint64          // bytes that stay free on the file system of Dir; Room keeps this reserve too
+	Certs   string          // directory of certificates of registries, see registry.CertsDir; empty: none
+	Feeder  *feeder.Program // nil: PullLazily pulls whole snapshots
 	Log     *slog.Logger
 
 	Stopping context.Context // its end aborts packings for other daemons; may be nil
@@ -85,6 +87,9 @@ type Hub struct {
 	answerTime time.Duration     // the constant answerTime, except in tests
 	patience   time.Duration     // see conn.patience
 	longest    time.Duration     // the constant longest, except in tests
+
+	sourcePatience time.Duration // how long a snapshot that is arriving waits for a source that fails
+	quiet          time.Duration // see queue.run
 }
 
 // New returns a Hub. It removes the files that a killed daemon has left unfinished. From then on,
@@ -114,6 +119,9 @@ func New(cfg Config) (*Hub, error) {
 		answerTime: answerTime,
 		patience:   30 * time.Minute,
 		longest:    longest,
+
+		sourcePatience: 2 * time.Minute,
+		quiet:          2 * time.Second,
 	}
 	h.forgotten(errors.Join(h.cache.forgetOthers(cfg.Store.HasPart), h.detachOthers()))
 	cfg.Store.OnGone(func(gone *snapshot.Manifest) {

@@ -2,6 +2,7 @@ package hub
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -32,6 +33,7 @@ type host struct {
 	store     *store.Store
 	root, ram string
 	room      error // returned by the hub's Config.Room
+	disk      int64 // size of the disks that makeOf makes; 0 means the constant disk
 
 	tryErr error // returned by the hub's Config.Try
 	tried  []trial
@@ -106,6 +108,7 @@ func (h *host) make(t *testing.T, tag, parent string, n int64, mark byte) {
 // for their names.
 func (h *host) makeOf(t *testing.T, tag, parent string, n int64, mark byte, content func(name string) []byte) {
 	t.Helper()
+	disk := cmp.Or(h.disk, disk)
 	g, err := h.store.Stage(tag)
 	if err != nil {
 		t.Fatal(err)
@@ -116,7 +119,7 @@ func (h *host) makeOf(t *testing.T, tag, parent string, n int64, mark byte, cont
 	})
 	write(t, g, snapshot.StateFile, at(0, []byte("state of "+tag)))
 	write(t, g, "disk", func(f *os.File) error {
-		if err := disklayer.Format(f, disk); err != nil {
+		if err := disklayer.Format(f, uint64(disk)); err != nil {
 			return err
 		}
 		return at(n*disklayer.ClusterSize, page(mark))(f)
@@ -124,7 +127,7 @@ func (h *host) makeOf(t *testing.T, tag, parent string, n int64, mark byte, cont
 	m := &snapshot.Manifest{Machine: snapshot.Machine{MemoryBytes: memory, VCPUs: 1, Template: vm.TemplatePortable},
 		Guest: snapshot.Guest{Kernel: "6.12", Network: &snapshot.Network{Mode: "open"}, Strict: true,
 			Defaults: snapshot.Defaults{User: "app"}},
-		Disk: &snapshot.Disk{SizeBytes: disk}}
+		Disk: &snapshot.Disk{SizeBytes: uint64(disk)}}
 	var lower []*os.File
 	var extents []vm.Extent
 	if parent == "" {

@@ -70,7 +70,7 @@ func (m *Manager) restoreChild(ctx context.Context, start time.Time, req ForkReq
 	}
 	release = sync.OnceFunc(release)
 	defer release()
-	lease, err := m.cfg.Store.Acquire(req.Tag)
+	lease, err := m.cfg.Store.AcquireFork(req.Tag)
 	if err != nil {
 		return nil, err
 	}

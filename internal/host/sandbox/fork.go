@@ -85,7 +85,7 @@ func (m *Manager) Fork(ctx context.Context, req ForkRequest) (result ForkResult,
 	}
 	defer done()
 	req.Tag = tag
-	lease, err := m.cfg.Store.Acquire(tag)
+	lease, err := m.cfg.Store.AcquireFork(tag)
 	if err != nil {
 		return ForkResult{}, err
 	}

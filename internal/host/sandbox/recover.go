@@ -177,7 +177,13 @@ func (m *Manager) readopt(id string) (*Sandbox, error) {
 	s.live = v
 	v.link = m.cfg.Net.Adopt(id, r.Network, vmm, m.moved(id, v))
 	vcpus := uint32(1) // the minimum, if the number is unknown
-	if v.lease, err = m.cfg.Store.AcquireVersion(r.SnapshotTag, r.SnapshotID); err != nil {
+	v.lease, err = m.cfg.Store.AcquireVersion(r.SnapshotTag, r.SnapshotID)
+	if torn := (*store.TornError)(nil); errors.As(err, &torn) {
+		m.kill(id, v)
+		os.RemoveAll(dir)
+		return nil, ledger.Lost("%w", err)
+	}
+	if err != nil {
 		m.cfg.Log.Error("sandbox runs, but its snapshot cannot be used", "sandbox", id, "error", err)
 	}
 	if v.lease != nil {

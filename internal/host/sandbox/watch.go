@@ -55,7 +55,7 @@ const stallPause = time.Second
 // watch waits for the VM of s to end. If no operation of the daemon has ended the VM, watch handles
 // the end of the VM.
 func (m *Manager) watch(s *Sandbox, v *liveVM) {
-	stalled := v.vmm.Stalled()
+	stalled, lost := v.vmm.Stalled(), v.lease.Lost()
 	var again <-chan time.Time // receives a value when messages about a full disk are read again
 	for conns := v.vmm.Conns(); ; {
 		select {
@@ -75,6 +75,10 @@ func (m *Manager) watch(s *Sandbox, v *liveVM) {
 		case <-again:
 			stalled = v.vmm.Stalled()
 			continue
+		case <-lost: // the rest of its snapshot will never arrive, so it could only fail later
+			m.kill(s.id, v)
+			lost = nil
+			continue
 		case <-v.vmm.Done():
 		}
 		break
@@ -84,6 +88,9 @@ func (m *Manager) watch(s *Sandbox, v *liveVM) {
 		m.cfg.Log.Warn("read the console of an ended VM", "sandbox", s.id, "error", err)
 	}
 	exit := v.vmm.Exit()
+	if why := v.lease.WhyLost(); why != nil {
+		exit = vm.Exit{Reason: vm.ExitInternal, Detail: why.Error()}
+	}
 	if !s.exited(v, exit, last) {
 		return // the sandbox is being deleted or was suspended
 	}

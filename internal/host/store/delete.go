@@ -69,6 +69,9 @@ func (s *Store) condemn(tag string, mode DeleteMode) ([]*entry, error) {
 	if e == nil || !e.listed() {
 		return nil, &NotFoundError{Tag: tag}
 	}
+	if e.phase == phaseArriving {
+		return nil, &ArrivingError{Tag: tag}
+	}
 	victims := []*entry{e}
 	switch {
 	case mode == DeleteSingle:

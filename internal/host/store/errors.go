@@ -64,3 +64,18 @@ func (e *DamagedError) Error() string {
 }
 
 func (e *DamagedError) Unwrap() error { return e.Err }
+
+// ArrivingError reports an operation that needs a whole snapshot. Some of its files are still
+// arriving.
+type ArrivingError struct{ Tag string }
+
+func (e *ArrivingError) Error() string {
+	return fmt.Sprintf("snapshot %q: not all of it has arrived yet; until then it can only be forked", e.Tag)
+}
+
+// TornError reports that a daemon ended while a snapshot was arriving, so the rest never came.
+type TornError struct{ Tag string }
+
+func (e *TornError) Error() string {
+	return fmt.Sprintf("snapshot %q: the daemon ended before all of it had arrived", e.Tag)
+}

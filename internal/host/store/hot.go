@@ -60,6 +60,9 @@ func (g *Staging) publish(m *snapshot.Manifest, extents []vm.Extent, disk []*os.
 			return Info{}, fmt.Errorf("replace snapshot %q: %w", g.tag, err)
 		}
 	}
+	if g.arriving != nil {
+		return g.publishArrived(m, calm)
+	}
 	s.mu.Lock()
 	delete(s.reserved, g.tag)
 	e := &entry{tag: g.tag, dir: g.dir, manifest: m, created: m.Created, flushed: make(chan struct{}),
@@ -353,6 +356,10 @@ func syncFile(path string) error {
 // published.
 func (s *Store) reload(name string) bool {
 	dir := filepath.Join(s.staging(), name)
+	if isTorn(dir) {
+		s.torn[name] = true
+		return false
+	}
 	m, err := s.readManifest(filepath.Join(dir, snapshot.ManifestFile))
 	if err != nil || m.ID != name || s.byTag[m.Tag] != nil {
 		return false

@@ -36,6 +36,15 @@ type Contents interface {
 // writes, it calls room, which returns an error if the disk has too little free space. If Import
 // returns an error, the caller must call Discard.
 func (g *Staging) Import(ctx context.Context, m *snapshot.Manifest, files Contents, room func() error) (Info, error) {
+	i := g.importing(ctx, m, files, room)
+	if err := i.addAll(); err != nil {
+		return Info{}, err
+	}
+	return i.publish()
+}
+
+// importing prepares an Import.
+func (g *Staging) importing(ctx context.Context, m *snapshot.Manifest, files Contents, room func() error) *importing {
 	g.DurableFirst()
 	fresh := &snapshot.Manifest{Machine: m.Machine, Guest: snapshot.Guest{Kernel: m.Guest.Kernel, Warm: m.Guest.Warm,
 		Hostname: m.Guest.Hostname, Defaults: m.Guest.Defaults}}
@@ -45,19 +54,40 @@ func (g *Staging) Import(ctx context.Context, m *snapshot.Manifest, files Conten
 	if m.Boot != nil {
 		fresh.Boot = &snapshot.Boot{}
 	}
-	i := &importing{Staging: g, ctx: ctx, from: m, fresh: fresh, files: files, room: room,
+	return &importing{Staging: g, ctx: ctx, from: m, fresh: fresh, files: files, room: room,
 		layers: layerParts(m), owners: make(map[string]string)}
-	defer i.close()
-	for n, p := range artifact.Parts(m) {
+}
+
+// addAll adds all files of the snapshot.
+func (i *importing) addAll() error {
+	for n, p := range artifact.Parts(i.from) {
 		if err := i.add(n, p); err != nil {
-			return Info{}, fmt.Errorf("import snapshot %q: %w", g.tag, err)
+			return fmt.Errorf("import snapshot %q: %w", i.tag, err)
 		}
 	}
-	fresh.Parent = i.parent()
-	if m.DiskOnly() {
-		return g.PublishDisk(fresh, i.disk)
+	i.fresh.Parent = i.parent()
+	return nil
+}
+
+// publish makes the snapshot visible. All of its files are there.
+func (i *importing) publish() (Info, error) {
+	var disk []*os.File
+	defer func() {
+		for _, f := range disk {
+			f.Close()
+		}
+	}()
+	for _, owner := range i.disk {
+		f, err := os.Open(i.Path(snapshot.LayerFile(snapshot.DiskLayerFile, i.id, owner)))
+		if err != nil {
+			return Info{}, fmt.Errorf("import snapshot %q: %w", i.tag, err)
+		}
+		disk = append(disk, f)
 	}
-	return g.Publish(fresh, i.extents, i.disk)
+	if i.from.DiskOnly() {
+		return i.PublishDisk(i.fresh, disk)
+	}
+	return i.Publish(i.fresh, i.extents, disk)
 }
 
 // layerPart describes a part that is a layer.
@@ -94,13 +124,9 @@ type importing struct {
 	owners      map[string]string // new owners of layers that the store did not have, by the layer's owner in i.from
 
 	extents []vm.Extent
-	disk    []*os.File
-}
+	disk    []string // owners of the layers of the disk, lowest first
 
-func (i *importing) close() {
-	for _, f := range i.disk {
-		f.Close()
-	}
+	later *later // if set, large files are added later, see Arrive
 }
 
 // add adds one file of the snapshot.
@@ -157,7 +183,7 @@ func (i *importing) addLayer(n int, p artifact.Part, l layerPart) error {
 	if !l.own {
 		if owner := i.share(p, l.kind, *chain); owner != "" {
 			*chain = append(*chain, snapshot.File{Owner: owner, Bytes: p.Bytes, Digest: p.Digest})
-			return i.openDisk(l.kind, owner)
+			return i.addOwner(l.kind, owner, p)
 		}
 	}
 	name, owner := l.kind, i.id
@@ -169,11 +195,6 @@ func (i *importing) addLayer(n int, p artifact.Part, l layerPart) error {
 		name = snapshot.LayerFile(l.kind, i.id, owner)
 		*chain = append(*chain, snapshot.File{Owner: owner, Bytes: p.Bytes, Digest: p.Digest})
 	}
-	f, err := i.Create(name)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
 	var extents []vm.Extent
 	if l.kind == snapshot.MemoryLayerFile {
 		extents = extentsOver(i.extents, l.n)
@@ -181,6 +202,19 @@ func (i *importing) addLayer(n int, p artifact.Part, l layerPart) error {
 			return fmt.Errorf("its memory layer needs %d MiB of %s: %w", p.Bytes>>20, i.store.ram, unix.ENOSPC)
 		}
 	}
+	if l.kind == snapshot.DiskLayerFile {
+		i.disk = append(i.disk, owner)
+	}
+	return i.soon(n, p, func() error { return i.createLayer(n, p, l, name, extents) })
+}
+
+// createLayer writes a layer that the store did not have.
+func (i *importing) createLayer(n int, p artifact.Part, l layerPart, name string, extents []vm.Extent) error {
+	f, err := i.Create(name)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
 	if err := i.fill(f, n, p, extents); err != nil {
 		return err
 	}
@@ -189,22 +223,23 @@ func (i *importing) addLayer(n int, p artifact.Part, l layerPart) error {
 			return &artifact.Error{Err: fmt.Errorf("%s: %w", p.Name, err)}
 		}
 	}
-	if !l.own { // Publish flushes only the snapshot's own files
-		if err := f.Sync(); err != nil {
-			return err
-		}
-	}
-	return i.openDisk(l.kind, owner)
-}
-
-// openDisk opens a disk layer for Publish. It does nothing for a memory layer.
-func (i *importing) openDisk(kind, owner string) error {
-	if kind != snapshot.DiskLayerFile {
+	if l.own { // Publish flushes it
 		return nil
 	}
-	f, err := os.Open(i.Path(snapshot.LayerFile(kind, i.id, owner)))
+	return f.Sync()
+}
+
+// addOwner records a layer that the store has.
+func (i *importing) addOwner(kind, owner string, p artifact.Part) error {
+	if kind == snapshot.DiskLayerFile {
+		i.disk = append(i.disk, owner)
+	}
+	if i.later == nil {
+		return nil
+	}
+	f, err := i.store.openSized(i.Path(snapshot.LayerFile(kind, i.id, owner)), p.Bytes)
 	if err == nil {
-		i.disk = append(i.disk, f)
+		i.later.files[p.Name] = f
 	}
 	return err
 }
@@ -302,21 +337,41 @@ func (i *importing) addBase(n int, p artifact.Part) (snapshot.Base, error) {
 	want := snapshot.Base{Bytes: p.Bytes, Digest: p.Digest}
 	f, err := i.store.openBase(want)
 	if err != nil {
+		return want, i.soon(n, p, func() error { return i.createBase(n, p, want) })
+	}
+	if i.later != nil && p.Name == artifact.BasePart {
+		i.later.files[p.Name] = f
+	} else {
+		defer f.Close()
+	}
+	got, err := i.store.addBase(i.ctx, i.Staging, f, i.store.baseLink(want.Digest), true)
+	return want, cmp.Or(err, i.sameBase(p, got, want))
+}
+
+// createBase adds a file that the store did not have.
+func (i *importing) createBase(n int, p artifact.Part, want snapshot.Base) error {
+	f, err := i.store.openBase(want) // another import may have added it
+	if err != nil {
 		name := i.Path("incoming." + p.Name)
 		if f, err = os.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600); err != nil {
-			return want, err
+			return err
 		}
 		defer os.Remove(name) // the store has its own link
 		if err := errors.Join(i.fill(f, n, p, nil), f.Sync()); err != nil {
-			return want, errors.Join(err, f.Close())
+			return errors.Join(err, f.Close())
 		}
 	}
 	defer f.Close()
 	got, err := i.store.addBase(i.ctx, i.Staging, f, i.store.baseLink(want.Digest), true)
-	if err == nil && got != want {
-		err = fmt.Errorf("%s: the file has the digest %.20s…, not %.20s…", p.Name, got.Digest, want.Digest)
+	return cmp.Or(err, i.sameBase(p, got, want))
+}
+
+// sameBase returns an error if the store has found another digest than the manifest has.
+func (i *importing) sameBase(p artifact.Part, got, want snapshot.Base) error {
+	if got != want {
+		return fmt.Errorf("%s: the file has the digest %.20s…, not %.20s…", p.Name, got.Digest, want.Digest)
 	}
-	return want, err
+	return nil
 }
 
 // parent returns the Parent for the new snapshot, or nil if the snapshot inherits no layers. The

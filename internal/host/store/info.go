@@ -23,6 +23,7 @@ type Info struct {
 	Leases  int
 
 	Writing   bool   // the snapshot is being made and cannot be used yet
+	Arriving  bool   // the snapshot can be forked, but not all of its files are there
 	Replacing bool   // another snapshot with the same tag is being made
 	Step      string // step in making the snapshot or its replacement; empty if unknown
 	Branch    *snapshot.Branch
@@ -58,7 +59,7 @@ type Detail struct {
 
 func (s *Store) infoLocked(e *entry) Info {
 	info := Info{Tag: e.tag, Dir: e.dir, Created: e.created, Leases: e.refs.keeping(),
-		InRAM: e.inRAM(), FlushedIn: e.flushTime}
+		InRAM: e.inRAM(), FlushedIn: e.flushTime, Arriving: e.phase == phaseArriving}
 	if e.flushErr != nil {
 		info.FlushErr = e.flushErr.Error()
 	}
@@ -91,12 +92,12 @@ func (s *Store) List() []Info {
 	for _, e := range s.byTag {
 		if e.listed() {
 			info := s.infoLocked(e)
-			info.Replacing = s.reserved[e.tag] != nil
+			info.Replacing = s.reserved[e.tag] != nil && !info.Arriving
 			list = append(list, info)
 		}
 	}
 	for _, g := range s.reserved {
-		if s.byTag[g.tag] == nil || !g.over { // a snapshot that is being replaced is listed instead of its replacement
+		if s.byTag[g.tag] == nil || !g.over && g.arriving == nil { // a snapshot that is being replaced is listed instead of its replacement
 			list = append(list, g.infoLocked())
 		}
 	}
@@ -120,7 +121,7 @@ func (s *Store) Count() int {
 		}
 	}
 	for _, g := range s.reserved {
-		if s.byTag[g.tag] == nil || !g.over {
+		if s.byTag[g.tag] == nil || !g.over && g.arriving == nil {
 			n++
 		}
 	}

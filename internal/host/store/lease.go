@@ -26,6 +26,8 @@ type hotFiles struct {
 	volumes  [][]*os.File    // the same for each volume
 
 	firstWrites firstWrites
+
+	arrival *arrival // nil unless files were missing when the snapshot became usable
 }
 
 // Lease is the right to use a snapshot. Until it is released, the snapshot is not deleted and its
@@ -58,8 +60,14 @@ func (l *Lease) Release() { l.release() }
 // Acquire leases the snapshot with the given tag. The first lease of a snapshot opens and checks
 // the files. If the files are damaged, the error is a *DamagedError. If the snapshot has no memory,
 // the error is a *DiskOnlyError.
-func (s *Store) Acquire(tag string) (*Lease, error) {
-	l, err := s.AcquireDisk(tag)
+func (s *Store) Acquire(tag string) (*Lease, error) { return s.acquire(tag, false) }
+
+// AcquireFork is like Acquire, but also leases snapshots that are still arriving. Reads of their
+// layers may wait for a network, see Lease.Lost.
+func (s *Store) AcquireFork(tag string) (*Lease, error) { return s.acquire(tag, true) }
+
+func (s *Store) acquire(tag string, arriving bool) (*Lease, error) {
+	l, err := s.acquireDisk(tag, arriving)
 	if err == nil && l.manifest.DiskOnly() {
 		l.Release()
 		return nil, &DiskOnlyError{Tag: tag}
@@ -67,10 +75,13 @@ func (s *Store) Acquire(tag string) (*Lease, error) {
 	return l, err
 }
 
-// AcquireVersion is like Acquire. If the tag now names a snapshot with another ID, the error is a
-// *ReplacedError.
+// AcquireVersion is like AcquireFork. If the tag now names a snapshot with another ID, the error is
+// a *ReplacedError. If an earlier daemon ended while the snapshot was arriving, it is a *TornError.
 func (s *Store) AcquireVersion(tag, id string) (*Lease, error) {
-	l, err := s.Acquire(tag)
+	if s.torn[id] {
+		return nil, &TornError{Tag: tag}
+	}
+	l, err := s.AcquireFork(tag)
 	if err == nil && l.manifest.ID != id {
 		l.Release()
 		return nil, &ReplacedError{Tag: tag}
@@ -79,7 +90,10 @@ func (s *Store) AcquireVersion(tag, id string) (*Lease, error) {
 }
 
 // AcquireDisk is like Acquire, but also leases disk-only snapshots.
-func (s *Store) AcquireDisk(tag string) (*Lease, error) {
+func (s *Store) AcquireDisk(tag string) (*Lease, error) { return s.acquireDisk(tag, false) }
+
+// acquireDisk is AcquireDisk. If arriving is set, it also leases snapshots that are still arriving.
+func (s *Store) acquireDisk(tag string, arriving bool) (*Lease, error) {
 	if err := snapshot.CheckTag(tag); err != nil {
 		return nil, err
 	}
@@ -95,6 +109,9 @@ func (s *Store) AcquireDisk(tag string) (*Lease, error) {
 	case e.damage != nil:
 		s.mu.Unlock()
 		return nil, e.damage
+	case e.phase == phaseArriving && !arriving:
+		s.mu.Unlock()
+		return nil, &ArrivingError{Tag: tag}
 	}
 	e.refs.lease++
 	s.mu.Unlock()
@@ -127,6 +144,9 @@ func (s *Store) releaser(e *entry, count *int) (release func()) {
 			s.dropTransientLocked(e)
 		}
 		victim := s.releasedLocked(e)
+		if e.phase == phaseGone && e.refs.using() == 0 { // its arrival has failed
+			victim = e
+		}
 		s.mu.Unlock()
 		if victim != nil {
 			s.closeIdle(victim)
@@ -166,6 +186,10 @@ func (e *entry) closeHot() {
 	if e.hot != nil {
 		e.hot.close()
 		e.hot = nil
+	}
+	if e.arrived != nil {
+		e.arrived.close()
+		e.arrived = nil
 	}
 }
 

@@ -10,6 +10,9 @@ type phase int
 
 // Phases of a snapshot:
 //
+//	Arrive ──▶ arriving ──▶ gone
+//	             │ all files are there
+//	             ▼
 //	Publish ──▶ hot ─────────▶ stored ◀── a start of the store
 //	             │  flushed      │
 //	             │               │   damaged ◀── a start: a file is missing or wrong
@@ -36,6 +39,7 @@ const (
 	phaseUnnamedHot                  // the snapshot lost its name while hot; only its followers may use it (Store.Follow)
 	phaseUnnamed                     // the snapshot lost its name while stored; only its followers may use it
 	phaseGone
+	phaseArriving // usable for forks; files are missing, see Staging.Arrive
 )
 
 // nextPhases has the phases that may follow each phase. It is the drawing above as code. After
@@ -49,11 +53,13 @@ var nextPhases = map[phase][]phase{
 	phaseUnnamedHot: {phaseDeleting},
 	phaseUnnamed:    {phaseDeleting},
 	phaseGone:       {},
+	phaseArriving:   {phaseHot, phaseGone},
 }
 
 // String returns the name of the phase, for messages.
 func (p phase) String() string {
-	names := []string{"none", "hot", "stored", "damaged", "failed", "deleting", "unnamed hot", "unnamed", "gone"}
+	names := []string{"none", "hot", "stored", "damaged", "failed", "deleting", "unnamed hot", "unnamed", "gone",
+		"arriving"}
 	if int(p) < len(names) && p >= 0 {
 		return names[p]
 	}
@@ -100,7 +106,8 @@ func (l *life) enterLocked(to phase) bool {
 
 // listed reports whether a client can see the entry.
 func (l *life) listed() bool {
-	return l.phase == phaseHot || l.phase == phaseStored || l.phase == phaseDamaged || l.phase == phaseFailed
+	return l.phase == phaseHot || l.phase == phaseStored || l.phase == phaseDamaged || l.phase == phaseFailed ||
+		l.phase == phaseArriving
 }
 
 // isUnnamed reports whether the entry has lost its name.

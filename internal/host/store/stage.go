@@ -28,12 +28,13 @@ type Staging struct {
 	diskOnly bool   // see PublishDisk
 	lift     hurry  // see Hurry; may be nil
 
-	below  string  // see Inherit
-	basing *basing // nil unless UseBase is called
-	kernel *basing // kernel and initrd are nil unless UseBoot is called
-	initrd *basing
-	bases  []string // digests of the files that the store must keep for the snapshot; guarded by store.mu
-	step   string   // present step in making the snapshot; guarded by store.mu
+	below    string  // see Inherit
+	basing   *basing // nil unless UseBase is called
+	kernel   *basing // kernel and initrd are nil unless UseBoot is called
+	initrd   *basing
+	bases    []string  // digests of the files that the store must keep for the snapshot; guarded by store.mu
+	arriving *arriving // nil unless Arrive was called
+	step     string    // present step in making the snapshot; guarded by store.mu
 
 	base snapshot.Base // the disk's base image, if it is known and in the store; guarded by store.mu
 }

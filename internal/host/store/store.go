@@ -95,6 +95,7 @@ type Store struct {
 	mu sync.Mutex
 	index
 	reserved map[string]*Staging // snapshots that are being made, by tag
+	torn     map[string]bool     // IDs of snapshots that were arriving when an earlier daemon ended; never changes
 	idle     []*entry            // snapshots whose last lease has ended, latest last; some may be leased again
 }
 
@@ -124,6 +125,8 @@ type entry struct {
 
 	hotMu sync.Mutex // held while files are opened or closed
 	hot   *hotFiles  // nil until the first lease; guarded by hotMu
+	// the files with which the snapshot arrived, which older leases use; nil if there are none; guarded by hotMu
+	arrived *hotFiles
 }
 
 // id returns the snapshot's ID, or "" if the snapshot is damaged.
@@ -151,7 +154,8 @@ func (s *Store) tell(kind event.Kind, e *entry) {
 // an error if another process owns the store.
 func Open(cfg Config) (*Store, error) {
 	s := &Store{root: filepath.Clean(cfg.Root), ram: filepath.Clean(cfg.RAM), events: cfg.Events,
-		index: newIndex(), reserved: make(map[string]*Staging)}
+		index: newIndex(), reserved: make(map[string]*Staging),
+		torn: make(map[string]bool)}
 	s.ramRoom = s.statRAM
 	s.backlog.store, s.backlog.wait, s.backlog.age, s.backlog.diskRoom = s, backlogWait, usageAge, s.Room
 	var undo cleanup.Stack

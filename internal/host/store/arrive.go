@@ -1,0 +1,230 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/forkd/forkd/internal/format/artifact"
+	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/event"
+)
+
+// A snapshot from another host can be forked before all of its files are there. Its layers and its
+// base image are then files that a forkd-feed process serves, and reads of them may wait. When all
+// has arrived, the files are imported as always, and verified, and the snapshot is published. It
+// keeps its ID. Forks from then on use the imported files. A snapshot that is still arriving can
+// only be forked: other operations need its real files.
+
+// arrivingFile is the name of an empty file in the staging directory of an arriving snapshot. The
+// next daemon removes such a snapshot, and its sandboxes end.
+const arrivingFile = ".arriving"
+
+// arrival tells the leases of a snapshot that its missing files will never arrive.
+type arrival struct {
+	lost chan struct{} // closed when they will never arrive
+	err  error         // the reason; valid after lost is closed
+}
+
+// arriving is a snapshot on its way from a registry.
+type arriving struct {
+	entry   *entry
+	imports *importing
+	*arrival
+	release func()
+}
+
+// later has the files of an Import that are added after the snapshot has become usable.
+type later struct {
+	open  func(part int) (*os.File, error) // opens the served file
+	files map[string]*os.File              // open files, by the name of the part
+	todo  []func() error
+}
+
+// soon calls add now or, if the snapshot is to be usable earlier, opens the served file instead and
+// calls add later.
+func (i *importing) soon(n int, p artifact.Part, add func() error) error {
+	if i.later == nil {
+		return add()
+	}
+	i.later.todo = append(i.later.todo, add)
+	if p.Name == artifact.KernelPart || p.Name == artifact.InitramfsPart { // only a boot needs them
+		return nil
+	}
+	f, err := i.later.open(n)
+	if err == nil {
+		i.later.files[p.Name] = f
+	}
+	return err
+}
+
+// Arrive makes a snapshot usable for forks while files are missing. The parameters are as for
+// Import. The function open opens the served file of a part: a layer that the store lacks, or the
+// base image. Arrive closes the file. The caller must then call Arrived, or Lose.
+func (g *Staging) Arrive(ctx context.Context, m *snapshot.Manifest, files Contents, open func(part int) (*os.File, error),
+	room func() error) (Info, error) {
+	if m.DiskOnly() {
+		return Info{}, fmt.Errorf("import snapshot %q: it has no memory", g.tag)
+	}
+	i := g.importing(ctx, m, files, room)
+	i.later = &later{open: open, files: make(map[string]*os.File)}
+	h := &hotFiles{arrival: &arrival{lost: make(chan struct{})}}
+	err := i.addAll()
+	if err == nil {
+		h.manifest = i.provisional()
+		err = i.openArriving(h)
+	}
+	if err == nil {
+		err = os.WriteFile(g.Path(arrivingFile), nil, 0o600)
+	}
+	if err != nil {
+		for _, f := range i.later.files {
+			f.Close()
+		}
+		if h.state != nil {
+			h.state.Close()
+		}
+		return Info{}, err
+	}
+	s := g.store
+	e := &entry{tag: g.tag, dir: g.dir, manifest: h.manifest, created: h.manifest.Created, owner: g.owner, hot: h,
+		flushed: make(chan struct{})}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e.enterLocked(phaseArriving)
+	e.refs.follow++ // keeps the served files open
+	g.arriving = &arriving{entry: e, imports: i, arrival: h.arrival, release: s.releaser(e, &e.refs.follow)}
+	if old := s.byTag[g.tag]; old != nil {
+		old.enterLocked(phaseGone) // the old snapshot was only listed as failed
+	}
+	s.addLocked(e)
+	s.tell(event.SnapshotCreated, e)
+	return s.infoLocked(e), nil
+}
+
+// provisional returns the manifest of the arriving snapshot. Its own layers have no digests, so no
+// import shares them.
+func (i *importing) provisional() *snapshot.Manifest {
+	m := *i.fresh
+	m.ID, m.Tag, m.Created = i.id, i.tag, time.Now().UTC()
+	hide := func(list []snapshot.File, from []snapshot.File) []snapshot.File {
+		list = append(slices.Clone(list), snapshot.File{Owner: i.id, Bytes: from[len(from)-1].Bytes})
+		for n := range list {
+			list[n].Digest = ""
+		}
+		return list
+	}
+	m.Memory = hide(m.Memory, i.from.Memory)
+	m.State = snapshot.File{Owner: i.id, Bytes: i.from.State.Bytes}
+	m.Map = snapshot.File{Owner: i.id, Bytes: i.from.Map.Bytes}
+	if m.Disk != nil {
+		disk := *m.Disk
+		disk.Layers = hide(disk.Layers, i.from.Disk.Layers)
+		m.Disk = &disk
+	}
+	return &m
+}
+
+// openArriving puts the files of an arriving snapshot into h.
+func (i *importing) openArriving(h *hotFiles) (err error) {
+	if h.state, err = i.store.openAlone(i.Path(snapshot.StateFile), i.from.State.Bytes); err != nil {
+		return err
+	}
+	h.extents, h.usual = i.extents, make([]atomic.Uint64, len(i.from.Memory))
+	for _, p := range artifact.Parts(i.from) {
+		f := i.later.files[p.Name]
+		layer, isLayer := i.layers[p.Name]
+		switch {
+		case isLayer && layer.kind == snapshot.MemoryLayerFile:
+			h.layers = append(h.layers, f)
+		case isLayer:
+			h.disk = append(h.disk, f)
+		case p.Name == artifact.BasePart:
+			h.disk = append([]*os.File{f}, h.disk...)
+		}
+	}
+	return nil
+}
+
+// Arrived imports and publishes a snapshot whose files have all arrived. After an error, the caller
+// must call Lose.
+func (g *Staging) Arrived(ctx context.Context) (Info, error) {
+	i := g.arriving.imports
+	i.ctx = ctx
+	for _, add := range i.later.todo {
+		if err := add(); err != nil {
+			return Info{}, fmt.Errorf("import snapshot %q: %w", g.tag, err)
+		}
+	}
+	return i.publish()
+}
+
+// publishArrived is the last step of Publish for a snapshot that has arrived. The manifest and all
+// files are on disk.
+func (g *Staging) publishArrived(m *snapshot.Manifest, calm func()) (Info, error) {
+	s, e := g.store, g.arriving.entry
+	if err := os.Remove(g.Path(arrivingFile)); err != nil { // from here on, a crash loses nothing
+		return Info{}, err
+	}
+	e.hotMu.Lock()
+	e.hot, e.arrived = nil, e.hot
+	s.mu.Lock()
+	delete(s.reserved, g.tag)
+	s.setManifestLocked(e, m)
+	e.published, e.calm = time.Now(), []func(){calm}
+	e.enterLocked(phaseHot)
+	s.mu.Unlock()
+	e.hotMu.Unlock()
+	g.done = true
+	s.flusher.flush(e) // only a rename remains to be done; if it fails, the flusher tries again
+	g.arriving.release()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.infoLocked(e), nil
+}
+
+// Lose ends a snapshot whose files will not all arrive. It is listed as failed, with the reason, and
+// the leases learn the reason.
+func (g *Staging) Lose(reason error) {
+	s, a := g.store, g.arriving
+	s.mu.Lock()
+	s.dropLocked(a.entry)
+	a.entry.enterLocked(phaseGone)
+	s.mu.Unlock()
+	g.Discard()
+	s.ListFailed(g.tag, g.owner, reason)
+	a.err = reason
+	close(a.lost)
+	a.release()
+}
+
+// Lost returns a channel that is closed when files of the snapshot that were still arriving will
+// never be there. For a nil lease, and for other snapshots, it returns nil.
+func (l *Lease) Lost() <-chan struct{} {
+	if l == nil || l.arrival == nil {
+		return nil
+	}
+	return l.arrival.lost
+}
+
+// WhyLost returns the reason why the files will never arrive. It returns nil if the channel of Lost
+// is not closed.
+func (l *Lease) WhyLost() error {
+	select {
+	case <-l.Lost():
+		return l.arrival.err
+	default:
+		return nil
+	}
+}
+
+// isTorn reports whether a staging directory belongs to a snapshot that was arriving.
+func isTorn(dir string) bool {
+	_, err := os.Lstat(filepath.Join(dir, arrivingFile))
+	return err == nil || !errors.Is(err, os.ErrNotExist)
+}
