@@ -24,6 +24,8 @@ type PullRequest struct {
 	Tag          string                  `json:"tag,omitempty"`   // new snapshot's tag; empty: the pushed snapshot's tag
 	Trust        string                  `json:"trust,omitempty"` // require, warn or off; empty: the daemon's policy
 	RegistryAuth map[string]RegistryAuth `json:"registry_auth,omitempty"`
+	// Lazy ends the request as soon as the snapshot can be forked. The rest arrives later.
+	Lazy bool `json:"lazy,omitempty"`
 }
 
 // CopyRequest asks to copy a snapshot from one repository to another. RegistryAuth has credentials only for the

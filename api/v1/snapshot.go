@@ -21,6 +21,7 @@ type Snapshot struct {
 	Sandboxes    int      `json:"sandboxes"`            // number of sandboxes that run from this snapshot
 	Transient    bool     `json:"transient,omitempty"`  // deleted when the last of its sandboxes is deleted
 	DiskOnly     bool     `json:"disk_only,omitempty"`  // the snapshot has no memory, so its forks boot
+	Arriving     bool     `json:"arriving,omitempty"`   // not all of it has arrived; until then it can only be forked
 	Built        bool     `json:"built,omitempty"`      // it is the result of a build, not a branch that a client made
 
 	// Set for a branch. Times are in milliseconds; ReadyMS and PersistedMS are measured from the

@@ -33,23 +33,14 @@ func newForkCmd() *cobra.Command {
 	var hooks hookFlags
 	var dirs hostDirs
 	var old oldFork
+	var remote remoteFork
 	cmd := &cobra.Command{
-		Use:   "fork TAG | --from-sandbox ID",
+		Use:   "fork TAG | REGISTRY/NAME:TAG | --from-sandbox ID",
 		Short: "Start sandboxes from a snapshot, or from a running sandbox",
 		Long: "Starts n sandboxes from the snapshot TAG, or from the current state of the sandbox ID, and prints their\n" +
-			"ids. Either all of them start or none remain, unless --allow-partial is given.",
-		Args: usageArgs(func(_ *cobra.Command, args []string) error {
-			given := len(args)
-			for _, other := range []string{req.SourceID, old.tag} {
-				if other != "" {
-					given++
-				}
-			}
-			if given != 1 {
-				return errors.New("name one snapshot ('forkd images' lists them), or give --from-sandbox ID")
-			}
-			return nil
-		}),
+			"ids. Either all of them start or none remain, unless --allow-partial is given. REGISTRY/NAME:TAG pulls a\n" +
+			"snapshot as 'forkd pull --lazy' does, and starts sandboxes before all of it is there.",
+		Args: usageArgs(func(_ *cobra.Command, args []string) error { return oneSource(args, req.SourceID, old.tag) }),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			var err error
 			if req.Env, err = readEnv(envFiles, env); err != nil {
@@ -87,6 +78,9 @@ func newForkCmd() *cobra.Command {
 						return f, err
 					}
 				}
+				if req.SnapshotTag, err = remote.pull(ctx, cmd, cl, req.SnapshotTag); err != nil {
+					return f, err
+				}
 				if f, err = cl.Fork(ctx, req); err != nil {
 					return f, dirs.explained(err)
 				}
@@ -116,6 +110,7 @@ func newForkCmd() *cobra.Command {
 		"of forkd 0.5; no effect: every child has a network of its own already")
 	_ = f.MarkHidden("per-child-netns") // fails only for a flag that does not exist
 	old.register(f)
+	remote.register(cmd)
 	c.completeTags(cmd)
 	c.completeFlag(cmd, "from-sandbox", sandboxNames)
 	c.completeFlag(cmd, "tag", tags)
@@ -123,6 +118,56 @@ func newForkCmd() *cobra.Command {
 	network.complete(cmd)
 	c.register(cmd)
 	return cmd
+}
+
+// oneSource returns an error unless exactly one source of the sandboxes is given.
+func oneSource(args []string, others ...string) error {
+	given := len(args)
+	for _, other := range others {
+		if other != "" {
+			given++
+		}
+	}
+	if given != 1 {
+		return errors.New("name one snapshot ('forkd images' lists them), or give --from-sandbox ID")
+	}
+	return nil
+}
+
+// remoteFork has the flags for a fork of a snapshot in a registry.
+type remoteFork struct {
+	registryOptions
+	trust string
+}
+
+func (r *remoteFork) register(cmd *cobra.Command) {
+	registerTrust(cmd, &r.trust)
+	r.registerAuth(cmd)
+}
+
+// pull pulls the snapshot that name is a reference to, and returns the tag of the new snapshot. For
+// the tag of a snapshot, pull does nothing and returns the tag.
+func (r *remoteFork) pull(ctx context.Context, cmd *cobra.Command, cl *client.Client, name string) (string, error) {
+	if !strings.Contains(name, "/") {
+		if r.trust != "" || len(r.auth) > 0 {
+			return "", usageError{errors.New("--trust and --registry-auth are for REGISTRY/NAME:TAG")}
+		}
+		return name, nil
+	}
+	auths, err := registryAuth(ctx, r.auth)
+	if err != nil {
+		return "", err
+	}
+	req := client.PullRequest{Reference: name, Trust: r.trust, RegistryAuth: auths, Lazy: true}
+	got, err := cl.PullSnapshot(ctx, req, func(client.HubEvent) error { return nil })
+	if err != nil {
+		return "", err
+	}
+	showTrust(cmd, got)
+	if got.Snapshot == nil {
+		return "", errors.New("the daemon does not name the new snapshot")
+	}
+	return got.Snapshot.Tag, nil
 }
 
 // printForked prints the ids of new sandboxes to standard output, and figures to standard error.

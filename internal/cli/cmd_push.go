@@ -80,7 +80,7 @@ func newPullCmd() *cobra.Command {
 	var c common
 	var o registryOptions
 	var tag, trust string
-	var inspect bool
+	var inspect, lazy bool
 	cmd := &cobra.Command{
 		Use:   "pull REGISTRY/NAME:TAG",
 		Short: "Fetch a snapshot from an OCI registry or another daemon",
@@ -104,8 +104,8 @@ func newPullCmd() *cobra.Command {
 				return usageError{fmt.Errorf("%.100q names no registry: want REGISTRY/NAME:TAG; "+
 					"'forkd build docker://IMAGE' pulls a container image", args[0])}
 			}
-			if inspect && (tag != "" || trust != "") {
-				return usageError{errors.New("--inspect makes no snapshot: omit --tag and --trust")}
+			if inspect && (tag != "" || trust != "" || lazy) {
+				return usageError{errors.New("--inspect makes no snapshot: omit --tag, --trust and --lazy")}
 			}
 			auths, err := registryAuth(cmd.Context(), o.auth)
 			if err != nil {
@@ -116,7 +116,7 @@ func newPullCmd() *cobra.Command {
 					return cl.FindSnapshot(ctx, client.FindRequest{Reference: args[0], RegistryAuth: auths})
 				}, func(s client.RemoteSnapshot) error { return describeRemote(cmd.OutOrStdout(), s) })
 			}
-			req := client.PullRequest{Reference: args[0], Tag: tag, Trust: trust, RegistryAuth: auths}
+			req := client.PullRequest{Reference: args[0], Tag: tag, Trust: trust, RegistryAuth: auths, Lazy: lazy}
 			c.streams = true
 			return show(cmd, &c, func(ctx context.Context, cl *client.Client) (client.HubResult, error) {
 				on, end := o.follow(cmd.ErrOrStderr())
@@ -136,6 +136,7 @@ func newPullCmd() *cobra.Command {
 	cmd.Flags().StringVar(&tag, "tag", "", "tag of the snapshot (default that of the pushed one)")
 	cmd.Flags().BoolVar(&inspect, "inspect", false,
 		"describe the snapshot in the registry, and say what a pull would fetch and whether this host can run it")
+	cmd.Flags().BoolVar(&lazy, "lazy", false, "end when the snapshot can be forked; the rest arrives later")
 	registerTrust(cmd, &trust)
 	o.register(cmd)
 	c.register(cmd)

@@ -37,6 +37,7 @@ import (
 	"github.com/forkd/forkd/internal/host/cgroup"
 	"github.com/forkd/forkd/internal/host/diff"
 	"github.com/forkd/forkd/internal/host/event"
+	"github.com/forkd/forkd/internal/host/feeder"
 	"github.com/forkd/forkd/internal/host/helpervm"
 	"github.com/forkd/forkd/internal/host/history"
 	"github.com/forkd/forkd/internal/host/hub"
@@ -397,9 +398,13 @@ func (w *wired) openCgroups(cfg *Config) (missing string) {
 }
 
 // openStore opens the store, the hub and the volumes, and logs the defects of the store's snapshots.
-func (w *wired) openStore(ctx context.Context, cfg *Config, events *event.Ring, vmms vmpool.VMMs, runDir string) (
+func (w *wired) openStore(ctx context.Context, cfg *Config, events *event.Ring, vmms vmpool.Processes, runDir string) (
 	err error,
 ) {
+	feed, err := install(filepath.Dir(vmms.Bin), embedded.Feed)
+	if err != nil {
+		return err
+	}
 	trust, err := cfg.trust()
 	if err != nil {
 		return err
@@ -409,7 +414,7 @@ func (w *wired) openStore(ctx context.Context, cfg *Config, events *event.Ring, 
 	}
 	w.hub, err = hub.New(hub.Config{Store: w.store, Dir: hub.Dir(cfg.StateDir), Memory: bake.HostMemoryMiB() << 20,
 		Try: vmpool.Trials{VMMs: vmms, RunDir: runDir}.Try, Trust: trust, Room: cfg.Admit.Room,
-		Reserve: cfg.Admit.DiskReserve, Certs: registry.CertsDir,
+		Reserve: cfg.Admit.DiskReserve, Certs: registry.CertsDir, Feeder: &feeder.Program{Bin: feed, Jail: vmms.Jail},
 		Log: cfg.Log, Stopping: ctx})
 	if err != nil {
 		return errors.Join(err, w.store.Close())

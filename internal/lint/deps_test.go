@@ -84,8 +84,8 @@ var rooms = []room{
 	{
 		folder: "internal/host",
 		packages: []string{"invalid", "debt", "excerpt", "failure", "loglimit", "event", "writers/writertest", "writers",
-			"filedigest", "sparse", "owner", "unique", "procmem", "agentclient", "cgroup", "process", "feeder", "netclient",
-			"vmmclient", "store",
+			"filedigest", "background", "sparse", "firstwrites", "owner", "unique", "procmem", "agentclient", "cgroup",
+			"process", "feeder", "netclient", "vmmclient", "store",
 			"vmpool", "vmpool/suite", "vmfake",
 			"identity", "chain", "helpervm", "imagevm", "diff", "hub", "bake", "admit", "ledger", "hook", "conlog",
 			"tally", "idle", "unwatched", "volume", "mounts", "sandbox", "history", "workspace", "recent", "tenancy",

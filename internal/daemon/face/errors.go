@@ -83,10 +83,10 @@ func codeOf(err error) code {
 		return codeState
 	case is[*store.ExistsError](err):
 		return codeSnapshotExists
-	case is[*store.InUseError](err):
+	case is[*store.InUseError](err), is[*store.ArrivingError](err):
 		return codeSnapshotInUse
-	case is[*store.DamagedError](err), is[*store.DiskOnlyError](err), errors.Is(err, vm.ErrBadState),
-		errors.Is(err, vm.ErrShape), errors.Is(err, vm.ErrCPU):
+	case is[*store.DamagedError](err), is[*store.DiskOnlyError](err), is[*store.TornError](err),
+		errors.Is(err, vm.ErrBadState), errors.Is(err, vm.ErrShape), errors.Is(err, vm.ErrCPU):
 		return codeSnapshotUnusable
 	case is[*admit.BusyError](err):
 		return codeBusy

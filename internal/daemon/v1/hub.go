@@ -112,7 +112,11 @@ func (a *api) pullSnapshot(w http.ResponseWriter, r *http.Request) error {
 	}
 	view := a.view(r)
 	return a.moved(w, r, func(ctx context.Context, on func(hub.Progress)) (out apiv1.HubResult, err error) {
-		got, err := view.Pull(ctx, a.Hub, ask.Tag, from.Under(policy), on)
+		pull := view.Pull
+		if ask.Lazy {
+			pull = view.PullLazily
+		}
+		got, err := pull(ctx, a.Hub, ask.Tag, from.Under(policy), on)
 		if err != nil {
 			return out, err
 		}

@@ -35,7 +35,7 @@ func snapshotOf(view *tenancy.View, i store.Info) apiv1.Snapshot {
 		s.Persist = "failed"
 		s.Warning = fmt.Sprintf("snapshot %q: not on disk, usable until the host restarts, tried again: %s", i.Tag,
 			i.FlushErr)
-	case i.InRAM:
+	case i.InRAM, i.Arriving:
 		s.Persist = "pending"
 	case i.FlushedIn > 0:
 		ms := millis(i.FlushedIn)
@@ -44,7 +44,7 @@ func snapshotOf(view *tenancy.View, i store.Info) apiv1.Snapshot {
 		}
 		s.PersistedMS = &ms
 	}
-	s.Transient, s.DiskOnly = i.Transient, i.DiskOnly
+	s.Transient, s.DiskOnly, s.Arriving = i.Transient, i.DiskOnly, i.Arriving
 	s.Built = i.Branch != nil && i.Branch.Template && !snapshot.IsStepTag(i.Tag)
 	setBranch(view, &s, i.Branch)
 	return s

@@ -160,7 +160,7 @@ func TestPullLazily(t *testing.T) {
 	if p := readAt(t, lease.Disk()[0], baseBytes, 0); string(p) != string(want) {
 		t.Error("an older lease has other bytes")
 	}
-	if lease.WhyLost() != nil || !lease.Manifest().Created.Before(time.Now()) {
+	if lease.Arrival().Err() != nil || !lease.Manifest().Created.Before(time.Now()) {
 		t.Error("the lease is lost")
 	}
 	if _, _, out := s.set(nil); out > once(got.Artifact) {
@@ -182,6 +182,10 @@ func TestLostArrivals(t *testing.T) {
 		}
 		inner.ServeHTTP(w, r)
 	}
+	whole := func(w http.ResponseWriter, r *http.Request, inner http.Handler) {
+		r.Header.Del("Range")
+		inner.ServeHTTP(w, r)
+	}
 	die := func(w http.ResponseWriter, _ *http.Request, _ http.Handler) { panic(http.ErrAbortHandler) }
 	for name, c := range map[string]struct {
 		around func(http.ResponseWriter, *http.Request, http.Handler)
@@ -190,7 +194,7 @@ func TestLostArrivals(t *testing.T) {
 		"lies":       {flip, "differs from its digest"},
 		"dies":       {die, "EOF"},
 		"truncates":  {cutting(1000), "EOF"},
-		"whole blob": {func(w http.ResponseWriter, r *http.Request, h http.Handler) { r.Header.Del("Range"); h.ServeHTTP(w, r) }, "range"},
+		"whole blob": {whole, "range"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s, a, b := serve(t), newHost(t).hasty(), newHost(t).lazily(t)
@@ -208,11 +212,11 @@ func TestLostArrivals(t *testing.T) {
 				t.Errorf("a read returns %v", err)
 			}
 			select {
-			case <-lease.Lost():
+			case <-lease.Arrival().Lost():
 			case <-time.After(20 * time.Second):
 				t.Fatal("the lease does not learn it")
 			}
-			if why := lease.WhyLost(); why == nil || !strings.Contains(why.Error(), c.want) {
+			if why := lease.Arrival().Err(); why == nil || !strings.Contains(why.Error(), c.want) {
 				t.Errorf("the reason is %v", why)
 			}
 			if i := b.whole(t, "py"); !strings.Contains(i.Damage, "could not be fetched") {

@@ -63,8 +63,7 @@ func (b *branch) publishDisk(ctx context.Context) (store.Info, error) {
 	parent := b.lease.Manifest()
 	m := &snapshot.Manifest{
 		Parent: parent.Ref(), Machine: parent.Machine, Guest: b.guest(),
-		Root: b.m.cfg.Store.Root(parent.ID), Boot: parent.Boot, Branch: &b.figure, Transient: b.req.Transient,
-	}
+		Root: b.m.cfg.Store.Root(parent.ID), Boot: parent.Boot, Branch: &b.figure, Transient: b.req.Transient}
 	disk, err := b.disk(ctx, m)
 	if err != nil {
 		return store.Info{}, fmt.Errorf("%s sandbox %q: complete the disk: %w", b.op, b.s.id, err)

@@ -10,8 +10,7 @@ import (
 // kinds has the event for each state that a sandbox can enter after it has been started.
 var kinds = map[State]event.Kind{
 	Running: event.SandboxRunning, Paused: event.SandboxPaused, Suspended: event.SandboxSuspended,
-	Restoring: event.SandboxRestoring, Exited: event.SandboxExited,
-}
+	Restoring: event.SandboxRestoring, Exited: event.SandboxExited}
 
 // enteredLocked emits the event that s has entered its present state. It does not emit the events
 // of a sandbox's creation and deletion, which the methods add and remove emit.

@@ -57,8 +57,7 @@ func (b *branch) finish(ctx context.Context) (result BranchResult, err error) {
 	m := &snapshot.Manifest{
 		Parent: parent.Ref(), Machine: parent.Machine, Guest: b.guest(),
 		Root: b.m.cfg.Store.Root(parent.ID), Memory: memory, Boot: parent.Boot, Branch: &b.figure,
-		Transient: b.req.Transient,
-	}
+		Transient: b.req.Transient}
 	disk, err := b.disk(alive, m)
 	if err == nil {
 		err = b.s.mounts.Save(alive, b.m.cfg.Log, b.v.vmm, b.s.record.Volumes, m, b.staging)

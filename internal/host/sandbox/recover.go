@@ -159,6 +159,9 @@ func (m *Manager) readopt(id string) (*Sandbox, error) {
 	}
 	v := m.newLiveVM("", &vmpool.Shell{ID: id, Dir: dir, VMM: vmm}, nil) // the record has the owner
 	r, err := ledger.HandedOut(m.cfg.RunDir, dir, filepath.Join(m.cfg.DataDir, id), id)
+	if m.cfg.Store.IsTorn(r.SnapshotID) {
+		err = ledger.Lost("%w", &store.TornError{Tag: r.SnapshotTag})
+	}
 	if l := (*ledger.LostError)(nil); errors.As(err, &l) {
 		m.killer.Kill(id, v.vmm)
 		os.RemoveAll(dir)
@@ -177,13 +180,7 @@ func (m *Manager) readopt(id string) (*Sandbox, error) {
 	s.live = v
 	v.link = m.cfg.Net.Adopt(id, r.Network, vmm, m.moved(id, v))
 	vcpus := uint32(1) // the minimum, if the number is unknown
-	v.lease, err = m.cfg.Store.AcquireVersion(r.SnapshotTag, r.SnapshotID)
-	if torn := (*store.TornError)(nil); errors.As(err, &torn) {
-		m.kill(id, v)
-		os.RemoveAll(dir)
-		return nil, ledger.Lost("%w", err)
-	}
-	if err != nil {
+	if v.lease, err = m.cfg.Store.AcquireVersion(r.SnapshotTag, r.SnapshotID); err != nil {
 		m.cfg.Log.Error("sandbox runs, but its snapshot cannot be used", "sandbox", id, "error", err)
 	}
 	if v.lease != nil {

@@ -45,8 +45,7 @@ func (h *Held) Copy(ctx context.Context, tag string) (store.Info, error) {
 	defer leave()
 	return chain.Compact(ctx, m.cfg.Store, i.StateTag, tag, &chain.Source{
 		Branch:  snapshot.Branch{SandboxID: i.ID, Mode: vm.BranchFull.String()},
-		Network: i.Network.ForSnapshot(), Limits: i.Limits, Strict: i.Strict, Hooks: i.Hooks,
-	})
+		Network: i.Network.ForSnapshot(), Limits: i.Limits, Strict: i.Strict, Hooks: i.Hooks})
 }
 
 // Fork forks a suspended sandbox, which stays suspended. Unless req says otherwise, children get
@@ -126,8 +125,7 @@ func (m *Manager) suspend(ctx context.Context, s *Sandbox, auto, timeless bool) 
 		return err
 	}
 	b := &branch{m: m, s: s, v: v, op: "suspend", start: time.Now(), req: BranchRequest{
-		Tag: fmt.Sprintf("suspended-%s-%d", rec.ID, rec.Tops+1), Mode: vm.BranchDiff, Transient: true,
-	}}
+		Tag: fmt.Sprintf("suspended-%s-%d", rec.ID, rec.Tops+1), Mode: vm.BranchDiff, Transient: true}}
 	if err := b.freeze(ctx); err != nil {
 		b.undo.Run()
 		return err

@@ -55,7 +55,7 @@ const stallPause = time.Second
 // watch waits for the VM of s to end. If no operation of the daemon has ended the VM, watch handles
 // the end of the VM.
 func (m *Manager) watch(s *Sandbox, v *liveVM) {
-	stalled, lost := v.vmm.Stalled(), v.lease.Lost()
+	stalled, lost := v.vmm.Stalled(), v.lease.Arrival().Lost()
 	var again <-chan time.Time // receives a value when messages about a full disk are read again
 	for conns := v.vmm.Conns(); ; {
 		select {
@@ -76,7 +76,7 @@ func (m *Manager) watch(s *Sandbox, v *liveVM) {
 			stalled = v.vmm.Stalled()
 			continue
 		case <-lost: // the rest of its snapshot will never arrive, so it could only fail later
-			m.kill(s.id, v)
+			m.killer.Kill(s.id, v.vmm)
 			lost = nil
 			continue
 		case <-v.vmm.Done():
@@ -87,10 +87,7 @@ func (m *Manager) watch(s *Sandbox, v *liveVM) {
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		m.cfg.Log.Warn("read the console of an ended VM", "sandbox", s.id, "error", err)
 	}
-	exit := v.vmm.Exit()
-	if why := v.lease.WhyLost(); why != nil {
-		exit = vm.Exit{Reason: vm.ExitInternal, Detail: why.Error()}
-	}
+	exit := v.lease.Arrival().Explain(v.vmm.Exit())
 	if !s.exited(v, exit, last) {
 		return // the sandbox is being deleted or was suspended
 	}

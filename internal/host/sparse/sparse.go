@@ -1,5 +1,5 @@
-// Package sparse copies files with holes. Holes stay holes in the copy. It decides neither what is copied
-// nor where the copy is stored.
+// Package sparse copies and writes files with holes, which stay holes, and finds the parts of a
+// memory layer that have data. It knows neither snapshots nor their directories.
 package sparse
 
 import (

@@ -13,6 +13,7 @@ import (
 	"github.com/forkd/forkd/internal/format/artifact"
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/event"
+	"github.com/forkd/forkd/internal/host/feeder"
 )
 
 // A snapshot from another host can be forked before all of its files are there. Its layers and its
@@ -25,17 +26,11 @@ import (
 // next daemon removes such a snapshot, and its sandboxes end.
 const arrivingFile = ".arriving"
 
-// arrival tells the leases of a snapshot that its missing files will never arrive.
-type arrival struct {
-	lost chan struct{} // closed when they will never arrive
-	err  error         // the reason; valid after lost is closed
-}
-
 // arriving is a snapshot on its way from a registry.
 type arriving struct {
 	entry   *entry
 	imports *importing
-	*arrival
+	arrival *feeder.Arrival
 	release func()
 }
 
@@ -66,14 +61,14 @@ func (i *importing) soon(n int, p artifact.Part, add func() error) error {
 // Arrive makes a snapshot usable for forks while files are missing. The parameters are as for
 // Import. The function open opens the served file of a part: a layer that the store lacks, or the
 // base image. Arrive closes the file. The caller must then call Arrived, or Lose.
-func (g *Staging) Arrive(ctx context.Context, m *snapshot.Manifest, files Contents, open func(part int) (*os.File, error),
-	room func() error) (Info, error) {
+func (g *Staging) Arrive(ctx context.Context, m *snapshot.Manifest, files Contents,
+	open func(part int) (*os.File, error), room func() error) (Info, error) {
 	if m.DiskOnly() {
 		return Info{}, fmt.Errorf("import snapshot %q: it has no memory", g.tag)
 	}
 	i := g.importing(ctx, m, files, room)
 	i.later = &later{open: open, files: make(map[string]*os.File)}
-	h := &hotFiles{arrival: &arrival{lost: make(chan struct{})}}
+	h := &hotFiles{arrival: feeder.NewArrival()}
 	err := i.addAll()
 	if err == nil {
 		h.manifest = i.provisional()
@@ -198,30 +193,21 @@ func (g *Staging) Lose(reason error) {
 	s.mu.Unlock()
 	g.Discard()
 	s.ListFailed(g.tag, g.owner, reason)
-	a.err = reason
-	close(a.lost)
+	a.arrival.Lose(reason)
 	a.release()
 }
 
-// Lost returns a channel that is closed when files of the snapshot that were still arriving will
-// never be there. For a nil lease, and for other snapshots, it returns nil.
-func (l *Lease) Lost() <-chan struct{} {
-	if l == nil || l.arrival == nil {
+// Arrival returns the state of the snapshot's missing files. The lease may be nil.
+func (l *Lease) Arrival() *feeder.Arrival {
+	if l == nil {
 		return nil
 	}
-	return l.arrival.lost
+	return l.arrival
 }
 
-// WhyLost returns the reason why the files will never arrive. It returns nil if the channel of Lost
-// is not closed.
-func (l *Lease) WhyLost() error {
-	select {
-	case <-l.Lost():
-		return l.arrival.err
-	default:
-		return nil
-	}
-}
+// IsTorn reports whether the snapshot with the given ID was arriving when an earlier daemon ended.
+// The files of its VMs are gone.
+func (s *Store) IsTorn(id string) bool { return s.torn[id] }
 
 // isTorn reports whether a staging directory belongs to a snapshot that was arriving.
 func isTorn(dir string) bool {

@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -15,6 +14,7 @@ import (
 	"github.com/forkd/forkd/internal/atomicfile"
 	"github.com/forkd/forkd/internal/format/record"
 	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/background"
 	"github.com/forkd/forkd/internal/host/filedigest"
 	"github.com/forkd/forkd/internal/host/sparse"
 	"github.com/forkd/forkd/internal/private"
@@ -83,7 +83,7 @@ func (g *Staging) addInBackground(what string, file *os.File, keep bool) (*basin
 	go func() {
 		defer close(b.done)
 		defer f.Close()
-		atLowestPriority()
+		background.AtLowestPriority()
 		if b.base, b.err = g.store.addBase(ctx, g, f, filepath.Clean(file.Name()), keep); b.err != nil {
 			b.err = fmt.Errorf("use %s %s: %w", what, file.Name(), b.err)
 		} else if !keep { // the file is the disk's base, not a boot file
@@ -137,17 +137,6 @@ func (g *Staging) stopBasing() (any bool) {
 		}
 	}
 	return any
-}
-
-// lowestNice is the nice value of the lowest priority (setpriority(2)).
-const lowestNice = 19
-
-// atLowestPriority gives the calling goroutine's thread the lowest priority. It must be called at
-// the beginning of the goroutine. It locks the goroutine to the thread and never unlocks it. So the
-// thread ends with the goroutine and is not reused.
-func atLowestPriority() {
-	runtime.LockOSThread()
-	_ = unix.Setpriority(unix.PRIO_PROCESS, unix.Gettid(), lowestNice)
 }
 
 // procPath returns a path to an open file.

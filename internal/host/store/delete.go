@@ -141,7 +141,7 @@ func (s *Store) familyLocked(e *entry, seen map[*entry]bool) []*entry {
 func (s *Store) remove(e *entry) error {
 	e.flushMu.Lock()
 	defer e.flushMu.Unlock()
-	s.sealer.drop(e.tag)
+	s.sealer.Drop(e.tag)
 	e.cool()
 	grave := filepath.Join(s.snapshots(), deletedPrefix+snapshot.NewID())
 	s.moves.Lock()

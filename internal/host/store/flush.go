@@ -163,7 +163,7 @@ func (f *flusher) flush(e *entry) {
 	case err != nil:
 		f.later(e)
 	case listed:
-		s.sealer.add(tag)
+		s.sealer.Add(tag)
 	}
 }
 

@@ -66,8 +66,7 @@ func (g *Staging) publish(m *snapshot.Manifest, extents []vm.Extent, disk []*os.
 	s.mu.Lock()
 	delete(s.reserved, g.tag)
 	e := &entry{tag: g.tag, dir: g.dir, manifest: m, created: m.Created, flushed: make(chan struct{}),
-		published: time.Now(), owner: g.owner, awaited: g.awaited,
-		hurries: hurries, calm: []func(){calm}}
+		published: time.Now(), owner: g.owner, awaited: g.awaited, hurries: hurries, calm: []func(){calm}}
 	e.enterLocked(phaseHot)
 	if old := s.byTag[g.tag]; old != nil {
 		old.enterLocked(phaseGone) // the old snapshot was only listed as failed
@@ -335,7 +334,7 @@ func (s *Store) ownParts(dir string, m *snapshot.Manifest, l snapshot.File) ([]s
 		return nil, err
 	}
 	parts := []sparse.Part{}
-	for _, e := range extentsOver(extents, len(m.Memory)-1) {
+	for _, e := range sparse.Over(extents, len(m.Memory)-1) {
 		parts = append(parts, sparse.Part{Start: int64(e.Offset), End: int64(e.Offset + e.Length)})
 	}
 	return parts, nil

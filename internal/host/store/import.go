@@ -197,8 +197,8 @@ func (i *importing) addLayer(n int, p artifact.Part, l layerPart) error {
 	}
 	var extents []vm.Extent
 	if l.kind == snapshot.MemoryLayerFile {
-		extents = extentsOver(i.extents, l.n)
-		if l.own && !i.store.hasRoom(min(p.Bytes, coveredBytes(extents))) {
+		extents = sparse.Over(i.extents, l.n)
+		if l.own && !i.store.hasRoom(min(p.Bytes, sparse.CoveredBytes(extents))) {
 			return fmt.Errorf("its memory layer needs %d MiB of %s: %w", p.Bytes>>20, i.store.ram, unix.ENOSPC)
 		}
 	}
@@ -276,10 +276,7 @@ func (s *Store) findContent(kind string, p artifact.Part) (list []content) {
 		}
 		for _, l := range layers {
 			if l.Bytes == p.Bytes && l.Digest == p.Digest && p.Digest != "" {
-				list = append(
-					list,
-					content{filepath.Join(e.dir, snapshot.LayerFile(kind, e.manifest.ID, l.Owner)), l.Owner},
-				)
+				list = append(list, content{filepath.Join(e.dir, snapshot.LayerFile(kind, e.manifest.ID, l.Owner)), l.Owner})
 			}
 		}
 	}
@@ -394,99 +391,23 @@ func (i *importing) parent() *snapshot.Ref {
 	return ref
 }
 
-// roomEvery is how many bytes are written between two checks of the room on the disk.
-const roomEvery = 64 << 20
-
 // fill writes the content of a part to a new file. Inside extents it also writes zeros, because a
 // memory layer must have no holes inside its extents.
 func (i *importing) fill(f *os.File, n int, p artifact.Part, extents []vm.Extent) error {
 	if err := f.Truncate(int64(p.Bytes)); err != nil {
 		return err
 	}
-	w := &filler{f: f, room: i.room, zeros: partsOf(extents), ctx: i.ctx, written: roomEvery}
+	w := &sparse.Filler{Ctx: i.ctx, File: f, Room: i.room, Zeros: sparse.Covered(extents)}
 	if f.Name() == i.store.ramLayer(i.id) {
-		w.room = func() error {
-			if !i.store.hasRoom(roomEvery) {
+		w.Room = func() error {
+			if !i.store.hasRoom(sparse.RoomEvery) {
 				return fmt.Errorf("too little room in %s: %w", i.store.ram, unix.ENOSPC)
 			}
 			return i.room() // also checks the host's memory, because the file takes memory
 		}
 	}
-	if err := i.files.Decode(i.ctx, n, w.write); err != nil {
+	if err := i.files.Decode(i.ctx, n, w.Write); err != nil {
 		return err
 	}
-	return w.fillUntil(p.Bytes)
-}
-
-// partsOf returns the parts of a layer that extents cover, in ascending order and without overlaps.
-func partsOf(extents []vm.Extent) (parts []sparse.Part) {
-	sorted := slices.Clone(extents)
-	slices.SortFunc(sorted, func(a, b vm.Extent) int { return cmp.Compare(a.Offset, b.Offset) })
-	for _, e := range sorted {
-		start, end := int64(e.Offset), int64(e.Offset+e.Length)
-		if n := len(parts); n > 0 && start <= parts[n-1].End {
-			parts[n-1].End = max(parts[n-1].End, end)
-			continue
-		}
-		parts = append(parts, sparse.Part{Start: start, End: end})
-	}
-	return parts
-}
-
-func coveredBytes(extents []vm.Extent) (sum uint64) {
-	for _, p := range partsOf(extents) {
-		sum += uint64(p.End - p.Start)
-	}
-	return sum
-}
-
-// filler writes a file in ascending order of offsets.
-type filler struct {
-	ctx     context.Context
-	f       *os.File
-	room    func() error
-	zeros   []sparse.Part // parts of the file that must have no holes
-	next    uint64        // the file is complete up to this offset
-	written uint64        // bytes written since the last check of the room
-}
-
-var zeroBlock [1 << 20]byte
-
-func (w *filler) write(at uint64, p []byte) error {
-	if err := w.fillUntil(at); err != nil {
-		return err
-	}
-	w.next = at + uint64(len(p))
-	return w.put(int64(at), p)
-}
-
-// fillUntil writes zeros to the parts that are not written, up to the offset end.
-func (w *filler) fillUntil(end uint64) error {
-	for len(w.zeros) > 0 {
-		z := w.zeros[0]
-		at, stop := max(z.Start, int64(w.next)), min(z.End, int64(end))
-		for at < stop {
-			n := min(stop-at, int64(len(zeroBlock)))
-			if err := w.put(at, zeroBlock[:n]); err != nil {
-				return err
-			}
-			at += n
-		}
-		if z.End > int64(end) {
-			return nil
-		}
-		w.zeros = w.zeros[1:]
-	}
-	return nil
-}
-
-func (w *filler) put(at int64, p []byte) error {
-	if w.written += uint64(len(p)); w.written >= roomEvery {
-		w.written = 0
-		if err := errors.Join(w.ctx.Err(), w.room()); err != nil {
-			return err
-		}
-	}
-	_, err := w.f.WriteAt(p, at)
-	return err
+	return w.FillUntil(p.Bytes)
 }

@@ -97,7 +97,8 @@ func (s *Store) List() []Info {
 		}
 	}
 	for _, g := range s.reserved {
-		if s.byTag[g.tag] == nil || !g.over && g.arriving == nil { // a snapshot that is being replaced is listed instead of its replacement
+		// A snapshot that is being replaced is listed instead of its replacement.
+		if s.byTag[g.tag] == nil || !g.over && g.arriving == nil {
 			list = append(list, g.infoLocked())
 		}
 	}

@@ -11,6 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/feeder"
+	"github.com/forkd/forkd/internal/host/firstwrites"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
@@ -25,9 +27,9 @@ type hotFiles struct {
 	disk     []*os.File      // base image, then layers; empty if there is no disk
 	volumes  [][]*os.File    // the same for each volume
 
-	firstWrites firstWrites
+	firstwrites.Set
 
-	arrival *arrival // nil unless files were missing when the snapshot became usable
+	arrival *feeder.Arrival // nil unless files were missing when the snapshot became usable
 }
 
 // Lease is the right to use a snapshot. Until it is released, the snapshot is not deleted and its
@@ -63,7 +65,7 @@ func (l *Lease) Release() { l.release() }
 func (s *Store) Acquire(tag string) (*Lease, error) { return s.acquire(tag, false) }
 
 // AcquireFork is like Acquire, but also leases snapshots that are still arriving. Reads of their
-// layers may wait for a network, see Lease.Lost.
+// layers may wait for a network, see Lease.Arrival.
 func (s *Store) AcquireFork(tag string) (*Lease, error) { return s.acquire(tag, true) }
 
 func (s *Store) acquire(tag string, arriving bool) (*Lease, error) {

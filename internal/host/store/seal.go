@@ -6,95 +6,12 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"sync"
 
 	"github.com/forkd/forkd/internal/atomicfile"
 	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/background"
 	"github.com/forkd/forkd/internal/host/filedigest"
 )
-
-// sealer computes the digests of published snapshots in the background and writes them to the
-// manifests, which seals the snapshots. It works on one snapshot at a time, at the lowest priority.
-// An unsealed snapshot can be used, but not verified.
-type sealer struct {
-	store  *Store
-	cancel context.CancelFunc
-	done   chan struct{}
-
-	mu sync.Mutex
-	// +checklocks:mu
-	queue []string
-	// +checklocks:mu
-	tag string // the snapshot that is being sealed; may be empty
-	// +checklocks:mu
-	stop context.CancelFunc // cancels the sealing of tag
-	wake chan struct{}      // has a buffer of one value
-}
-
-func newSealer(s *Store) *sealer {
-	ctx, cancel := context.WithCancel(context.Background())
-	q := &sealer{store: s, cancel: cancel, done: make(chan struct{}), stop: func() {}, wake: make(chan struct{}, 1)}
-	go q.run(ctx)
-	return q
-}
-
-func (q *sealer) add(tag string) {
-	q.mu.Lock()
-	q.queue = append(q.queue, tag)
-	q.mu.Unlock()
-	select {
-	case q.wake <- struct{}{}:
-	default:
-	}
-}
-
-// next removes a tag from the queue, and returns it with the context for sealing. If the queue is
-// empty, next returns "".
-func (q *sealer) next(ctx context.Context) (context.Context, string) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	q.stop()
-	q.tag = ""
-	if len(q.queue) > 0 {
-		q.tag, q.queue = q.queue[0], q.queue[1:]
-	}
-	ctx, q.stop = context.WithCancel(ctx)
-	return ctx, q.tag
-}
-
-// drop cancels the sealing of a snapshot that is being deleted, because the sealer's open files
-// would keep taking space on the disk.
-func (q *sealer) drop(tag string) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if q.tag == tag {
-		q.stop()
-	}
-	q.queue = slices.DeleteFunc(q.queue, func(queued string) bool { return queued == tag })
-}
-
-func (q *sealer) close() {
-	q.cancel()
-	<-q.done
-}
-
-func (q *sealer) run(ctx context.Context) {
-	defer close(q.done)
-	atLowestPriority()
-	for {
-		if sealing, tag := q.next(ctx); tag != "" {
-			// After an error the snapshot stays unsealed. Verify reports the error, and the next
-			// start tries again.
-			_ = q.store.seal(sealing, tag)
-			continue
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-q.wake:
-		}
-	}
-}
 
 // sealed reports whether m contains all digests.
 func sealed(m *snapshot.Manifest) bool {
@@ -253,7 +170,7 @@ func (s *Store) inherit(m *snapshot.Manifest, kind string, layers []snapshot.Fil
 func (s *Store) Verify(ctx context.Context, tag string) error {
 	done := make(chan error, 1)
 	go func() {
-		atLowestPriority()
+		background.AtLowestPriority()
 		done <- s.verify(ctx, tag)
 	}()
 	return <-done

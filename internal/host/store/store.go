@@ -40,6 +40,7 @@
 package store
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -57,6 +58,7 @@ import (
 
 	"github.com/forkd/forkd/internal/cleanup"
 	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/background"
 	"github.com/forkd/forkd/internal/host/event"
 	"github.com/forkd/forkd/internal/host/writers"
 	"github.com/forkd/forkd/internal/private"
@@ -75,7 +77,7 @@ type Store struct {
 	root, ram       string
 	rootDir, ramDir *os.File // the store's files are opened through these directories
 	lock            *os.File
-	sealer          *sealer
+	sealer          *background.Queue // computes digests of published snapshots
 	flusher         *flusher
 	events          *event.Ring
 	drops           sync.WaitGroup // removals of transient snapshots that are in progress
@@ -169,7 +171,10 @@ func Open(cfg Config) (*Store, error) {
 	}
 	undo.Release()
 	s.keepReserve()
-	s.sealer, s.flusher = newSealer(s), newFlusher(s)
+	// After an error the snapshot stays unsealed: it can be used, but not verified. Verify reports the
+	// error, and the next start tries again.
+	s.sealer = background.New(func(ctx context.Context, tag string) { _ = s.seal(ctx, tag) })
+	s.flusher = newFlusher(s)
 	var unflushed []*entry
 	for _, e := range s.byTag {
 		switch {
@@ -177,7 +182,7 @@ func Open(cfg Config) (*Store, error) {
 		case e.inRAM():
 			unflushed = append(unflushed, e)
 		case e.manifest != nil && !sealed(e.manifest):
-			s.sealer.add(e.tag)
+			s.sealer.Add(e.tag)
 		}
 	}
 	slices.SortFunc(unflushed, func(a, b *entry) int { return a.created.Compare(b.created) })
@@ -225,7 +230,7 @@ func (s *Store) closeDirs() error {
 func (s *Store) Close() error {
 	s.flusher.close()
 	s.drops.Wait()
-	s.sealer.close()
+	s.sealer.Close()
 	s.mu.Lock()
 	entries := slices.Collect(maps.Values(s.byTag))
 	s.mu.Unlock()

@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/forkd/forkd/internal/format/snapshot"
-	"github.com/forkd/forkd/internal/proto/vm"
+	"github.com/forkd/forkd/internal/host/sparse"
 )
 
 // Layers in RAM have holes, and VMMs have the layers open for reading. When a process reads a hole
@@ -27,21 +27,10 @@ func (h *hotFiles) measureOwn() {
 		return
 	}
 	covered := uint64(0)
-	for _, e := range extentsOver(h.extents, last) {
+	for _, e := range sparse.Over(h.extents, last) {
 		covered += e.Length
 	}
 	h.usual[last].Store(min(h.usual[last].Load(), covered))
-}
-
-// extentsOver returns the extents whose data is in the given layer.
-func extentsOver(extents []vm.Extent, layer int) []vm.Extent {
-	var over []vm.Extent
-	for _, e := range extents {
-		if int(e.Layer) == layer {
-			over = append(over, e)
-		}
-	}
-	return over
 }
 
 // trim frees pages in the holes of layers that have grown. A layer that is not on disk yet is

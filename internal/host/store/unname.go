@@ -100,7 +100,7 @@ func (s *Store) takeAway(e *entry) error {
 	}
 	e.flushMu.Lock() // needed to move the directory
 	defer e.flushMu.Unlock()
-	s.sealer.drop(e.tag)
+	s.sealer.Drop(e.tag)
 	e.hotMu.Lock() // calls that open the snapshot's files also take this lock
 	defer e.hotMu.Unlock()
 	s.moves.Lock()

@@ -105,6 +105,16 @@ func (v *View) Pull(ctx context.Context, h *hub.Hub, tag string, r hub.Remote, o
 	return h.Pull(v.as(ctx), v.p.Name, tag, r, on)
 }
 
+// PullLazily calls Hub.PullLazily if MayUnpack allows it.
+func (v *View) PullLazily(ctx context.Context, h *hub.Hub, tag string, r hub.Remote, on func(hub.Progress)) (
+	hub.Pulled, error,
+) {
+	if err := v.MayUnpack(h, tag); err != nil {
+		return hub.Pulled{}, err
+	}
+	return h.PullLazily(v.as(ctx), v.p.Name, tag, r, on)
+}
+
 // Copy calls Hub.Copy if MayUnpack allows a snapshot from outside.
 func (v *View) Copy(ctx context.Context, h *hub.Hub, from, to hub.Remote, on func(hub.Progress)) (hub.Copied, error) {
 	if err := v.MayUnpack(h, ""); err != nil {

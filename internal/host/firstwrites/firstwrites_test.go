@@ -1,4 +1,4 @@
-package store
+package firstwrites
 
 import (
 	"errors"
@@ -10,7 +10,7 @@ import (
 
 // FirstWrites returns only pages that all learners have written.
 func TestFirstWritesAreThoseOfAllLearners(t *testing.T) {
-	l := &Lease{hotFiles: &hotFiles{}}
+	l := &Set{}
 	for i, writes := range [][]vm.Range{
 		{{GPA: 0, Length: 8}, {GPA: 16, Length: 4}, {GPA: 24, Length: 8}},
 		{{GPA: 4, Length: 18}, {GPA: 28, Length: 8}},
@@ -34,7 +34,7 @@ func TestFirstWritesOfThoseWhoAnswer(t *testing.T) {
 		asked int
 		found bool
 	}{0: {learners, true}, 2: {learners + 2, true}, maxAsked: {maxAsked, false}} {
-		l := &Lease{hotFiles: &hotFiles{}}
+		l := &Set{}
 		asked := 0
 		for range 2 * maxAsked {
 			l.LearnFirstWrites(func() ([]vm.Range, error) {
@@ -53,7 +53,7 @@ func TestFirstWritesOfThoseWhoAnswer(t *testing.T) {
 // LearnFirstWrites asks no further child if the number of children that have answered, or may still
 // answer, is already learners.
 func TestFirstWritesAreAskedOfFewAtOnce(t *testing.T) {
-	l := &Lease{hotFiles: &hotFiles{}}
+	l := &Set{}
 	asked := 0
 	var ask func(more int)
 	ask = func(more int) {

@@ -1,4 +1,6 @@
-package store
+// Package firstwrites learns which pages every child of a snapshot writes as soon as it runs. It does
+// not ask children itself, and stores nothing on disk.
+package firstwrites
 
 import (
 	"sync"
@@ -16,8 +18,8 @@ const learners = 3
 // learners, because a child that is asked may be killed when its fork is cancelled.
 const maxAsked = 3 * learners
 
-// firstWrites are the pages that every child of a snapshot writes as soon as it runs.
-type firstWrites struct {
+// Set holds the pages that every child of a snapshot writes as soon as it runs.
+type Set struct {
 	mu sync.Mutex
 	// +checklocks:mu
 	asked int // number of children that have been asked
@@ -31,8 +33,7 @@ type firstWrites struct {
 
 // FirstWrites returns the pages that every child of the snapshot writes as soon as it runs. It
 // returns nil while they are unknown. The caller must not change the result.
-func (l *Lease) FirstWrites() []vm.Range {
-	f := &l.firstWrites
+func (f *Set) FirstWrites() []vm.Range {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.told < learners {
@@ -44,8 +45,7 @@ func (l *Lease) FirstWrites() []vm.Range {
 // LearnFirstWrites asks a child for the pages that it has written, unless enough children have
 // already answered. The answers are forgotten when the snapshot's files are closed. If too few
 // children answer, the first writes stay unknown.
-func (l *Lease) LearnFirstWrites(ask func() ([]vm.Range, error)) {
-	f := &l.firstWrites
+func (f *Set) LearnFirstWrites(ask func() ([]vm.Range, error)) {
 	if !f.begin() {
 		return
 	}
@@ -64,7 +64,7 @@ func (l *Lease) LearnFirstWrites(ask func() ([]vm.Range, error)) {
 }
 
 // begin counts another child that is asked. It returns false if no more children are needed.
-func (f *firstWrites) begin() bool {
+func (f *Set) begin() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.asking+f.told == learners || f.asked == maxAsked {

@@ -1,25 +1,24 @@
-package store
+package background
 
 import (
 	"context"
 	"testing"
 )
 
-// Deleting a snapshot cancels the computation of its digests, whether or not the computation has
-// begun.
-func TestRemovedSnapshotIsNotSealed(t *testing.T) {
-	q := &sealer{stop: func() {}, wake: make(chan struct{}, 1)}
+// Drop cancels the work for an object, whether or not the work has begun.
+func TestDroppedWorkIsCancelled(t *testing.T) {
+	q := &Queue{stop: func() {}, wake: make(chan struct{}, 1)}
 	for _, tag := range []string{"a", "b", "c"} {
-		q.add(tag)
+		q.Add(tag)
 	}
 	ctx, tag := q.next(t.Context())
-	q.drop("b")
+	q.Drop("b")
 	if tag != "a" || ctx.Err() != nil {
-		t.Errorf("sealing %q: %v", tag, ctx.Err())
+		t.Errorf("working on %q: %v", tag, ctx.Err())
 	}
-	q.drop("a")
+	q.Drop("a")
 	if ctx.Err() != context.Canceled {
-		t.Errorf("sealing goes on after the removal: %v", ctx.Err())
+		t.Errorf("the work goes on: %v", ctx.Err())
 	}
 	if ctx, tag = q.next(t.Context()); tag != "c" || ctx.Err() != nil {
 		t.Errorf("then %q: %v", tag, ctx.Err())

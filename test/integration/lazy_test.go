@@ -1,0 +1,206 @@
+package integration_test
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-containerregistry/pkg/registry"
+
+	"github.com/forkd/forkd/client"
+)
+
+// slowRegistry is a registry with little bandwidth that counts what it sends.
+type slowRegistry struct {
+	http.Handler
+
+	mu   sync.Mutex // held while bytes pass
+	slow bool
+	dead bool
+	sent int64
+}
+
+// bytesPerSecond is the bandwidth of a slowRegistry.
+const bytesPerSecond = 1 << 20
+
+func (s *slowRegistry) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	s.mu.Lock()
+	dead := s.dead
+	s.mu.Unlock()
+	if dead {
+		panic(http.ErrAbortHandler)
+	}
+	s.Handler.ServeHTTP(&slowAnswer{w, s}, r)
+}
+
+type slowAnswer struct {
+	http.ResponseWriter
+	s *slowRegistry
+}
+
+func (a *slowAnswer) Write(p []byte) (n int, err error) {
+	for n < len(p) && err == nil {
+		piece := p[n:min(n+64<<10, len(p))]
+		a.s.mu.Lock()
+		if a.s.dead {
+			a.s.mu.Unlock()
+			panic(http.ErrAbortHandler)
+		}
+		if a.s.slow {
+			time.Sleep(time.Duration(len(piece)) * time.Second / bytesPerSecond)
+		}
+		a.s.sent += int64(len(piece))
+		a.s.mu.Unlock()
+		var m int
+		m, err = a.ResponseWriter.Write(piece)
+		n += m
+	}
+	return n, err
+}
+
+// set makes the registry slow or dead, and returns how many bytes it has sent.
+func (s *slowRegistry) set(slow, dead bool) int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	sent := s.sent
+	s.slow, s.dead = slow, dead
+	return sent
+}
+
+// TestForksBeforeAllIsThere pushes a snapshot to a registry, and forks it at another daemon while it
+// arrives. The child answers before a tenth of the bytes has come, and goes on when all has. If the
+// registry dies or the daemon is killed in the middle, the children end with the reason.
+func TestForksBeforeAllIsThere(t *testing.T) {
+	f := load(t)
+	reg := &slowRegistry{Handler: registry.New()}
+	server := httptest.NewServer(reg)
+	defer server.Close()
+	ref := strings.TrimPrefix(server.URL, "http://") + "/team/parent:1"
+	a := f.start(t)
+	pushed, err := a.PushSnapshot(a.ctx(t, bakeLimit), tag, client.PushRequest{Reference: ref}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.stop(t)
+	dir := filepath.Join(f.root, "lazy")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	b := f.start(t, withState(filepath.Join(dir, "s")), withRun(filepath.Join(dir, "r")), withRAM(filepath.Join(dir, "m")))
+	defer b.stop(t) // before its files are removed
+	before := reg.set(true, false)
+	out, _ := b.cli(t, 0, "fork", ref, "--trust", "off")
+	id := strings.TrimSpace(out)
+	if got := b.value(t, id, "6 * 7"); got != "42" {
+		t.Errorf("the child answers %s", got)
+	}
+	moved := reg.set(true, false) - before
+	t.Logf("the child has answered when %.1f of %.1f MiB had come (%.1f %%)", float64(moved)/(1<<20),
+		float64(pushed.Bytes)/(1<<20), 100*float64(moved)/float64(pushed.Bytes))
+	if moved > pushed.Bytes/10 {
+		t.Errorf("%d of %d bytes had come", moved, pushed.Bytes)
+	}
+	b.refused(t, []string{"arrive"}, "branch", id, "early")
+	if got := b.sh(t, id, "python3 -c 'import json; print(json.dumps([1]))'"); got != "[1]\n" {
+		t.Errorf("a program of the disk prints %q", got)
+	}
+	reg.set(false, false)
+	b.arrived(t, tag)
+	if err := b.VerifySnapshot(b.ctx(t, bakeLimit), tag); err != nil {
+		t.Error(err)
+	}
+	b.value(t, id, "x = list(range(100000)); sum(x)")
+	b.branchOf(t, id, "late", "live")
+	child := b.forkOf(t, "late", 1)[0]
+	if got := b.value(t, child.ID, "sum(x)"); got != "4999950000" {
+		t.Errorf("a child of the child has %s", got)
+	}
+	b.kill(t, child, client.Sandbox{ID: id})
+	if n := len(b.processes(t, "forkd-feed")); n != 0 {
+		t.Logf("%d forkd-feed processes serve leases that are kept open", n)
+	}
+	b.dies(t, reg, ref)
+	b.tears(t, reg, ref)
+}
+
+// arrived waits until a snapshot is no longer arriving.
+func (d *daemon) arrived(t *testing.T, name string) client.Snapshot {
+	t.Helper()
+	for end := time.Now().Add(bakeLimit); time.Now().Before(end); time.Sleep(time.Second) {
+		list, err := d.Snapshots(d.ctx(t, quietLimit))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, s := range list {
+			if s.Tag == name && !s.Arriving && s.Status != "writing" {
+				return s
+			}
+		}
+	}
+	t.Fatalf("%s does not arrive", name)
+	return client.Snapshot{}
+}
+
+// begin forks a snapshot that is arriving, and returns the child.
+func (d *daemon) begin(t *testing.T, reg *slowRegistry, ref, name string) client.Sandbox {
+	t.Helper()
+	reg.set(true, false)
+	req := client.PullRequest{Reference: ref, Tag: name, Trust: "off", Lazy: true}
+	if _, err := d.PullSnapshot(d.ctx(t, bakeLimit), req, nil); err != nil {
+		t.Fatal(err)
+	}
+	box := d.forkOf(t, name, 1)[0]
+	d.value(t, box.ID, "1")
+	return box
+}
+
+// dies lets the registry die while a child runs.
+func (d *daemon) dies(t *testing.T, reg *slowRegistry, ref string) {
+	t.Helper()
+	box := d.begin(t, reg, ref, "orphan")
+	reg.set(true, true)
+	if s := d.arrived(t, "orphan"); s.Status != "failed" || !strings.Contains(s.Warning, "could not be fetched") {
+		t.Errorf("the snapshot is %s: %s", s.Status, s.Warning)
+	}
+	for end := time.Now().Add(quietLimit); ; time.Sleep(time.Second) {
+		now, err := d.Sandbox(d.ctx(t, quietLimit), box.ID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if now.State == "exited" {
+			if !strings.Contains(now.ExitDetail, "could not be fetched") {
+				t.Errorf("the child ended: %s, %s", now.ExitReason, now.ExitDetail)
+			}
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatalf("the child is %s", now.State)
+		}
+	}
+	d.kill(t, box)
+}
+
+// tears kills the daemon while a child runs.
+func (d *daemon) tears(t *testing.T, reg *slowRegistry, ref string) {
+	t.Helper()
+	box := d.begin(t, reg, ref, "torn")
+	d.crash(t)
+	d.launch(t)
+	if now, err := d.Sandbox(d.ctx(t, quietLimit), box.ID); err == nil {
+		t.Errorf("the child is still there: %s", now.State)
+	}
+	if n := len(d.vmms(t)); n > 8 {
+		t.Errorf("%d VMMs", n)
+	}
+	reg.set(false, false)
+	req := client.PullRequest{Reference: ref, Tag: "torn", Trust: "off"}
+	if _, err := d.PullSnapshot(d.ctx(t, bakeLimit), req, nil); err != nil {
+		t.Errorf("a pull after that: %v", err)
+	}
+}
