@@ -42,6 +42,9 @@ func newImagesCmd() *cobra.Command {
 						if parent == "" {
 							parent = "-"
 						}
+						if s.Arriving {
+							s.Status = "arriving"
+						}
 						row(s.Tag, s.Status, fmt.Sprintf("%d MiB", s.MemSizeMiB), s.VCPUs, s.VolumeSlots, age(s.CreatedAt), parent,
 							s.Sandboxes)
 					}

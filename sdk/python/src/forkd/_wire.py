@@ -454,6 +454,8 @@ class SnapshotInfo(Record):
     """deleted with the last sandbox that needs it"""
     disk_only: bool | None = None
     """it has no memory; forks boot from its disk"""
+    arriving: bool | None = None
+    """not all of it has arrived from a registry; until then it can only be forked"""
     built: bool | None = None
     """it is the result of a build, not a branch that a client made"""
     labels: dict[str, str] | None = None
@@ -521,6 +523,8 @@ class Baked(Record):
     """deleted with the last sandbox that needs it"""
     disk_only: bool | None = None
     """it has no memory; forks boot from its disk"""
+    arriving: bool | None = None
+    """not all of it has arrived from a registry; until then it can only be forked"""
     built: bool | None = None
     """it is the result of a build, not a branch that a client made"""
     labels: dict[str, str] | None = None
@@ -626,6 +630,8 @@ class SnapshotInfoDetail(Record):
     """deleted with the last sandbox that needs it"""
     disk_only: bool | None = None
     """it has no memory; forks boot from its disk"""
+    arriving: bool | None = None
+    """not all of it has arrived from a registry; until then it can only be forked"""
     built: bool | None = None
     """it is the result of a build, not a branch that a client made"""
     labels: dict[str, str] | None = None
@@ -1584,6 +1590,8 @@ class PullRequest(Record):
     daemon"""
     registry_auth: dict[str, RegistryAuth] | None = None
     """credentials for the registry of the reference, by its host"""
+    lazy: bool | None = None
+    """end the request as soon as the snapshot can be forked; the rest arrives later"""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)

@@ -198,6 +198,8 @@ export interface components {
             transient?: boolean;
             /** @description it has no memory; forks boot from its disk */
             disk_only?: boolean;
+            /** @description not all of it has arrived from a registry; until then it can only be forked */
+            arriving?: boolean;
             /** @description it is the result of a build, not a branch that a client made */
             built?: boolean;
             /** @description labels that the request for the branch gave */
@@ -1162,6 +1164,8 @@ export interface components {
             registry_auth?: {
                 [key: string]: components["schemas"]["RegistryAuth"];
             };
+            /** @description end the request as soon as the snapshot can be forked; the rest arrives later */
+            lazy?: boolean;
         };
         CopyRequest: {
             /** @description REGISTRY/NAME:TAG or REGISTRY/NAME@DIGEST */
