@@ -45,7 +45,15 @@ type Feeder struct {
 	process *process.Process
 	ended   chan struct{} // closed when the process has exited
 	once    sync.Once
+	tell    chan feedproto.Message // messages to the process; has room for maxTold
 }
+
+// maxTold is how many messages may wait until the process receives them. It is more than the process
+// can have asked for, unless an attacker controls it.
+const maxTold = 4096
+
+// tellTime bounds how long the process may take to receive the last message.
+const tellTime = 30 * time.Second
 
 // UnsupportedError reports that this host cannot serve files that are still arriving.
 type UnsupportedError struct{ Err error }
@@ -78,7 +86,8 @@ func (p Program) Start(files []File, need func(feedproto.Frame)) (_ *Feeder, err
 	}
 	_ = theirs.Close()     // otherwise the daemon would not notice the process's end
 	_ = m.requests.Close() // otherwise readers would wait for ever if the process were killed
-	f := &Feeder{control: control, process: started, ended: make(chan struct{})}
+	f := &Feeder{control: control, process: started, ended: make(chan struct{}),
+		tell: make(chan feedproto.Message, maxTold)}
 	go func() {
 		_ = started.Wait()
 		close(f.ended)
@@ -98,6 +107,7 @@ func (p Program) Start(files []File, need func(feedproto.Frame)) (_ *Feeder, err
 		return nil, fmt.Errorf("start forkd-feed: %w", err)
 	}
 	go f.receive(need)
+	go f.send()
 	return f, nil
 }
 
@@ -150,14 +160,60 @@ func (f *Feeder) receive(need func(feedproto.Frame)) {
 // Ended returns a channel that is closed when the process has exited.
 func (f *Feeder) Ended() <-chan struct{} { return f.ended }
 
-// Have says that a frame is verified and in its blob.
-func (f *Feeder) Have(x feedproto.Frame) error { return f.control.Send(&feedproto.Have{Frame: x}) }
+// send sends the messages, so that a process that does not receive them blocks nothing else.
+func (f *Feeder) send() {
+	for {
+		select {
+		case m := <-f.tell:
+			if done, ok := m.(*told); ok {
+				close(done.sent)
+			} else if f.control.Send(m) != nil {
+				return // the process or the connection has ended
+			}
+		case <-f.ended:
+			return
+		}
+	}
+}
 
-// Whole says that all frames are there. From then on the process does not need the daemon.
-func (f *Feeder) Whole() error { return f.control.Send(&feedproto.Whole{}) }
+// told is no message: it says that all earlier messages have been sent.
+type told struct {
+	feedproto.Whole
+	sent chan struct{}
+}
+
+// say queues a message. A process that does not receive its messages is killed.
+func (f *Feeder) say(m feedproto.Message) error {
+	select {
+	case f.tell <- m:
+		return nil
+	default:
+		return errors.Join(errors.New("forkd-feed does not receive its messages"), f.process.Kill())
+	}
+}
+
+// Have says that a frame is verified and in its blob.
+func (f *Feeder) Have(x feedproto.Frame) error { return f.say(&feedproto.Have{Frame: x}) }
+
+// Whole says that all frames are there, and waits until the process knows it. From then on the
+// process does not need the daemon.
+func (f *Feeder) Whole() error {
+	done := &told{sent: make(chan struct{})}
+	if err := errors.Join(f.say(&feedproto.Whole{}), f.say(done)); err != nil {
+		return err
+	}
+	select {
+	case <-done.sent:
+		return nil
+	case <-f.ended:
+		return errors.New("forkd-feed has exited")
+	case <-time.After(tellTime):
+		return errors.Join(errors.New("forkd-feed does not receive its messages"), f.process.Kill())
+	}
+}
 
 // Lose makes all reads of missing frames fail.
-func (f *Feeder) Lose() error { return f.control.Send(&feedproto.Lost{}) }
+func (f *Feeder) Lose() error { return f.say(&feedproto.Lost{}) }
 
 // Close closes the connection, and the daemon's descriptors of the files. The process goes on until
 // others have closed theirs.
