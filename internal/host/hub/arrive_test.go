@@ -303,3 +303,39 @@ func TestPulledAsAWhole(t *testing.T) {
 	b.check(t, "py", map[int64]byte{2: 'p'})
 	b.leavesNothing(t, "a registry without ranges", 1)
 }
+
+// Blobs that an earlier pull has left in the cache are served from there.
+func TestPullLazilyFromTheCache(t *testing.T) {
+	t.Setenv("DOCKER_CONFIG", t.TempDir())
+	s, a, b := serve(t), newHost(t).hasty(), newHost(t).lazily(t)
+	a.makeLarge(t, "py")
+	sent := a.push(t, "py", s.host+"/team/py:1")
+	base := baseOf(sent.Artifact)
+	f := a.cache.open(base.Digest)
+	if f == nil {
+		t.Fatal("the sender's cache lacks the base")
+	}
+	defer f.Close()
+	kept, err := b.cache.put(base.Digest, base.Size, f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	kept.Close()
+	s.set(nil)
+	b.pullLazily(t, s.host+"/team/py:1")
+	lease, err := b.store.AcquireFork("py")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lease.Release()
+	if p := readAt(t, lease.Disk()[0], baseBytes, 0); string(p) != string(noisy(1)) {
+		t.Error("the base image has other bytes")
+	}
+	if i := b.whole(t, "py"); i.Damage != "" {
+		t.Fatal(i.Damage)
+	}
+	b.check(t, "py", map[int64]byte{2: 'p'})
+	if _, _, out := s.set(nil); out > base.Size/10 {
+		t.Errorf("%d bytes were fetched, though the base of %d was in the cache", out, base.Size)
+	}
+}
