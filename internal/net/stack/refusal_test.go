@@ -60,11 +60,12 @@ func TestPassagesAreListed(t *testing.T) {
 	for n := range uint64(20) {
 		for range 2 {
 			address := fmt.Sprintf("192.0.2.%d:443", n)
-			c.pass(netproto.Passage{Protocol: "tcp", Address: address, Name: "a.test", UpBytes: 1, DownBytes: n,
-				Unix: int64(n)})
+			c.pass(netproto.Passage{Protocol: "tcp", Address: address, Name: "a.test", UpBytes: 1,
+				DownBytes: n, Unix: int64(n)})
 		}
 	}
-	c.pass(netproto.Passage{Protocol: "tcp", Address: "192.0.2.15:443", Name: "a.test", UpBytes: 5, DownBytes: 6, Unix: 30})
+	c.pass(netproto.Passage{Protocol: "tcp", Address: "192.0.2.15:443", Name: "a.test", UpBytes: 5, DownBytes: 6,
+		Unix: 30})
 	got := c.Stats()
 	if got.Connections != 41 || len(got.Passed) != netproto.MaxRecent {
 		t.Fatalf("%d connections, %d destinations", got.Connections, len(got.Passed))
