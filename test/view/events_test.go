@@ -130,7 +130,7 @@ func TestStreamOfEventsBreaks(t *testing.T) {
 	d.mu.Unlock()
 	d.change("sandbox.labels", "sb-a", record{"labels": record{"name": "in order"}})
 	p.shows("base snapshot", "  in order paused")
-	for end := time.Now().Add(patience); d.count("GET /v1/sandboxes") == lists; time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(*patience); d.count("GET /v1/sandboxes") == lists; time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatal("the page has not listed the sandboxes after events out of order")
 		}

@@ -278,7 +278,7 @@ func (p *page) trace(tabs []*page, f func()) tasks {
 	}
 	select {
 	case <-done:
-	case <-time.After(patience):
+	case <-time.After(*patience):
 		p.t.Fatal("Chromium does not end the trace")
 	}
 	frames := map[string]bool{}

@@ -10,6 +10,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"flag"
 	"fmt"
 	"io"
 	"log"
@@ -251,13 +252,12 @@ func (p *page) note(event any) {
 	}
 }
 
-// patience bounds the time of one step.
-const patience = 30 * time.Second
+var patience = flag.Duration("patience", 30*time.Second, "time limit of one step")
 
 // The method do runs actions.
 func (p *page) do(what string, actions ...chromedp.Action[chromedp.Void]) {
 	p.t.Helper()
-	ctx, cancel := context.WithTimeout(p.ctx, patience)
+	ctx, cancel := context.WithTimeout(p.ctx, *patience)
 	defer cancel()
 	if err := chromedp.Do(ctx, actions...); err != nil {
 		p.fail(what, err)
@@ -284,7 +284,7 @@ func (p *page) open(v *view) {
 // eval returns the value of a JavaScript expression, or of its promise.
 func eval[T any](p *page, expression string) T {
 	p.t.Helper()
-	ctx, cancel := context.WithTimeout(p.ctx, patience)
+	ctx, cancel := context.WithTimeout(p.ctx, *patience)
 	defer cancel()
 	v, err := chromedp.Run(ctx, chromedp.Evaluate[T](expression, chromedp.EvalAwaitPromise))
 	if err != nil {
@@ -310,7 +310,7 @@ func (p *page) eval(expression string) {
 // policy forbids chromedp.Poll, which makes a function from a string.
 func (p *page) wait(expression string) {
 	p.t.Helper()
-	ctx, cancel := context.WithTimeout(p.ctx, patience)
+	ctx, cancel := context.WithTimeout(p.ctx, *patience)
 	defer cancel()
 	for {
 		ok, err := chromedp.Run(ctx, chromedp.Evaluate[bool]("Boolean("+expression+")"))
@@ -339,8 +339,9 @@ func (p *page) waitText(text string) {
 // been deleted. The message may occur in every test.
 var readOfDeleted = regexp.MustCompile(`status of 404 .*/v1/(sandboxes/sb-[a-z0-9]+|snapshots/[^/]+/info)$`)
 
-// statsOfEnded is the path of requests that fail if a sandbox has just been paused or deleted.
-const statsOfEnded = "/stats"
+// statsOfEnded is a part of the URLs of requests for figures. They fail if a sandbox has just been
+// paused or deleted.
+const statsOfEnded = "?max_age_secs="
 
 // clean fails the test if the browser has reported a problem that does not contain one of the
 // expected texts.
