@@ -17,3 +17,16 @@ func (c *Client) SetNetwork(ctx context.Context, id string, network Network) (n 
 	err = c.call(ctx, http.MethodPut, sandboxPath(id, "/network"), network, &n)
 	return n, err
 }
+
+// Effects lists the requests of a sandbox that were held.
+func (c *Client) Effects(ctx context.Context, id string) (e Effects, err error) {
+	err = c.call(ctx, http.MethodGet, sandboxPath(id, "/effects"), nil, &e)
+	return e, err
+}
+
+// ReleaseEffects ends the hold of a sandbox. Requests that wait go to their servers. The result is
+// what was held before.
+func (c *Client) ReleaseEffects(ctx context.Context, id string) (e Effects, err error) {
+	err = c.call(ctx, http.MethodPost, sandboxPath(id, "/effects/release"), nil, &e)
+	return e, err
+}

@@ -78,6 +78,9 @@ type (
 	NetworkAllowed   = v1.NetworkAllowed
 	NetworkStats     = v1.NetworkStats
 	SandboxNetwork   = v1.SandboxNetwork
+	Hold             = v1.Hold
+	Effects          = v1.Effects
+	Effect           = v1.Effect
 	Limits           = v1.Limits
 	SandboxLimits    = v1.SandboxLimits
 	Hooks            = v1.Hooks

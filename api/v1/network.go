@@ -54,6 +54,8 @@ type SandboxNetwork struct {
 	Stats  NetworkStats  `json:"stats"`
 
 	Secrets []NetworkSecret `json:"secrets,omitempty"` // without their values
+
+	HoldEffects *Hold `json:"hold_effects,omitempty"` // requests that are held; a new policy does not change this
 }
 
 // NetworkStats are counters.

@@ -89,7 +89,10 @@ type ForkRequest struct {
 
 	Network *Network `json:"network,omitempty"` // nil: the policy of the snapshot or the source
 	Limits  *Limits  `json:"limits,omitempty"`  // nil: the limits of the snapshot or the source
-	Hooks   *Hooks   `json:"hooks,omitempty"`   // nil: the hooks of the snapshot or the source
+	// HoldEffects holds back requests of the children. nil: the hold of the snapshot or the source, if
+	// it has one, also with Network.
+	HoldEffects *Hold  `json:"hold_effects,omitempty"`
+	Hooks       *Hooks `json:"hooks,omitempty"` // nil: the hooks of the snapshot or the source
 
 	// "strict": fail if programs repeat random numbers; "report": only report them. Empty: as the
 	// snapshot says.

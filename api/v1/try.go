@@ -20,6 +20,10 @@ type TryRequest struct {
 	Promote bool              `json:"promote,omitempty"` // the sandbox takes over the winner's state; no child stays
 	Mode    string            `json:"mode,omitempty"`    // mode of the branches; empty: live
 	Labels  map[string]string `json:"labels,omitempty"`  // labels of the children
+
+	// HoldEffects holds back requests of the children. Results then list them. nil: the hold of the
+	// sandbox, if it has one.
+	HoldEffects *Hold `json:"hold_effects,omitempty"`
 }
 
 // Bounds of a try. The response has the first MaxTryOutput bytes of each output of a command.
@@ -68,6 +72,9 @@ type TryResult struct {
 
 	Score      *float64 `json:"score,omitempty"`       // score by the judge; nil if there is none
 	JudgeError string   `json:"judge_error,omitempty"` // why the judge gave no score
+
+	Effects       []Effect `json:"effects,omitempty"`        // requests that were held, with HoldEffects
+	EffectsMissed uint64   `json:"effects_missed,omitempty"` // see Effects.Missed
 }
 
 // TryEnd says which child has won, and which children stay.

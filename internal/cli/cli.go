@@ -101,7 +101,7 @@ func newRoot(stdio Stdio) *cobra.Command {
 			newConsoleCmd(), newEventsCmd(), newLabelCmd(), newTTLCmd(), newPauseCmd(), newResumeCmd(), newSuspendCmd(),
 			newRollbackCmd(), newPromoteCmd(), newTryCmd(), newDiffCmd(), newExportCmd(), newApplyCmd(),
 			newWaitCmd(),
-			newKillCmd(), newWorkspaceCmd(), newVolumeCmd(), newLimitCmd(), newNetCmd(), newHooksCmd()}},
+			newKillCmd(), newWorkspaceCmd(), newVolumeCmd(), newLimitCmd(), newNetCmd(), newEffectsCmd(), newHooksCmd()}},
 		{"Turns of an agent:", []*cobra.Command{newHookCmd(), newTurnCmd(), newTurnsCmd(), newUndoCmd(), newRedoCmd()}},
 		{"In a sandbox:", []*cobra.Command{newExecCmd(), newShellCmd(), newEvalCmd(), newCpCmd(), newAttachCmd(),
 			newSignalCmd(),

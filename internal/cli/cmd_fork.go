@@ -52,7 +52,7 @@ func newForkCmd() *cobra.Command {
 			if len(args) == 1 {
 				req.SnapshotTag = args[0]
 			}
-			if req.Network, err = network.given(); err != nil {
+			if err = network.giveTo(&req); err != nil {
 				return err
 			}
 			req.Limits = limits.given()
@@ -101,11 +101,10 @@ func newForkCmd() *cobra.Command {
 	uniqueFlag(cmd, &req.Unique)
 	f.BoolVar(&req.AllowPartial, "allow-partial", false, "keep the sandboxes that started if others failed")
 	f.Var((*secondsValue)(&req.TTLSecs), "ttl-secs", "delete the sandboxes after this many seconds; 0: never")
-	network.register(f)
 	limits.register(f)
 	hooks.register(cmd, f)
 	dirs.register(f)
-	network.registerSecrets(f)
+	network.registerNew(cmd)
 	f.BoolVar(&req.PerChildNetns, "per-child-netns", false,
 		"of forkd 0.5; no effect: every child has a network of its own already")
 	_ = f.MarkHidden("per-child-netns") // fails only for a flag that does not exist
@@ -115,7 +114,6 @@ func newForkCmd() *cobra.Command {
 	c.completeFlag(cmd, "from-sandbox", sandboxNames)
 	c.completeFlag(cmd, "tag", tags)
 	completeWords(cmd, "mode", "live", "diff", "full")
-	network.complete(cmd)
 	c.register(cmd)
 	return cmd
 }

@@ -20,6 +20,7 @@ import (
 type networkFlags struct {
 	client.Network
 	secrets []string
+	hold    holdFlags
 }
 
 func (n *networkFlags) register(f *pflag.FlagSet) {
@@ -44,6 +45,23 @@ func (n *networkFlags) registerSecrets(f *pflag.FlagSet) {
 	f.StringArrayVar(&n.secrets, "secret", nil,
 		"HOST:HEADER=env:NAME or =file:PATH: header that forkd adds to HTTPS requests, outside of the sandbox,\n"+
 			"with a value from a variable or a file (repeatable; without =, the current value stays)")
+}
+
+// registerNew is for commands that make sandboxes which may hold requests.
+func (n *networkFlags) registerNew(cmd *cobra.Command) {
+	n.register(cmd.Flags())
+	n.registerSecrets(cmd.Flags())
+	n.hold.register(cmd, cmd.Flags())
+	n.complete(cmd)
+}
+
+// giveTo sets the policy and the hold of a request.
+func (n *networkFlags) giveTo(req *client.ForkRequest) (err error) {
+	if req.HoldEffects, err = n.hold.given(); err != nil {
+		return err
+	}
+	req.Network, err = n.given()
+	return err
 }
 
 // given returns the policy that the flags set, or nil if no flag is set.

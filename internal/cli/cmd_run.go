@@ -57,7 +57,7 @@ func newRunCmd() *cobra.Command {
 				run.req.TimeoutSecs = 0
 			}
 			req := client.ForkRequest{N: 1, Limits: limits.given()}
-			if req.Network, err = network.given(); err != nil {
+			if err = network.giveTo(&req); err != nil {
 				return err
 			}
 			if req.Labels, err = parseLabels(labels); err != nil {
@@ -105,12 +105,10 @@ func newRunCmd() *cobra.Command {
 	noEffect(f, "rm", "", "of docker; no effect: without --keep the sandbox is removed")
 	noEffect(f, "init", "", "of docker; no effect: every sandbox has an init")
 	noEffect(f, "privileged", "", "of docker; no effect: root may do anything in a sandbox")
-	network.register(f)
 	limits.register(f)
 	dirs.register(f)
-	network.registerSecrets(f)
+	network.registerNew(cmd)
 	c.complete(cmd, either(tags, recipeNames))
-	network.complete(cmd)
 	c.register(cmd)
 	return cmd
 }

@@ -25,6 +25,7 @@ type tryFlags struct {
 	labels  []string
 	quiet   bool
 	verbose bool
+	hold    holdFlags
 	run     command // holds the environment variables of the commands
 }
 
@@ -68,6 +69,7 @@ func newTryCmd() *cobra.Command {
 	t.req.TimeoutSecs = 600
 	f.Var((*secondsValue)(&t.req.TimeoutSecs), "timeout", "end a command after this many seconds; also a time such as 2m")
 	t.run.registerEnv(f)
+	t.hold.register(cmd, f)
 	labelFlag(f, &t.labels)
 	f.BoolVarP(&t.quiet, "quiet", "q", false, "print only the ids of the copies that stay")
 	f.BoolVarP(&t.verbose, "verbose", "v", false, "print the whole output of each command below its row")
@@ -108,6 +110,9 @@ func (t *tryFlags) prepare(cmd *cobra.Command) (err error) {
 		t.req.Judge = client.Shell(t.judge)
 	}
 	if t.req.Env, err = readEnv(t.run.envFiles, t.run.env); err != nil {
+		return err
+	}
+	if t.req.HoldEffects, err = t.hold.given(); err != nil {
 		return err
 	}
 	t.req.Cwd, t.req.User = t.run.req.Cwd, t.run.req.User
@@ -244,6 +249,10 @@ func (t *tryFlags) printResult(cmd *cobra.Command, r client.TryResult) {
 		oneLine(output))
 	if r.JudgeError != "" {
 		printf(cmd.ErrOrStderr(), "forkd: copy %d has no score: %s\n", r.Index, r.JudgeError)
+	}
+	if n := len(r.Effects) + int(r.EffectsMissed); n > 0 {
+		printf(cmd.ErrOrStderr(), "forkd: copy %d: %s held ('-o json' lists them)\n", r.Index,
+			count(n, "request was", "requests were"))
 	}
 	if t.verbose && r.Exec != nil {
 		printOutput(cmd.OutOrStdout(), r.Exec.Stdout, r.Exec.StdoutTruncated)

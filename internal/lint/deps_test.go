@@ -54,7 +54,7 @@ var rooms = []room{
 	},
 	{
 		folder: "internal/net",
-		packages: []string{"policy", "peek", "inject", "inspect", "dns", "flowlog", "guesttest", "nettest", "stack",
+		packages: []string{"policy", "peek", "inject", "effect", "inspect", "dns", "flowlog", "guesttest", "nettest", "stack",
 			"."},
 		imports: []string{"internal/proto/...", "internal/jail"},
 		reason: "forkd-net parses what hostile guests send: it knows neither files nor sandboxes, only what the daemon " +

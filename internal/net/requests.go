@@ -75,6 +75,8 @@ func (s *server) handle(kind netproto.Kind, r *codec.Reader, files *donated, w *
 		return s.setPolicy(r)
 	case netproto.KindStats:
 		return s.stats(r, w)
+	case netproto.KindEffects:
+		return s.effects(r, w)
 	case netproto.KindList:
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -208,6 +210,26 @@ func (s *server) stats(r *codec.Reader, w *codec.Writer) error {
 	}
 	stats := b.counters.Stats()
 	stats.Append(w)
+	return nil
+}
+
+// effects writes the held requests of a sandbox. A sandbox without a stack has none.
+func (s *server) effects(r *codec.Reader, w *codec.Writer) error {
+	var m netproto.ID
+	if err := parse(r, &m); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	b := s.sandboxes[m.ID]
+	if b == nil {
+		return unknown(m.ID)
+	}
+	var list netproto.Effects
+	if b.stack != nil {
+		list = b.stack.Effects()
+	}
+	list.Append(w)
 	return nil
 }
 

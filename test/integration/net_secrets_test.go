@@ -66,10 +66,22 @@ func TestSecretStaysOutside(t *testing.T) {
 	d.kill(t, box)
 }
 
-// serveSecret starts an HTTPS server on port 443. Its answer says whether it has received the
-// secret. serveSecret returns the server's address, and a file with the authority that signed the
-// server's certificate.
+// serveSecret starts an HTTPS server, see serveHTTPS. Its answer says whether it has received the
+// secret.
 func serveSecret(t *testing.T, secret string) (address, roots string) {
+	t.Helper()
+	return serveHTTPS(t, func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Authorization") == secret {
+			fmt.Fprint(w, "the secret")
+		} else {
+			fmt.Fprint(w, "another")
+		}
+	})
+}
+
+// serveHTTPS starts an HTTPS server on port 443. It returns the server's address, and a file with
+// the authority that signed the server's certificate.
+func serveHTTPS(t *testing.T, handler http.HandlerFunc) (address, roots string) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -94,13 +106,7 @@ func serveSecret(t *testing.T, secret string) (address, roots string) {
 		t.Fatal(err)
 	}
 	srv := &http.Server{
-		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			if r.Header.Get("Authorization") == secret {
-				fmt.Fprint(w, "the secret")
-			} else {
-				fmt.Fprint(w, "another")
-			}
-		}),
+		Handler:   handler,
 		TLSConfig: &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}},
 	}
 	go srv.ServeTLS(l, "", "")

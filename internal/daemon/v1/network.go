@@ -62,6 +62,7 @@ func networkOf(s netclient.Setting, stats netproto.Stats) apiv1.SandboxNetwork {
 		Stats: apiv1.NetworkStats{Open: stats.Open, Connections: stats.Connections, UpBytes: stats.UpBytes,
 			DownBytes: stats.DownBytes, DNSQueries: stats.DNSQueries, Dropped: stats.Dropped},
 	}
+	n.HoldEffects = holdFor(&s.Hold)
 	for _, secret := range s.Secrets {
 		n.Secrets = append(n.Secrets, apiv1.NetworkSecret{Host: secret.Host, Header: secret.Header})
 	}

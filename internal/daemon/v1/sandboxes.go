@@ -107,8 +107,13 @@ func (a *api) fork(r *http.Request, req *apiv1.ForkRequest) (forked apiv1.Forked
 	if err != nil {
 		return forked, err
 	}
+	hold, err := holdOf(req.HoldEffects)
+	if err != nil {
+		return forked, err
+	}
 	fork := sandbox.ForkRequest{
-		Tag: req.SnapshotTag, N: req.N, Env: req.Env, HostnamePrefix: req.HostnamePrefix, AllowPartial: req.AllowPartial,
+		Hold: hold,
+		Tag:  req.SnapshotTag, N: req.N, Env: req.Env, HostnamePrefix: req.HostnamePrefix, AllowPartial: req.AllowPartial,
 		Limits: limits, TTL: ttl, IdleTimeout: idle, Network: network, Labels: req.Labels,
 		Strict: unique.Strict(req.Unique), Hooks: hooksOf(req.Hooks), Volumes: mountsOf(req.Volumes),
 	}

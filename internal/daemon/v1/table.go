@@ -41,7 +41,7 @@ func (a *api) routes() []route {
 	part, file, span := []string{"limit", "cursor"}, []string{"path", "username"}, []string{"since", "until", "step"}
 	and := func(names []string, more ...string) []string { return append(more, names...) }
 
-	return slices.Concat(a.snapshotRoutes(), a.volumeRoutes(), []route{
+	return slices.Concat(a.snapshotRoutes(), a.volumeRoutes(), a.effectRoutes(), []route{
 		{"GET /healthz", open, nil, f.Open, a.healthz},
 		{"GET /healthz/{$}", open, nil, f.Open, a.healthz},
 		{"GET /readyz", open, nil, f.Open, a.readyz},
@@ -132,6 +132,14 @@ func (a *api) routes() []route {
 		{"POST /v1/workspaces/{name}/suspend", auth.Run, nil, work, call(ok, a.suspendWorkspace)},
 		{"POST /v1/workspaces/{name}/resume", auth.Run, nil, work, call(ok, a.resumeWorkspace)},
 	})
+}
+
+// effectRoutes returns the routes of held requests.
+func (a *api) effectRoutes() []route {
+	return []route{
+		{"GET /v1/sandboxes/{id}/effects", auth.Run, nil, a.Face.Reads, get(a.effects)}, // bodies may contain secrets
+		{"POST /v1/sandboxes/{id}/effects/release", auth.Run, nil, a.Face.Work, call(http.StatusOK, a.releaseEffects)},
+	}
 }
 
 // volumeRoutes returns the routes of volumes.

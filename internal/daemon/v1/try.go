@@ -148,6 +148,9 @@ func checkTry(ask *apiv1.TryRequest) (req fanout.Request, err error) {
 			return req, err
 		}
 	}
+	if req.Hold, err = holdOf(ask.HoldEffects); err != nil {
+		return req, err
+	}
 	req.Keep, err = checkKeep(ask)
 	return req, err
 }
@@ -250,6 +253,10 @@ func (o *tryObserver) Ended(r fanout.Result) {
 	if r.Rejected != nil {
 		e.JudgeError = r.Rejected.Error()
 	}
+	if len(r.Effects.List) > 0 {
+		e.Effects = effectsOf(r.Effects.List)
+	}
+	e.EffectsMissed = r.Effects.Missed
 	o.send(apiv1.TryEvent{Result: e})
 }
 

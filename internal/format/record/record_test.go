@@ -170,7 +170,7 @@ func TestGolden(t *testing.T) {
 func TestGoldenFilesAreWhole(t *testing.T) {
 	all := golden(t)
 	for name, v := range map[string]any{
-		"sandbox.v0.json": &sandboxV0{}, "sandbox-volumetops.v1.json": &sandboxFile{},
+		"sandbox.v0.json": &sandboxV0{}, "sandbox-hold.v1.json": &sandboxFile{}, "sandbox-volumetops.v1.json": &sandboxFile{},
 		"workspace.v0.json": &workspaceV0{}, "workspace.v1.json": &workspaceFile{},
 		"once.v0.json": &onceV0{}, "once.v1.json": &onceFile{},
 		"secrets.v1.json": &secretsFile{}, "base.v0.json": &Base{}, "base.v1.json": &baseFile{},
@@ -224,7 +224,7 @@ func TestTruncated(t *testing.T) {
 const optional = " origin owner expires fork limits env labels annotation idle_timeout idle_timeout_ns expiry_suspends auto_resume " +
 	"hooks before_branch after_fork before_suspend after_resume " +
 	"unique_strict unique top tops frozen branches branch_count suspends at rebased rebasing pending paused restoring restoring_to " +
-	"allow deny allow_ech bytes_per_second packets_per_second connections " + // fields of a network that has a mode
+	"allow deny allow_ech bytes_per_second packets_per_second connections hold " + // fields of a network that has a mode
 	"layers writer top next volumes memory_mib swap_mib cpus cpu_weight io_bytes_per_second io_ops_per_second reseeded repeats more pid answer "
 
 // mutated makes one change after another in an object, and in each object inside it, by calling

@@ -17,6 +17,15 @@ type Network struct {
 	BytesPerSecond   uint64 `json:"bytes_per_second,omitempty"`
 	PacketsPerSecond uint32 `json:"packets_per_second,omitempty"`
 	Connections      uint32 `json:"connections,omitempty"`
+
+	Hold *Hold `json:"hold,omitempty"` // nil: no request is held
+}
+
+// Hold names the hosts at which requests of forks that could change something are held, and what
+// the guest gets in place of the host's answer.
+type Hold struct {
+	Hosts  []string `json:"hosts"`
+	Answer string   `json:"answer"`
 }
 
 // Bounds on a manifest's policy: the number of rules in a list, and the number of bytes in a rule.
@@ -30,7 +39,14 @@ func (n *Network) Check() error {
 	if n.Mode == "" {
 		return errors.New("mode is empty")
 	}
-	for _, rules := range [][]string{n.Allow, n.Deny} {
+	lists := [][]string{n.Allow, n.Deny}
+	if n.Hold != nil {
+		if len(n.Hold.Hosts) == 0 || n.Hold.Answer == "" {
+			return errors.New("hold without hosts or without an answer")
+		}
+		lists = append(lists, n.Hold.Hosts)
+	}
+	for _, rules := range lists {
 		if len(rules) > maxRules {
 			return fmt.Errorf("a list of %d rules: at most %d", len(rules), maxRules)
 		}

@@ -27,6 +27,7 @@ import (
 	"github.com/forkd/forkd/internal/host/failure"
 	"github.com/forkd/forkd/internal/host/sandbox"
 	"github.com/forkd/forkd/internal/host/unique"
+	"github.com/forkd/forkd/internal/proto/netproto"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
@@ -49,6 +50,7 @@ type Request struct {
 	Promote  bool          // the source takes over the winner's state, and no child stays
 	Mode     vm.BranchMode // mode of the branch of the source, and of the winner's branch for a promotion
 	Labels   map[string]string
+	Hold     netproto.Hold // requests of the children that are held
 }
 
 // Variables that Run adds to the environment of commands and judges.
@@ -74,6 +76,8 @@ type Result struct {
 	Stats    *sandbox.Stats // statistics after the command; nil: unknown
 	Score    *float64       // score by the judge; nil: the judge gave none, or did not run
 	Rejected error          // reason why the judge gave no score; nil: it gave one, or did not run
+
+	Effects netproto.Effects // requests of the command that were held; empty if Request.Hold is off
 }
 
 // succeeded reports whether the command exited with 0.
@@ -116,6 +120,7 @@ type Host interface {
 	Promote(ctx context.Context, id, from string, req sandbox.BranchRequest, strict unique.Strict) (
 		sandbox.RollbackResult, error)
 	Stats(ctx context.Context, id string) (sandbox.Stats, error)
+	Effects(ctx context.Context, id string) (netproto.Effects, error)
 }
 
 // Exec runs a command in a sandbox, as agentclient.Client.Exec does. If sink is set, Exec passes
@@ -172,7 +177,7 @@ func Run(ctx context.Context, host Host, exec Exec, source string, req Request, 
 	t := &try{host: host, exec: exec, req: req, o: o, results: make([]Result, len(req.Commands)), first: -1}
 	mode := sandbox.BranchRequest{Mode: req.Mode}
 	forked, b, err := host.ForkSandbox(ctx, source, mode, sandbox.ForkRequest{N: len(req.Commands), Labels: req.Labels,
-		Provisional: true})
+		Hold: req.Hold, Provisional: true})
 	if err != nil {
 		return Outcome{Winner: -1}, err
 	}
@@ -268,6 +273,9 @@ func (t *try) run(ctx context.Context, i int) Result {
 	}
 	if s, err := t.host.Stats(ctx, id); err == nil {
 		r.Stats = &s
+	}
+	if t.req.Hold.On() {
+		r.Effects, _ = t.host.Effects(ctx, id) // the list is empty if the sandbox is already gone
 	}
 	if t.req.Judge != nil && r.Exec.Outcome != agentclient.NotFound && r.Exec.Outcome != agentclient.NotExecutable {
 		r.Score, r.Rejected = t.judge(ctx, &r)

@@ -14,6 +14,7 @@ import (
 	"github.com/forkd/forkd/internal/host/sandbox"
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/host/unique"
+	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
 // fake is a Host whose forks start no VMs.
@@ -26,6 +27,10 @@ type fake struct {
 	queued   bool // the latest promotion was to wait for its turn
 	promote  error
 	keep     error
+}
+
+func (f *fake) Effects(_ context.Context, id string) (netproto.Effects, error) {
+	return netproto.Effects{List: []netproto.Effect{{URL: id}}}, nil
 }
 
 func (f *fake) ForkSandbox(_ context.Context, _ string, _ sandbox.BranchRequest, req sandbox.ForkRequest) (
@@ -166,6 +171,26 @@ func TestRun(t *testing.T) {
 				t.Errorf("promoted %v", f.promoted)
 			}
 		})
+	}
+}
+
+// With a hold, each result lists what its child wanted to do.
+func TestEffectsOfTheChildren(t *testing.T) {
+	hold, err := netproto.ParseHold([]string{"a.b"}, "record")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, h := range []netproto.Hold{hold, {}} {
+		f, o := &fake{}, &seen{}
+		if _, err := Run(t.Context(), f, run, "source", Request{Commands: commands("exit 0", "exit 1"), Keep: None, Hold: h},
+			o); err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range o.results {
+			if got := r.Effects.List; h.On() != (len(got) == 1 && got[0].URL == r.ID) || !f.asked.Hold.Equal(&h) {
+				t.Errorf("hold %v: %+v, asked for %v", h, r, f.asked.Hold)
+			}
+		}
 	}
 }
 

@@ -13,5 +13,5 @@ func (r *Record) WritesAsOthers() bool {
 	for name, value := range r.Env {
 		size += len(name) + len(value)
 	}
-	return size <= usualEnv && len(r.Network.Secrets) == 0
+	return size <= usualEnv && !r.Network.EndsTLS()
 }

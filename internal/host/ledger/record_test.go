@@ -33,7 +33,7 @@ func wholeRecord(t *testing.T) Record {
 		MemoryBytes: 3, Expires: time.Unix(4, 5).UTC(), Fork: "f", Protocol: vmmproto.Version, ExpirySuspends: true,
 		Annotation: json.RawMessage(`{"a":1}`), Env: map[string]string{"A": "1"}, Labels: map[string]string{"a": "1"},
 		Network: netclient.Setting{Policy: policy, Limits: netproto.Limits{BytesPerSecond: 6, PacketsPerSecond: 7,
-			Connections: 8}},
+			Connections: 8}, Hold: netproto.Hold{Hosts: []netproto.Rule{{Name: "h.i"}}, Answer: netproto.AnswerWait}},
 		Limits: vm.Limits{MemoryMiB: 64, SwapMiB: 9, CPUs: 1.5, CPUWeight: 10, IOBytesPerSecond: 1 << 20,
 			IOOpsPerSecond: 64},
 		Hooks:       snapshot.Hooks{BeforeBranch: &hook, AfterFork: &hook, BeforeSuspend: &hook, AfterResume: &hook},
@@ -94,7 +94,8 @@ func TestRecordRoundTrip(t *testing.T) {
 	}
 }
 
-// A record without a network setting can be neither written nor read.
+// A record without a network setting can be neither written nor read. A hold that is not known is
+// not read as no hold.
 func TestRecordWithoutANetwork(t *testing.T) {
 	r, dir := wholeRecord(t), t.TempDir()
 	r.Network = netclient.Setting{}
@@ -102,6 +103,14 @@ func TestRecordWithoutANetwork(t *testing.T) {
 		t.Error("written")
 	}
 	d := wholeRecord(t)
+	for _, h := range []snapshot.Hold{{Hosts: []string{"a.b"}, Answer: "none"},
+		{Hosts: []string{"1.2.3.4"}, Answer: "wait"}, {Answer: "wait"}} {
+		s := d.durable()
+		s.Network.Hold = &h
+		if got, err := fromDurable("f", s); err == nil {
+			t.Errorf("hold %+v is read as %+v", h, got.Network)
+		}
+	}
 	for _, text := range []string{"", "anything", "mode 0"} {
 		s := d.durable()
 		s.Network.Mode = text

@@ -212,13 +212,19 @@ func (c *Client) stats(ctx context.Context, id string) (s netproto.Stats, err er
 	if c == nil {
 		return s, ErrDown
 	}
+	err = c.ask(ctx, netproto.KindStats, id, &s)
+	return s, err
+}
+
+// ask sends a request about one sandbox, and parses the answer into result.
+func (c *Client) ask(ctx context.Context, kind netproto.Kind, id string, result parser) error {
 	c.mu.Lock()
 	n := c.conn
 	c.mu.Unlock()
 	if n == nil {
-		return s, ErrDown
+		return ErrDown
 	}
-	return s, n.call(ctx, netproto.KindStats, &netproto.ID{ID: id}, &s)
+	return n.call(ctx, kind, &netproto.ID{ID: id}, result)
 }
 
 // Forget removes sandboxes of an earlier daemon from forkd-net, unless this daemon has adopted

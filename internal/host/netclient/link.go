@@ -89,7 +89,7 @@ func (c *Client) Adopt(id string, setting Setting, vm VM, moved func()) *Link {
 		l.conn = c.conn
 		// Send the setting again. The earlier daemon may have been killed after it wrote the
 		// setting to the sandbox's record, and before it sent the setting to forkd-net.
-		if len(setting.Secrets) > 0 {
+		if setting.EndsTLS() {
 			c.trustLocked(c.conn)
 		}
 		c.conn.post(netproto.KindSetPolicy, l.setPolicyLocked(), nil, c.complain(id))
@@ -112,7 +112,7 @@ func (c *Client) putLocked(l *Link) {
 func (l *Link) attachLocked() {
 	n := l.c.conn
 	m := netproto.Attach(*l.setPolicyLocked())
-	if len(m.Secrets) > 0 {
+	if l.setting.EndsTLS() {
 		l.c.trustLocked(n)
 	}
 	complain, former, earlier := l.c.complain(l.id), l.former, l.sent
@@ -250,7 +250,7 @@ func (l *Link) Set(ctx context.Context, setting Setting) error {
 	l.setting = setting
 	m, n, current := l.setPolicyLocked(), l.conn, l.c.links[l.id] == l
 	down := n == nil || n != l.c.conn
-	if !down && len(setting.Secrets) > 0 {
+	if !down && setting.EndsTLS() {
 		l.c.trustLocked(n)
 	}
 	l.c.mu.Unlock()
@@ -268,15 +268,37 @@ func ignoreDown(err error) error {
 }
 
 func (l *Link) setPolicyLocked() *netproto.SetPolicy {
-	return &netproto.SetPolicy{ID: l.id, Policy: l.setting.Policy, Limits: l.setting.Limits, Secrets: l.setting.Secrets}
+	return &netproto.SetPolicy{ID: l.id, Policy: l.setting.Policy, Limits: l.setting.Limits, Secrets: l.setting.Secrets,
+		Hold: l.setting.Hold}
 }
 
-// Stats returns the counters of the VM. If forkd-net is not running, the error is ErrDown.
-func (l *Link) Stats(ctx context.Context) (netproto.Stats, error) {
+// Stats returns the counters of the VM. They are zero while forkd-net is being restarted.
+func (l *Link) Stats(ctx context.Context) (s netproto.Stats, err error) {
+	err = l.ask(ctx, netproto.KindStats, &s)
+	return s, err
+}
+
+// Effects returns the requests of the VM that were held. There are none while forkd-net is being
+// restarted.
+func (l *Link) Effects(ctx context.Context) (e netproto.Effects, err error) {
+	err = l.ask(ctx, netproto.KindEffects, &e)
+	return e, err
+}
+
+// askTimeout is how long forkd-net may take to answer a question about a VM.
+const askTimeout = 5 * time.Second
+
+func (l *Link) ask(ctx context.Context, kind netproto.Kind, result parser) error {
 	if l == nil {
-		return netproto.Stats{}, ErrDown
+		return nil
 	}
-	return l.c.stats(ctx, l.id)
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	err := l.c.ask(ctx, kind, l.id, result)
+	if netproto.IsCode(err, netproto.CodeUnknown) {
+		return nil
+	}
+	return ignoreDown(err)
 }
 
 // Close removes the VM from the network and resets its connections.

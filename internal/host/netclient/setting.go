@@ -13,7 +13,12 @@ type Setting struct {
 	Policy  netproto.Policy
 	Limits  netproto.Limits
 	Secrets []netproto.Secret // records and snapshots do not contain them; package ledger stores them separately
+	Hold    netproto.Hold     // requests that are held; only a release removes it, see sandbox.Manager.ReleaseEffects
 }
+
+// EndsTLS reports whether forkd-net acts as a server towards the guest, so that it needs the CA, and
+// the guest must trust the CA.
+func (s *Setting) EndsTLS() bool { return len(s.Secrets) > 0 || s.Hold.On() }
 
 // Default is the network setting of a sandbox for which none was given.
 func Default() Setting { return Setting{Policy: netproto.Public()} }
@@ -22,12 +27,22 @@ func Default() Setting { return Setting{Policy: netproto.Public()} }
 func Isolated() Setting { return Setting{Policy: netproto.Policy{Mode: netproto.ModeNone}} }
 
 // ForChildren returns the network setting of children: the setting in the request or, if the request
-// has none, the setting of their snapshot.
-func ForChildren(asked *Setting, of *snapshot.Network) (Setting, error) {
-	if asked != nil {
-		return *asked, nil
+// has none, the setting of their snapshot. If the request has no hold, they have the hold of their
+// snapshot, even if the request has a setting: a fork must not end a hold by accident.
+func ForChildren(asked *Setting, hold netproto.Hold, of *snapshot.Network) (Setting, error) {
+	inherited, err := FromSnapshot(of)
+	switch {
+	case err != nil && (asked == nil || of.Hold != nil):
+		return Setting{}, err
+	case asked != nil:
+		held := inherited.Hold
+		inherited = *asked
+		inherited.Hold = held
 	}
-	return FromSnapshot(of)
+	if hold.On() {
+		inherited.Hold = hold
+	}
+	return inherited, nil
 }
 
 // FromSnapshot returns the setting for forks of a snapshot with the network setting n.
@@ -53,14 +68,24 @@ func FromText(n *snapshot.Network) (Setting, error) {
 		return Setting{}, err
 	}
 	policy.AllowECH = n.AllowECH
-	return Setting{Policy: policy, Limits: netproto.Limits{BytesPerSecond: n.BytesPerSecond,
+	var hold netproto.Hold
+	if n.Hold != nil {
+		if hold, err = netproto.ParseHold(n.Hold.Hosts, n.Hold.Answer); err != nil {
+			return Setting{}, err
+		}
+	}
+	return Setting{Hold: hold, Policy: policy, Limits: netproto.Limits{BytesPerSecond: n.BytesPerSecond,
 		PacketsPerSecond: n.PacketsPerSecond, Connections: n.Connections}}, nil
 }
 
 // ForSnapshot returns s in the form for snapshots and records. It omits the secrets, which belong
 // to one sandbox and must not get into a snapshot or its forks.
 func (s Setting) ForSnapshot() *snapshot.Network {
-	return &snapshot.Network{Mode: s.Policy.Mode.String(), Allow: netproto.Texts(s.Policy.Allow),
+	var hold *snapshot.Hold
+	if s.Hold.On() {
+		hold = &snapshot.Hold{Hosts: netproto.Texts(s.Hold.Hosts), Answer: s.Hold.Answer.String()}
+	}
+	return &snapshot.Network{Hold: hold, Mode: s.Policy.Mode.String(), Allow: netproto.Texts(s.Policy.Allow),
 		Deny: netproto.Texts(s.Policy.Deny), AllowECH: s.Policy.AllowECH, BytesPerSecond: s.Limits.BytesPerSecond,
 		PacketsPerSecond: s.Limits.PacketsPerSecond, Connections: s.Limits.Connections}
 }

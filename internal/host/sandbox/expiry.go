@@ -154,6 +154,6 @@ func (m *Manager) suspendIdle(s *Sandbox) {
 // works reports whether the guest of a sandbox works although no client uses it.
 func (m *Manager) works(s *Sandbox) bool {
 	v, calls, err := s.running("measure")
-	stats := func(ctx context.Context) (netproto.Stats, error) { return m.NetworkStats(ctx, s.id) }
+	stats := func(ctx context.Context) (netproto.Stats, error) { return s.link().Stats(ctx) }
 	return err == nil && (&idle.Guest{Usage: v.vmm.Usage, Net: stats, Dial: v.guest.Dial}).Works(calls, m.timed.Context())
 }

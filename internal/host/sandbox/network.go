@@ -2,7 +2,6 @@ package sandbox
 
 import (
 	"context"
-	"errors"
 	"time"
 
 	"github.com/forkd/forkd/internal/host/agentclient"
@@ -47,16 +46,29 @@ func (m *Manager) join(v *liveVM, r *ledger.Record) (*netclient.Link, error) {
 
 // SetNetwork replaces policy, limits and secrets of a sandbox in any state. When it returns, the
 // new setting is in force. SetNetwork resets connections that the new policy denies, and
-// connections whose secrets change. A secret without a value keeps its present value. Later
-// branches inherit policy and limits. A rollback changes neither policy, limits nor secrets. If the
-// policy opens networks that the client may not open, the error is an *owner.ClosedError.
+// connections whose secrets change. A secret without a value keeps its present value. A setting
+// without a hold keeps the present hold. Later branches inherit policy, limits and hold. A rollback
+// changes no setting. If the policy opens networks that the client may not open, the error is an
+// *owner.ClosedError.
 func (m *Manager) SetNetwork(ctx context.Context, id string, setting netclient.Setting) (Info, error) {
 	return m.change(ctx, id, func(h *Held) error { return h.SetNetwork(ctx, setting) })
 }
 
 // SetNetwork is like Manager.SetNetwork.
 func (h *Held) SetNetwork(ctx context.Context, setting netclient.Setting) error {
+	if !setting.Hold.On() {
+		setting.Hold = h.s.Info().Network.Hold
+	}
 	return h.m.setNetwork(ctx, h.s, setting)
+}
+
+// ReleaseEffects ends the hold of a sandbox in any state. Requests that wait go to their servers.
+func (m *Manager) ReleaseEffects(ctx context.Context, id string) (Info, error) {
+	return m.change(ctx, id, func(h *Held) error {
+		setting := h.s.Info().Network
+		setting.Hold = netproto.Hold{}
+		return m.setNetwork(ctx, h.s, setting)
+	})
 }
 
 func (m *Manager) setNetwork(ctx context.Context, s *Sandbox, setting netclient.Setting) (err error) {
@@ -77,13 +89,7 @@ func (m *Manager) setNetwork(ctx context.Context, s *Sandbox, setting netclient.
 	if err != nil {
 		return err
 	}
-	s.mu.Lock()
-	var link *netclient.Link
-	if s.live != nil {
-		link = s.live.link
-	}
-	s.mu.Unlock()
-	if err := link.Set(ctx, setting); err != nil {
+	if err := s.link().Set(ctx, setting); err != nil {
 		return err
 	}
 	return m.tellTrust(ctx, s, setting)
@@ -111,27 +117,21 @@ func (m *Manager) tellTrust(ctx context.Context, s *Sandbox, setting netclient.S
 	return nil
 }
 
-// NetworkStats returns a sandbox's traffic since it was connected to the network. The result is
-// zero for a sandbox without a VM, and while forkd-net is being restarted.
-func (m *Manager) NetworkStats(ctx context.Context, id string) (netproto.Stats, error) {
+// Link returns the connection of a sandbox to the network, which knows its traffic. It is nil if the
+// sandbox has no VM.
+func (m *Manager) Link(id string) (*netclient.Link, error) {
 	s, err := m.Get(id)
 	if err != nil {
-		return netproto.Stats{}, err
+		return nil, err
 	}
-	s.mu.Lock()
-	var link *netclient.Link
-	if s.live != nil && s.state.hasVM() {
-		link = s.live.link
-	}
-	s.mu.Unlock()
-	ctx, cancel := context.WithTimeout(ctx, statsTimeout)
-	defer cancel()
-	stats, err := link.Stats(ctx)
-	if errors.Is(err, netclient.ErrDown) || netproto.IsCode(err, netproto.CodeUnknown) {
-		return netproto.Stats{}, nil
-	}
-	return stats, err
+	return s.link(), nil
 }
 
-// statsTimeout is how long forkd-net may take to return counters.
-const statsTimeout = 5 * time.Second
+func (s *Sandbox) link() *netclient.Link {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.live == nil || !s.state.hasVM() {
+		return nil
+	}
+	return s.live.link
+}

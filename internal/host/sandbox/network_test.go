@@ -154,7 +154,9 @@ func TestNetworkPolicyStaysWithTheSandbox(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.wantMode(t, id, "allow")
-	if stats, err := w.NetworkStats(t.Context(), id); err != nil {
+	if link, _ := w.Link(id); link == nil {
+		t.Error("it has no network")
+	} else if stats, err := link.Stats(t.Context()); err != nil {
 		t.Error(stats, err)
 	}
 	w.KillAll()

@@ -7,9 +7,9 @@ import (
 	"github.com/forkd/forkd/internal/host/netclient"
 )
 
-// trust makes the guest of v trust forkd-net's CA, if the sandbox has secrets.
+// trust makes the guest of v trust forkd-net's CA, if the sandbox has secrets or a hold.
 func (m *Manager) trust(ctx context.Context, v *liveVM, setting netclient.Setting) error {
-	if len(setting.Secrets) == 0 {
+	if m.cfg.Net == nil || !setting.EndsTLS() { // without a network, nobody acts as a server
 		return nil
 	}
 	certificate, err := m.cfg.Net.Authority()

@@ -211,10 +211,34 @@ func (v *View) SetNetwork(ctx context.Context, id string, setting netclient.Sett
 	})
 }
 
-// NetworkStats calls Manager.NetworkStats.
+// NetworkStats returns a sandbox's traffic since it was connected to the network. The result is zero
+// for a sandbox without a VM, and while forkd-net is being restarted.
 func (v *View) NetworkStats(ctx context.Context, id string) (netproto.Stats, error) {
-	return reached(ctx, v, id, func(ctx context.Context, m *sandbox.Manager) (netproto.Stats, error) {
-		return m.NetworkStats(ctx, id)
+	return reached(ctx, v, id, func(ctx context.Context, m *sandbox.Manager) (s netproto.Stats, err error) {
+		link, err := m.Link(id)
+		if err != nil {
+			return s, err
+		}
+		return link.Stats(ctx)
+	})
+}
+
+// Effects returns the requests of a sandbox that were held since it was connected to the network.
+// There are none in the cases in which NetworkStats is zero.
+func (v *View) Effects(ctx context.Context, id string) (netproto.Effects, error) {
+	return reached(ctx, v, id, func(ctx context.Context, m *sandbox.Manager) (e netproto.Effects, err error) {
+		link, err := m.Link(id)
+		if err != nil {
+			return e, err
+		}
+		return link.Effects(ctx)
+	})
+}
+
+// ReleaseEffects calls Manager.ReleaseEffects.
+func (v *View) ReleaseEffects(ctx context.Context, id string) (sandbox.Info, error) {
+	return reached(ctx, v, id, func(ctx context.Context, m *sandbox.Manager) (sandbox.Info, error) {
+		return m.ReleaseEffects(ctx, id)
 	})
 }
 

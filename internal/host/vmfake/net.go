@@ -17,7 +17,8 @@ import (
 // ServeNet must be called by TestMain. If a client has started the test binary as forkd-net,
 // ServeNet runs a fake forkd-net and does not return. The fake answers requests like the real
 // forkd-net. The fake returns every frame with a prefix: the mode of the sandbox's policy and a
-// space. After the fake has received the CA, the values of the sandbox's secrets follow the mode.
+// space. After the fake has received the CA, the values of the sandbox's secrets, and the answer of
+// its hold, follow the mode. The fake's list of effects has a request to each host of a hold.
 func ServeNet() {
 	if os.Args[0] != "forkd-net" {
 		return
@@ -55,6 +56,24 @@ type fakeSandbox struct {
 	fd     int
 	policy netproto.Policy
 	values string
+	hold   netproto.Hold
+}
+
+// use applies a setting.
+func (f *fakeNet) use(s *fakeSandbox, m *netproto.SetPolicy) {
+	s.policy, s.hold, s.values = m.Policy, m.Hold, f.valuesOf(m.Secrets)
+	if s.hold.On() && f.trusted {
+		s.values += " " + s.hold.Answer.String()
+	}
+}
+
+func (s *fakeSandbox) effects() netproto.Effects {
+	m := netproto.Effects{Since: 1, Missed: 2}
+	for i, host := range s.hold.Hosts {
+		m.List = append(m.List, netproto.Effect{ID: uint64(i) + 1, Method: "POST", URL: "https://" + host.String() + "/",
+			Body: []byte("body\x1b"), Outcome: netproto.OutcomeRefused})
+	}
+	return m
 }
 
 // valuesOf returns the values of a sandbox's secrets in the form in which they are inserted into
@@ -112,7 +131,8 @@ func (f *fakeNet) serve(conn *ctlsock.Conn) error {
 			err = &netproto.Error{Code: netproto.CodeHeld, Text: "it holds sockets"}
 		default:
 			f.detach(m.ID)
-			s := &fakeSandbox{fds[0], m.Policy, f.valuesOf(m.Secrets)}
+			s := &fakeSandbox{fd: fds[0]}
+			f.use(s, (*netproto.SetPolicy)(&m))
 			f.sandboxes[m.ID] = s
 			go f.echo(m.ID, s)
 		}
@@ -124,7 +144,7 @@ func (f *fakeNet) serve(conn *ctlsock.Conn) error {
 		var m netproto.SetPolicy
 		err = m.Parse(r)
 		if s := f.sandboxes[m.ID]; s != nil {
-			s.policy, s.values = m.Policy, f.valuesOf(m.Secrets)
+			f.use(s, &m)
 		} else {
 			err = &netproto.Error{Code: netproto.CodeUnknown, Text: "no such sandbox"}
 		}
@@ -134,6 +154,13 @@ func (f *fakeNet) serve(conn *ctlsock.Conn) error {
 			err = &netproto.Error{Code: netproto.CodeUnknown, Text: "no such sandbox"}
 		}
 		(&netproto.Stats{Connections: f.configs}).Append(&w)
+	case netproto.KindEffects:
+		var m netproto.ID
+		err = m.Parse(r)
+		if s := f.sandboxes[m.ID]; s != nil {
+			e := s.effects()
+			e.Append(&w)
+		}
 	case netproto.KindList:
 		var list netproto.List
 		for id := range f.sandboxes {

@@ -1,6 +1,7 @@
-// Package inject serves one HTTPS connection in place of its server. It terminates the guest's TLS
-// with its own certificate. It adds headers with secrets, which the guest does not know, to each
-// request. Then it forwards the request to the real server, whose certificate it checks.
+// Package inject serves one HTTP or HTTPS connection in place of its server. It terminates the
+// guest's TLS with its own certificate. It adds headers with secrets, which the guest does not know,
+// to each request, and may ask its caller whether the request may go on. Then it forwards the
+// request to the real server, whose certificate it checks.
 //
 // It speaks HTTP/1.1 on both sides, with net/http. It parses a request completely and writes a new
 // one from the parsed form, so a guest cannot hide a second request in the first. It forwards to
@@ -35,35 +36,36 @@ const (
 	maxAnswer     = 64 << 10         // maximum size of the headers of an answer, in bytes
 )
 
-// Proxy serves connections of a guest to Host, port 443.
+// Proxy serves connections of a guest to Host, port 443 or, without TLS, port 80.
 type Proxy struct {
-	Trust  *Trust
+	Trust  *Trust // not used if Plain is set
+	Plain  bool   // whether neither side uses TLS; then Secret must be empty
 	Host   string // the server's name in lower case, without a trailing dot
 	Secret []netproto.Secret
 	Dial   func(context.Context) (net.Conn, error) // returns a connection to the server
 	Failed func(error)                             // called with the reason why a server could not be reached
 
+	// Pass reports whether a request with the given URL may go to the server. Otherwise Pass has
+	// answered it. If Pass is nil, all requests may. Its http.ResponseWriter supports read deadlines.
+	Pass func(w http.ResponseWriter, r *http.Request, url string) bool
+
 	server atomic.Pointer[headed] // the latest connection to the server
 }
 
-// Serve serves a connection that begins with TLS. It returns when the connection has ended. If ctx
+// Serve serves a connection from its first byte on. It returns when the connection has ended. If ctx
 // ends, requests that are in progress are cancelled.
 func (p *Proxy) Serve(ctx context.Context, conn net.Conn) error {
 	defer conn.Close()
-	config, err := p.Trust.guestConfig(p.Host)
-	if err != nil {
-		return err
-	}
-	secure := tls.Server(conn, config)
-	greet, cancel := context.WithTimeout(ctx, handshakeTime)
-	err = secure.HandshakeContext(greet)
-	cancel()
-	if err != nil {
-		return fmt.Errorf("TLS with the guest: %w", err)
+	if !p.Plain {
+		secure, err := p.greet(ctx, conn)
+		if err != nil {
+			return err
+		}
+		conn = secure
 	}
 	transport := p.transport()
 	defer transport.CloseIdleConnections()
-	guest := &headed{Conn: secure}
+	guest := &headed{Conn: conn}
 	guest.expect()
 	only := newListener(guest)
 	forward := p.handler(&answers{transport, &p.server})
@@ -85,6 +87,21 @@ func (p *Proxy) Serve(ctx context.Context, conn net.Conn) error {
 	return nil
 }
 
+// greet makes the TLS connection with the guest.
+func (p *Proxy) greet(ctx context.Context, conn net.Conn) (*tls.Conn, error) {
+	config, err := p.Trust.guestConfig(p.Host)
+	if err != nil {
+		return nil, err
+	}
+	secure := tls.Server(conn, config)
+	ctx, cancel := context.WithTimeout(ctx, handshakeTime)
+	defer cancel()
+	if err := secure.HandshakeContext(ctx); err != nil {
+		return nil, fmt.Errorf("TLS with the guest: %w", err)
+	}
+	return secure, nil
+}
+
 // silent discards the log of net/http, which a guest could fill, and which could quote the guest's
 // data.
 var silent = log.New(io.Discard, "", 0)
@@ -92,6 +109,7 @@ var silent = log.New(io.Discard, "", 0)
 // transport carries requests to the server, over one connection at a time.
 func (p *Proxy) transport() *http.Transport {
 	return &http.Transport{
+		DialContext:            func(ctx context.Context, _, _ string) (net.Conn, error) { return p.dial(ctx) },
 		DialTLSContext:         func(ctx context.Context, _, _ string) (net.Conn, error) { return p.dial(ctx) },
 		MaxConnsPerHost:        1,
 		DisableCompression:     true,
@@ -111,20 +129,23 @@ func http1() *http.Protocols {
 // it sends the first request, so the error's text contains no secret.
 type unreachable struct{ error }
 
-// dial connects to the server and verifies its identity.
+// dial connects to the server and, with TLS, verifies its identity.
 func (p *Proxy) dial(ctx context.Context) (net.Conn, error) {
 	conn, err := p.Dial(ctx)
 	if err != nil {
 		return nil, unreachable{err}
 	}
-	ctx, cancel := context.WithTimeout(ctx, handshakeTime)
-	defer cancel()
-	secure := tls.Client(conn, p.Trust.serverConfig(p.Host))
-	if err := secure.HandshakeContext(ctx); err != nil {
-		_ = conn.Close()
-		return nil, unreachable{fmt.Errorf("TLS with %s: %w", p.Host, err)}
+	if !p.Plain {
+		ctx, cancel := context.WithTimeout(ctx, handshakeTime)
+		defer cancel()
+		secure := tls.Client(conn, p.Trust.serverConfig(p.Host))
+		if err := secure.HandshakeContext(ctx); err != nil {
+			_ = conn.Close()
+			return nil, unreachable{fmt.Errorf("TLS with %s: %w", p.Host, err)}
+		}
+		conn = secure
 	}
-	h := &headed{Conn: secure}
+	h := &headed{Conn: conn}
 	h.expect()
 	p.server.Store(h)
 	return h, nil
@@ -166,11 +187,29 @@ func (p *Proxy) handler(transport http.RoundTripper) http.Handler {
 			http.Error(w, "forkd: "+text, status)
 			return
 		}
+		if p.Pass != nil && !p.Pass(w, r, p.scheme()+"://"+p.Host+r.URL.RequestURI()) {
+			return
+		}
 		// The server may begin its answer before the proxy has read the end of the request. Otherwise
 		// package http would then close the request's body, and the proxy would cut the answer off.
 		_ = http.NewResponseController(w).EnableFullDuplex() // an error is impossible: guests speak HTTP/1
 		forward.ServeHTTP(w, r)
 	})
+}
+
+func (p *Proxy) scheme() string {
+	if p.Plain {
+		return "http"
+	}
+	return "https"
+}
+
+// port returns what a Host header may have behind the name.
+func (p *Proxy) port() string {
+	if p.Plain {
+		return ":80"
+	}
+	return ":443"
 }
 
 // check refuses requests that are not clearly for Host. If a request's URL and Host header differ,
@@ -179,10 +218,10 @@ func (p *Proxy) handler(transport http.RoundTripper) http.Handler {
 func (p *Proxy) check(r *http.Request) (text string, status int) {
 	switch {
 	case r.Method == http.MethodConnect || r.Method == http.MethodTrace || r.Method == "TRACK":
-		return "this method is not permitted where a secret is added", http.StatusMethodNotAllowed
+		return "this method is not permitted where a secret is added or effects are held", http.StatusMethodNotAllowed
 	case r.URL.Host != "" || r.URL.Scheme != "" || r.URL.Opaque != "":
 		return "write the path of the request only", http.StatusBadRequest
-	case strings.TrimSuffix(strings.ToLower(r.Host), ":443") != p.Host:
+	case strings.TrimSuffix(strings.ToLower(r.Host), p.port()) != p.Host:
 		return "this connection is for " + p.Host, http.StatusMisdirectedRequest
 	}
 	return "", 0
@@ -192,7 +231,7 @@ func (p *Proxy) check(r *http.Request) (text string, status int) {
 // guest's Connection header names. The secret headers are added afterwards, so a guest cannot name
 // them there.
 func (p *Proxy) rewrite(r *httputil.ProxyRequest) {
-	r.Out.URL.Scheme, r.Out.URL.Host, r.Out.Host = "https", p.Host, p.Host
+	r.Out.URL.Scheme, r.Out.URL.Host, r.Out.Host = p.scheme(), p.Host, p.Host
 	r.Out.URL.RawQuery = r.In.URL.RawQuery // copied even if it does not parse
 	r.Out.Trailer = nil
 	for _, s := range p.Secret {

@@ -26,6 +26,7 @@ var limitReasons = map[string]struct{ why, fix string }{
 	tooMany:     {"too many connections at a time", "raise --net-connections"},
 	tooManyHost: {"too many connections of all sandboxes", "raise the daemon's limit of open files, or have a host with more memory"},
 	openRate:    {"too many new connections a second", ""},
+	heldHost:    {"effects at a host of this address are held, and only its HTTP at ports 80 and 443 can be", ""},
 }
 
 // flow is one connection, or the UDP packets between one pair of ports.
@@ -94,7 +95,7 @@ func (s *Stack) decide(f *flow, seen *peek.Seen) policy.Verdict {
 	if seen != nil {
 		f.Peeked, f.Server, f.Unclear, f.ECH = true, seen.Name, seen.Unclear, seen.ECH
 	}
-	verdict, reason := policy.Decide(&s.policy, &f.Flow)
+	verdict, reason := s.verdictLocked(f)
 	f.verdict, f.reason = verdict.String(), string(reason)
 	f.decided = verdict != policy.Peek
 	return verdict
@@ -161,6 +162,7 @@ var (
 	errClosed = errors.New("the sandbox's network was closed")
 
 	errSecrets = errors.New("the sandbox was given other secrets")
+	errHold    = errors.New("the sandbox was given another hold")
 )
 
 // given reports whether our DNS has returned the flow's address for the given name.

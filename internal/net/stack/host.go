@@ -25,7 +25,8 @@ type Host struct {
 	chunks  chunks
 	held    room                         // counts the bytes in the chunks of relays
 	peeks   room                         // counts the memory of connections that have not named their server yet
-	injects room                         // counts the memory of connections to which secrets are added
+	injects room                         // counts the memory of connections whose requests this process reads
+	effects room                         // counts the memory of held requests
 	pieces  room                         // counts the memory of incomplete packets
 	links   room                         // counts the memory of frame sockets, and of packets that wait for room in them
 	grown   room                         // counts the bytes of buffers larger than smallBuffers
@@ -72,7 +73,7 @@ func NewHost(sockets int) *Host {
 func (h *Host) SetMemory(bytes int64) {
 	h.held.most, h.peeks.most, h.injects.most = bytes/chunkShare, bytes/peekShare, bytes/injectShare
 	h.pieces.most, h.grown.most = bytes/pieceShare, bytes/growShare
-	h.links.most = bytes / linkShare
+	h.links.most, h.effects.most = bytes/linkShare, bytes/effectShare
 }
 
 // SetReceive sets the size to which Linux may enlarge the receive buffer of a TCP socket, in bytes.

@@ -11,7 +11,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// Reasons for refusing connections to the host of a secret, although the policy permits them.
+// Reasons for refusing connections to the host of a secret, or to a held host, although the policy
+// permits them.
 const (
 	noTrust = "secret-trust" // the daemon has not sent the root certificates yet
 	// tooManySecret: this process already terminates TLS for too many connections. Each connection
@@ -19,8 +20,11 @@ const (
 	tooManySecret = "secret-limit"
 )
 
-// httpsPort is the only port at which secrets are added.
-const httpsPort = 443
+// Ports of HTTP. Secrets are added only at httpsPort.
+const (
+	httpPort  = 80
+	httpsPort = 443
+)
 
 // SetTrust sets the CA and root certificates that are needed to add secrets.
 func (h *Host) SetTrust(t *inject.Trust) { h.trust.Store(t) }
@@ -33,27 +37,31 @@ func (s *Stack) mayInject(f *flow) bool {
 	return len(s.secrets) > 0 && f.To.Port() == httpsPort
 }
 
-// secretsFor returns the secrets to add to a permitted flow. If secrets apply to the flow and
-// cannot be added safely, secretsFor refuses the flow.
-func (s *Stack) secretsFor(f *flow) (secrets []netproto.Secret, ok bool) {
+// proxied says what the requests of a permitted flow need, which this process must read for it.
+type proxied struct {
+	secrets []netproto.Secret // headers to add
+	held    bool              // whether the flow's server is held
+}
+
+// proxyFor returns what the requests of a flow need. The result is nil if the flow can be forwarded
+// as it is. If the requests need something that cannot be done safely, proxyFor refuses the flow.
+func (s *Stack) proxyFor(f *flow) (need *proxied, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if f.To.Port() != httpsPort {
-		return nil, true
-	}
+	need = &proxied{held: s.holdsLocked(f)}
 	for _, secret := range s.secrets {
-		if secret.Host == f.Server {
-			secrets = append(secrets, secret)
+		if f.To.Port() == httpsPort && secret.Host == f.Server {
+			need.secrets = append(need.secrets, secret)
 		}
 	}
-	if len(secrets) == 0 {
+	if len(need.secrets) == 0 && !need.held {
 		return nil, true
 	}
 	reason := ""
 	switch {
 	case !f.given(f.Server): // the address may belong to another server than the guest claims
 		reason = string(policy.NameAddress)
-	case s.host.trust.Load() == nil:
+	case f.To.Port() == httpsPort && s.host.trust.Load() == nil:
 		reason = noTrust
 	case s.injected == maxInjected:
 		reason = tooManySecret
@@ -65,12 +73,11 @@ func (s *Stack) secretsFor(f *flow) (secrets []netproto.Secret, ok bool) {
 		return nil, false
 	}
 	s.injected++
-	return secrets, true
+	return need, true
 }
 
-// inject adds secrets, the result of secretsFor, to the requests of a connection. To do so, it
-// takes the server's place.
-func (s *Stack) inject(f *flow, c *conn, sent []byte, secrets []netproto.Secret) {
+// inject takes the server's place on a connection, to add secrets to its requests and to hold them.
+func (s *Stack) inject(f *flow, c *conn, sent []byte, need *proxied) {
 	defer func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -79,8 +86,11 @@ func (s *Stack) inject(f *flow, c *conn, sent []byte, secrets []netproto.Secret)
 	}()
 	defer context.AfterFunc(f.ctx, c.ep.Abort)()
 	p := &inject.Proxy{
-		Trust: s.host.trust.Load(), Host: f.Server, Secret: secrets, Failed: f.fail,
+		Trust: s.host.trust.Load(), Plain: f.To.Port() != httpsPort, Host: f.Server, Secret: need.secrets, Failed: f.fail,
 		Dial: func(ctx context.Context) (net.Conn, error) { return s.host.dial(ctx, f) },
+	}
+	if need.held {
+		p.Pass = s.effects.Pass
 	}
 	if err := p.Serve(f.ctx, &counted{Conn: gonet.NewTCPConn(c.wq, c.ep), flow: f, sent: sent}); err != nil {
 		f.fail(err)

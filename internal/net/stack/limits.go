@@ -89,24 +89,26 @@ const (
 	flowShare   = 2
 	growShare   = 8  // share for buffers larger than smallBuffers
 	pieceShare  = 32 // share for packets in fragments
+	effectShare = 32 // share for requests that are held
 	linkShare   = 32 // share for frame sockets, and for packets that wait for room in them
 )
 
 // Memory that is counted for each kind of flow, in bytes.
 const (
 	peekBytes   = 40 << 10  // for a flow whose server is not known: its first bytes, and the memory for parsing them
-	injectBytes = 256 << 10 // for secrets: the headers of request and answer, raw and parsed, and TLS on both sides
+	injectBytes = 256 << 10 // for secrets and holds: headers of request and answer, raw and parsed, and TLS on both sides
 	flowBytes   = 160 << 10 // a connection with smallBuffers and 64 KiB that Linux adds, without its chunks
 )
 
 // Limits of one sandbox's share of the memory above.
 const (
-	maxChunks   = 8 << 20 // bytes of chunks; above the limit the sandbox gets small chunks
-	maxPeeks    = 256     // connections that have not named their server yet
-	maxInjected = 128     // connections to which secrets are added
-	fewPeeks    = 16      // replaces maxPeeks if all sandboxes together use half of the room for such connections
-	fewInjected = 8       // replaces maxInjected if all sandboxes together use half of the room for such connections
-	growPart    = 4       // a sandbox may use 1/growPart of the room for buffers, and half of this for roomyBuffers
+	maxChunks      = 8 << 20  // bytes of chunks; above the limit the sandbox gets small chunks
+	maxPeeks       = 256      // connections that have not named their server yet
+	maxInjected    = 128      // connections to which secrets are added, or whose host is held
+	fewPeeks       = 16       // replaces maxPeeks if all sandboxes together use half of the room for such connections
+	fewInjected    = 8        // replaces maxInjected if all sandboxes together use half of the room for such connections
+	fewEffectBytes = 32 << 10 // bytes of held requests of a sandbox if all sandboxes together use half of the room
+	growPart       = 4        // a sandbox may use 1/growPart of the room for buffers, and half of this for roomyBuffers
 )
 
 // LeastMemory is forkd-net's memory on the smallest hosts, in bytes: seven eighths of the limit

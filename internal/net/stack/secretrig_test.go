@@ -81,23 +81,24 @@ type site struct {
 func serveSite(t testing.TB, w *nettest.World, addr string, config *tls.Config) *site {
 	t.Helper()
 	s := &site{}
-	server := &http.Server{ErrorLog: log.New(io.Discard, "", 0), Handler: http.HandlerFunc(func(w http.ResponseWriter,
-		r *http.Request) {
-		body, _ := io.ReadAll(r.Body)
-		s.mu.Lock()
-		s.requests = append(s.requests, fmt.Sprintf("%s %s %s %q %s", r.Method, r.Host, r.RequestURI,
-			r.Header["Authorization"], body))
-		s.mu.Unlock()
-		if r.URL.Path == "/redirect" {
-			http.Redirect(w, r, "https://other.example/", http.StatusFound)
-			return
-		}
-		_, _ = io.WriteString(w, "hello")
-	})}
+	server := &http.Server{ErrorLog: log.New(io.Discard, "", 0), Handler: http.HandlerFunc(s.serve)}
 	l := tls.NewListener(w.Listen(t, addr), config)
 	go func() { _ = server.Serve(l) }()
 	t.Cleanup(func() { _ = server.Close() })
 	return s
+}
+
+func (s *site) serve(w http.ResponseWriter, r *http.Request) {
+	body, _ := io.ReadAll(r.Body)
+	s.mu.Lock()
+	s.requests = append(s.requests, fmt.Sprintf("%s %s %s %q %s", r.Method, r.Host, r.RequestURI,
+		r.Header["Authorization"], body))
+	s.mu.Unlock()
+	if r.URL.Path == "/redirect" {
+		http.Redirect(w, r, "https://other.example/", http.StatusFound)
+		return
+	}
+	_, _ = io.WriteString(w, "hello")
 }
 
 // heard returns the requests that the server has received since the last call.

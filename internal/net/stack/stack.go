@@ -28,6 +28,7 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/transport/udp"
 
 	"github.com/forkd/forkd/internal/net/dns"
+	"github.com/forkd/forkd/internal/net/effect"
 	"github.com/forkd/forkd/internal/net/policy"
 	"github.com/forkd/forkd/internal/proto/frame"
 	"github.com/forkd/forkd/internal/proto/netproto"
@@ -65,13 +66,16 @@ type Stack struct {
 	grown, roomy   room          // memory for buffers above smallBuffers; roomy counts only roomyBuffers and larger ones
 	peeks          chan struct{} // holds one value for each connection that has not named its server yet
 	fragments      fragments     // fragments of incomplete packets
+	effects        *effect.List  // requests that were held
 
 	mu       sync.Mutex
 	closed   bool
 	policy   netproto.Policy
 	limits   netproto.Limits
 	secrets  []netproto.Secret
-	injected int // number of flows whose TLS this process terminates
+	hold     netproto.Hold
+	around   netproto.Policy // the policy, with the hosts of the hold denied
+	injected int             // number of flows whose TLS this process terminates
 	flows    map[*flow]struct{}
 	udp      map[ports]*udpFlow // the UDP flows in the field flows, by their ports
 }
@@ -95,6 +99,8 @@ func New(host *Host, file *os.File, as *netproto.Attach, c *Counters) (*Stack, e
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.dns = dns.New(host.Resolver, s.nameAllowed, s.nameRefused)
 	s.makeLimiters(as.Limits)
+	s.effects = s.newEffects(as.Hold)
+	s.setHoldLocked(as.Hold)
 	if err := s.makeIPStack(); err != nil {
 		_ = file.Close()
 		return nil, fmt.Errorf("network stack of %s: %w", id, err)
@@ -178,13 +184,16 @@ func (s *Stack) Close() {
 	s.link.close()
 	s.tasks.Wait()
 	s.ipstack.Wait()
+	s.effects.Close()
 	s.fragments.clear()
 	s.counters.Active.Store(false)
 }
 
-// SetPolicy replaces policy, limits and secrets. It resets flows that the new policy denies. If the
-// new policy needs the server's name of a flow that was not peeked, SetPolicy also resets that
-// flow. If the secrets change, it resets all flows to which the old or the new secrets could apply.
+// SetPolicy replaces policy, limits, secrets and hold. It resets flows that the new policy denies.
+// If the new policy needs the server's name of a flow that was not peeked, SetPolicy also resets
+// that flow. If the secrets change, it resets all flows to which the old or the new secrets could
+// apply. If there is a new hold, it resets all flows that it could hold. If the hold ends, requests
+// that wait go to their servers.
 func (s *Stack) SetPolicy(to *netproto.SetPolicy) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -192,10 +201,15 @@ func (s *Stack) SetPolicy(to *netproto.SetPolicy) {
 	s.setLimitsLocked(to.Limits)
 	other := !slices.Equal(s.secrets, to.Secrets)
 	s.secrets = to.Secrets
+	held := to.Hold.On() && !to.Hold.Equal(&s.hold)
+	s.setHoldLocked(to.Hold)
 	left := maxComparisons
 	for f := range s.flows {
 		if other && f.To.Port() == httpsPort {
 			f.killLocked(errSecrets)
+		}
+		if held && isWeb(f) {
+			f.killLocked(errHold)
 		}
 		s.decideAgainLocked(f, "reset by a new policy", &left)
 	}
@@ -229,11 +243,11 @@ func (s *Stack) decideAgainLocked(f *flow, why string, left *int) {
 	if !f.decided || f.ctx.Err() != nil {
 		return
 	}
-	if *left -= (1 + len(f.Names)) * (1 + len(s.policy.Allow) + len(s.policy.Deny)); *left < 0 {
+	if *left -= (1 + len(f.Names)) * (1 + len(s.policy.Allow) + len(s.around.Deny)); *left < 0 {
 		f.killLocked(fmt.Errorf("%s: too many connections, names and rules to decide about each", why))
 		return
 	}
-	if verdict, reason := policy.Decide(&s.policy, &f.Flow); verdict != policy.Pass {
+	if verdict, reason := s.verdictLocked(f); verdict != policy.Pass {
 		s.counters.refuse(string(reason))
 		f.killLocked(fmt.Errorf("%s: %s", why, reason))
 	}

@@ -119,14 +119,14 @@ func (s *Stack) peekFirst(f *flow, r *tcp.ForwarderRequest) {
 		return
 	}
 	f.touch()
-	secrets, ok := s.secretsFor(f)
+	need, ok := s.proxyFor(f)
 	if !ok {
 		c.ep.Abort()
 		return
 	}
-	if len(secrets) > 0 {
+	if need != nil {
 		done()
-		s.inject(f, c, seen.Sent, secrets)
+		s.inject(f, c, seen.Sent, need)
 		return
 	}
 	out, err := s.host.dial(f.ctx, f)

@@ -39,8 +39,9 @@ const (
 	KindList      // no body. Answer: List
 	// Trust; a file with the root certificates for servers, in PEM. Required before a Secret.
 	KindTrust
-	KindOK    // answer; the body depends on the request
-	KindError // answer; Error
+	KindEffects // ID. Answer: Effects
+	KindOK      // answer; the body depends on the request
+	KindError   // answer; Error
 )
 
 // Hello contains the daemon's version of the protocol.
@@ -93,12 +94,13 @@ type Attach struct {
 	Policy  Policy
 	Limits  Limits
 	Secrets []Secret
+	Hold    Hold
 }
 
 // MaxID bounds the id of a sandbox, in bytes.
 const MaxID = 64
 
-// SetPolicy replaces the policy, the limits and the secrets of a sandbox.
+// SetPolicy replaces the policy, the limits, the secrets and the hold of a sandbox.
 type SetPolicy Attach
 
 // ID is the body of requests about one sandbox.
@@ -239,6 +241,7 @@ func (m *Attach) Append(w *codec.Writer) {
 	w.U32(m.Limits.PacketsPerSecond)
 	w.U32(m.Limits.Connections)
 	appendSecrets(w, m.Secrets)
+	m.Hold.append(w)
 }
 
 // Parse decodes m.
@@ -252,8 +255,10 @@ func (m *Attach) Parse(r *codec.Reader) error {
 	}
 	m.Limits = Limits{BytesPerSecond: r.U64(), PacketsPerSecond: r.U32(), Connections: r.U32()}
 	var err error
-	m.Secrets, err = parseSecrets(r)
-	return err
+	if m.Secrets, err = parseSecrets(r); err != nil {
+		return err
+	}
+	return m.Hold.parse(r)
 }
 
 // Append encodes m.

@@ -32,7 +32,9 @@ func messages(t testing.TB) []body {
 			Own:   []netip.Addr{netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("fd00::1")},
 			Proxy: Proxy{netip.MustParseAddrPort("10.0.0.2:3128"), "Basic x", "10.0.0.0/8"}},
 		&Attach{ID: "sb-1", Policy: policy, Limits: limits, Secrets: []Secret{{"api.example.com", "Authorization",
-			"Bearer x"}}},
+			"Bearer x"}}, Hold: Hold{Hosts: []Rule{{Name: "a.b"}, {Name: "c.d", Below: true}}, Answer: AnswerWait}},
+		&Effects{Since: 1, Missed: 2, List: []Effect{{ID: 3, Unix: 4, Method: "POST", URL: "https://a.b/", Headers: []string{
+			"A: b"}, Body: []byte("c"), Truncated: true, Outcome: OutcomeSent}}},
 		&Trust{Certificate: []byte("certificate"), Key: "key"},
 		&SetPolicy{ID: "sb-1", Policy: Public()},
 		&ID{ID: "sb-1"},

@@ -1,0 +1,34 @@
+package v1
+
+// Hold holds back the requests of a sandbox that could change something at a server.
+type Hold struct {
+	// Hosts are names such as "api.example.com", or "*.example.com" for all names below one. At most
+	// 64. Requests to these servers at ports 80 and 443 are held; the sandbox has no other way to them.
+	Hosts []string `json:"hosts"`
+	// Answer is what a held request gets: "refuse" (also if empty; status 403), "record" (status 202,
+	// although nothing was sent) or "wait" (until the hold ends, for at most 15 minutes).
+	Answer string `json:"answer,omitempty"`
+}
+
+// Effects are the requests of a sandbox that were held since it was started, rolled back or resumed.
+type Effects struct {
+	Hold   *Hold    `json:"hold,omitempty"`   // nil: the sandbox may act
+	Since  int64    `json:"since,omitempty"`  // when the list began, in seconds since 1970; 0: there was no traffic yet
+	Missed uint64   `json:"missed,omitempty"` // requests for which the list had no room; they were refused
+	List   []Effect `json:"list"`             // oldest first
+}
+
+// Effect is a request that was held. The sandbox chooses all of its texts.
+type Effect struct {
+	ID         uint64   `json:"id"`
+	Unix       int64    `json:"unix"` // seconds since 1970
+	Method     string   `json:"method"`
+	URL        string   `json:"url"`
+	Headers    []string `json:"headers,omitempty"`     // "Name: value"; values of credentials are hidden
+	Body       string   `json:"body,omitempty"`        // beginning of the body, if it is UTF-8
+	BodyBase64 string   `json:"body_base64,omitempty"` // beginning of any other body
+	Truncated  bool     `json:"truncated,omitempty"`   // the request is longer than its fields here
+	// Outcome is "refused", "recorded", "waiting", "sent" (after the hold had ended), "given_up" (the
+	// sandbox did not wait) or "expired" (it has waited for 15 minutes).
+	Outcome string `json:"outcome"`
+}

@@ -1,0 +1,83 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/forkd/forkd/client"
+)
+
+// holdFlags are the flags that hold back requests of new sandboxes.
+type holdFlags struct{ client.Hold }
+
+func (h *holdFlags) register(cmd *cobra.Command, f *pflag.FlagSet) {
+	f.StringArrayVar(&h.Hosts, "hold-effects", nil,
+		"hold requests that may change something at this host, a name or *.name, until 'forkd effects ID --release'\n"+
+			"or a promotion (repeatable); 'forkd effects ID' lists them")
+	f.StringVar(&h.Answer, "hold-answer", "",
+		"what a held request gets: refuse (an error; default), record (success, although nothing is sent) or wait")
+	completeWords(cmd, "hold-answer", "refuse", "record", "wait")
+}
+
+// given returns the hold that the flags set, or nil if no flag is set.
+func (h *holdFlags) given() (*client.Hold, error) {
+	if len(h.Hosts) > 0 {
+		return &h.Hold, nil
+	}
+	if h.Answer != "" {
+		return nil, usageError{errors.New("--hold-answer: want at least one --hold-effects")}
+	}
+	return nil, nil
+}
+
+func newEffectsCmd() *cobra.Command {
+	var c common
+	var release bool
+	cmd := &cobra.Command{
+		Use:   "effects ID",
+		Short: "List the requests of a sandbox that were held, or end the hold",
+		Long: "Lists what the sandbox wanted to do at the hosts of --hold-effects. --release lets it act from now on: requests\n" +
+			"that wait go to their servers, and others are not repeated. The list begins anew when the sandbox is rolled back,\n" +
+			"suspended or resumed. 'forkd promote' needs no release: the sandbox that goes on as the copy has its own hold or none.",
+		Args: usageArgs(arguments(1, 1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return showOf(cmd, &c, args[0], func(ctx context.Context, cl *client.Client, id string) (client.Effects, error) {
+				if release {
+					return cl.ReleaseEffects(ctx, id)
+				}
+				return cl.Effects(ctx, id)
+			}, func(e client.Effects) error { return printEffects(cmd, e) })
+		},
+	}
+	cmd.Flags().BoolVar(&release, "release", false, "end the hold")
+	c.completeSandboxes(cmd)
+	c.register(cmd)
+	return cmd
+}
+
+func printEffects(cmd *cobra.Command, e client.Effects) error {
+	w := cmd.ErrOrStderr()
+	if e.Hold != nil {
+		printf(w, "forkd: held: %s (%s)\n", strings.Join(e.Hold.Hosts, " "), e.Hold.Answer)
+	} else {
+		printf(w, "forkd: nothing is held\n")
+	}
+	if e.Missed > 0 {
+		printf(w, "forkd: %s more: the list had no room for them, and they were refused\n",
+			count(int(e.Missed), "request", "requests"))
+	}
+	return table(cmd, "#\tTIME\tOUTCOME\tMETHOD\tURL\tBODY", func(row func(...any)) {
+		for _, one := range e.List {
+			body := one.Body
+			if one.BodyBase64 != "" {
+				body = "(binary)"
+			}
+			row(one.ID, time.Unix(one.Unix, 0).Format(time.DateTime), one.Outcome, one.Method, one.URL, oneLine(body))
+		}
+	})
+}

@@ -1,0 +1,152 @@
+package sandbox
+
+import (
+	"syscall"
+	"testing"
+
+	"github.com/forkd/forkd/internal/host/unique"
+	"github.com/forkd/forkd/internal/proto/agentproto"
+	"github.com/forkd/forkd/internal/proto/netproto"
+	"github.com/forkd/forkd/internal/proto/vm"
+)
+
+func makeHold(t *testing.T, answer string) netproto.Hold {
+	t.Helper()
+	h, err := netproto.ParseHold([]string{"api.example.com"}, answer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return h
+}
+
+func (w *world) effects(t *testing.T, id string) netproto.Effects {
+	t.Helper()
+	link, err := w.Link(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e, err := link.Effects(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return e
+}
+
+// A hold stays with its sandbox through all operations, and after the daemon and forkd-net were
+// killed. Branches and their forks inherit it, and a new policy does not end it. Only a release does.
+func TestAHoldStaysUntilItsRelease(t *testing.T) {
+	w := newOnline(t)
+	guests := &told{}
+	w.vmms.Told = guests.hear
+	mustBake(t, w)
+	r, err := w.Fork(t.Context(), ForkRequest{Tag: "p", N: 1, Hold: makeHold(t, "record")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := r.Sandboxes[0].ID
+	w.wantAnswer(t, id, "public record")
+	guests.wait(t, agentproto.OpTrust, 1)
+	if e := w.effects(t, id); len(e.List) != 1 || e.Missed != 2 {
+		t.Errorf("%+v", e)
+	}
+
+	w.branch(t, id, "b", vm.BranchLive)
+	w.wantAnswer(t, w.forkOne(t, "b", nil), "public record")
+	child := w.forkOne(t, "b", setting(t, "", "pypi.org"))
+	w.wantAnswer(t, child, "allow record")
+	other, err := w.Fork(t.Context(), ForkRequest{Tag: "b", N: 1, Hold: makeHold(t, "wait")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.wantAnswer(t, other.Sandboxes[0].ID, "public wait")
+	if _, err := w.SetNetwork(t.Context(), child, *setting(t, "public")); err != nil {
+		t.Fatal(err)
+	}
+	w.wantAnswer(t, child, "public record")
+
+	w.stop()
+	w.start(t, 0)
+	if _, err := w.Recover(); err != nil {
+		t.Fatal(err)
+	}
+	w.wantAnswer(t, id, "public record")
+	if err := syscall.Kill(w.net.PID(), syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	w.wantAnswer(t, id, "public record")
+	if _, err := w.Rollback(t.Context(), id, "p", unique.AsBefore); err != nil { // p has no hold
+		t.Fatal(err)
+	}
+	w.wantAnswer(t, id, "public record")
+	if _, err := w.Suspend(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	if e := w.effects(t, id); len(e.List) != 0 {
+		t.Errorf("suspended: %+v", e)
+	}
+	w.stop()
+	w.start(t, 0)
+	if _, err := w.Recover(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.Resume(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	w.wantAnswer(t, id, "public record")
+
+	i, err := w.ReleaseEffects(t.Context(), id)
+	if err != nil || i.Network.Hold.On() {
+		t.Fatalf("%+v, %v", i.Network, err)
+	}
+	w.wantAnswer(t, id, "public")
+	w.wantAnswer(t, child, "public record")
+	w.stop()
+	w.start(t, 0)
+	if _, err := w.Recover(); err != nil {
+		t.Fatal(err)
+	}
+	w.wantAnswer(t, id, "public")
+}
+
+// A hold can be released while its sandbox is suspended.
+func TestReleaseOfASuspendedSandbox(t *testing.T) {
+	w := newOnline(t)
+	w.vmms.Told = (&told{}).hear
+	mustBake(t, w)
+	r, err := w.Fork(t.Context(), ForkRequest{Tag: "p", N: 1, Hold: makeHold(t, "wait")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := r.Sandboxes[0].ID
+	if _, err := w.Suspend(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.ReleaseEffects(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.Resume(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	w.wantAnswer(t, id, "public")
+}
+
+// A sandbox that continues as a held child may act. The child stays held.
+func TestPromotionOfAHeldChild(t *testing.T) {
+	w := newOnline(t)
+	w.vmms.Told = (&told{}).hear
+	mustBake(t, w)
+	id := w.forkOne(t, "p", nil)
+	forked, _, err := w.ForkSandbox(t.Context(), id, BranchRequest{Mode: vm.BranchDiff},
+		ForkRequest{N: 1, Hold: makeHold(t, "refuse")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	child := forked.Sandboxes[0].ID
+	w.wantAnswer(t, child, "public refuse")
+	w.wantAnswer(t, id, "public")
+	if _, err := w.Promote(t.Context(), id, child, BranchRequest{Mode: vm.BranchDiff}, unique.AsBefore); err != nil {
+		t.Fatal(err)
+	}
+	w.wantAnswer(t, id, "public")
+	w.wantAnswer(t, child, "public refuse")
+}
