@@ -15,7 +15,7 @@ type Effects struct {
 	Hold   *Hold    `json:"hold,omitempty"`   // nil: the sandbox may act
 	Since  int64    `json:"since,omitempty"`  // when the list began, in seconds since 1970; 0: there was no traffic yet
 	Missed uint64   `json:"missed,omitempty"` // requests for which the list had no room; they were refused
-	List   []Effect `json:"list"`             // oldest first
+	List   []Effect `json:"effects"`          // oldest first
 }
 
 // Effect is a request that was held. The sandbox chooses all of its texts.

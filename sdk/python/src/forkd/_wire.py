@@ -720,6 +720,18 @@ class Hooks(Record):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class Hold(Record):
+    """Holds back requests to servers: those with a body, with a method other than GET, HEAD and OPTIONS, and
+    changes of the protocol. docs/network.md says what cannot be held."""
+
+    hosts: list[str]
+    """names of servers, or *.name. They are held at ports 80 and 443; the sandbox has no other way to them"""
+    answer: Literal["refuse", "record", "wait"] | None = None
+    """what a held request gets: refuse: status 403; record: status 202, although nothing was sent; wait: nothing
+    until the hold ends, for at most 15 minutes. Empty: refuse"""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class CreateSandboxes(Record):
     """The message CreateSandboxes of the API."""
 
@@ -750,6 +762,8 @@ class CreateSandboxes(Record):
     snapshot that includes volumes have copies of them in the first slots, in addition to these"""
     network: Network | None = None
     """absent: that of the snapshot or of source_id"""
+    hold_effects: Hold | None = None
+    """absent: the hold of the snapshot or of source_id, if it has one, even with network"""
     per_child_netns: bool | None = None
     """of forkd 0.5; no effect: every child has its own network"""
     prewarm: bool | None = None
@@ -763,6 +777,7 @@ class CreateSandboxes(Record):
         "hooks": Hooks,
         "volumes": VolumeMount,
         "network": Network,
+        "hold_effects": Hold,
     }
 
 
@@ -772,6 +787,46 @@ class TTL(Record):
 
     ttl_secs: float
     """delete after this many seconds from now; 0: never"""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class Effect(Record):
+    """A request that was held; the sandbox chooses all of its texts."""
+
+    id: int = 0
+    unix: int = 0
+    """seconds since 1970"""
+    method: str = ""
+    url: str = ""
+    headers: list[str] | None = None
+    """"Name: value"; values of credentials are hidden"""
+    body: str | None = None
+    """the first 16 KiB of the body, if they are UTF-8"""
+    body_base64: str | None = None
+    """the first 16 KiB of any other body"""
+    truncated: bool | None = None
+    """the request is longer than its fields here"""
+    outcome: str = ""
+    """sent: it waited, and was sent after the hold had ended; given_up: the sandbox did not wait; expired: it
+    waited for 15 minutes"""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class Effects(Record):
+    """The message Effects of the API."""
+
+    hold: Hold | None = None
+    """absent: the sandbox may act"""
+    since: int | None = None
+    """when the list began, in seconds since 1970; absent: the sandbox has had no traffic yet"""
+    missed: int | None = None
+    """requests for which the list had no room; they were refused"""
+    effects: list[Effect] = _field(default_factory=list)
+    """oldest first, at most 200 and 256 KiB"""
+    _nested: ClassVar[Nested] = {
+        "hold": Hold,
+        "effects": Effect,
+    }
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -887,11 +942,14 @@ class SandboxNetwork(Record):
     limits: NetworkLimits | None = None
     secrets: list[NetworkSecret] | None = None
     """without their values"""
+    hold_effects: Hold | None = None
+    """requests that are held; a new policy does not change this"""
     stats: NetworkStats = _field(default_factory=NetworkStats)
     """since the sandbox was started, rolled back or resumed; zeros if it does not run"""
     _nested: ClassVar[Nested] = {
         "limits": NetworkLimits,
         "secrets": NetworkSecret,
+        "hold_effects": Hold,
         "stats": NetworkStats,
     }
 
@@ -976,6 +1034,11 @@ class Try(Record):
     """of the branches of the sandbox and of the winner; empty: live"""
     labels: dict[str, str] | None = None
     """of the children"""
+    hold_effects: Hold | None = None
+    """requests of the children that are held; absent: as in the sandbox"""
+    _nested: ClassVar[Nested] = {
+        "hold_effects": Hold,
+    }
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -1042,8 +1105,13 @@ class TryResult(Record):
     """of the judge"""
     judge_error: str | None = None
     """why the judge gave no score"""
+    effects: list[Effect] | None = None
+    """requests of the command that were held, if the try has hold_effects"""
+    effects_missed: int | None = None
+    """held requests for which the list had no room; they were refused"""
     _nested: ClassVar[Nested] = {
         "exec": ExecResult,
+        "effects": Effect,
     }
 
 
@@ -2241,6 +2309,8 @@ __all__ = [
     "DiffFile",
     "DiffNode",
     "DiffRequest",
+    "Effect",
+    "Effects",
     "Error",
     "Eval",
     "EvalResult",
@@ -2258,6 +2328,7 @@ __all__ = [
     "Forked",
     "Generator",
     "Health",
+    "Hold",
     "Hook",
     "Hooks",
     "HostMetrics",

@@ -328,6 +328,8 @@ export interface components {
             volumes?: components["schemas"]["VolumeMount"][];
             /** @description absent: that of the snapshot or of source_id */
             network?: components["schemas"]["Network"];
+            /** @description absent: the hold of the snapshot or of source_id, if it has one, even with network */
+            hold_effects?: components["schemas"]["Hold"];
             /** @description of forkd 0.5; no effect: every child has its own network */
             per_child_netns?: boolean;
             /** @description of forkd 0.5; no effect */
@@ -448,6 +450,48 @@ export interface components {
             limits?: components["schemas"]["NetworkLimits"];
             /** @description headers that are added outside of the sandbox, which never receives their values; branches do not inherit them, and builds do not accept them */
             secrets?: components["schemas"]["NetworkSecret"][];
+        };
+        /** @description holds back requests to servers: those with a body, with a method other than GET, HEAD and OPTIONS, and changes of the protocol. docs/network.md says what cannot be held */
+        Hold: {
+            /** @description names of servers, or *.name. They are held at ports 80 and 443; the sandbox has no other way to them */
+            hosts: string[];
+            /**
+             * @description what a held request gets: refuse: status 403; record: status 202, although nothing was sent; wait: nothing until the hold ends, for at most 15 minutes. Empty: refuse
+             * @default refuse
+             * @enum {string}
+             */
+            answer?: "" | "refuse" | "record" | "wait";
+        };
+        Effects: {
+            /** @description absent: the sandbox may act */
+            hold?: components["schemas"]["Hold"];
+            /** @description when the list began, in seconds since 1970; absent: the sandbox has had no traffic yet */
+            since?: number;
+            /** @description requests for which the list had no room; they were refused */
+            missed?: number;
+            /** @description oldest first, at most 200 and 256 KiB */
+            effects: components["schemas"]["Effect"][];
+        };
+        /** @description a request that was held; the sandbox chooses all of its texts */
+        Effect: {
+            id: number;
+            /** @description seconds since 1970 */
+            unix: number;
+            method: string;
+            url: string;
+            /** @description "Name: value"; values of credentials are hidden */
+            headers?: string[];
+            /** @description the first 16 KiB of the body, if they are UTF-8 */
+            body?: string;
+            /** @description the first 16 KiB of any other body */
+            body_base64?: string;
+            /** @description the request is longer than its fields here */
+            truncated?: boolean;
+            /**
+             * @description sent: it waited, and was sent after the hold had ended; given_up: the sandbox did not wait; expired: it waited for 15 minutes
+             * @enum {string}
+             */
+            outcome: "refused" | "recorded" | "waiting" | "sent" | "given_up" | "expired";
         };
         /** @description a header of requests to one HTTPS server, at port 443; the policy must permit these requests */
         NetworkSecret: {
@@ -597,6 +641,8 @@ export interface components {
             limits?: components["schemas"]["NetworkLimits"];
             /** @description without their values */
             secrets?: components["schemas"]["NetworkSecret"][];
+            /** @description requests that are held; a new policy does not change this */
+            hold_effects?: components["schemas"]["Hold"];
             /** @description since the sandbox was started, rolled back or resumed; zeros if it does not run */
             stats: components["schemas"]["NetworkStats"];
         };
@@ -693,6 +739,8 @@ export interface components {
             mode?: "" | "live" | "diff" | "full";
             /** @description of the children */
             labels?: components["schemas"]["Labels"];
+            /** @description requests of the children that are held; absent: as in the sandbox */
+            hold_effects?: components["schemas"]["Hold"];
         };
         /** @description one line of a try, with exactly one field: the first has started, the last end or error */
         TryEvent: {
@@ -741,6 +789,10 @@ export interface components {
             score?: number;
             /** @description why the judge gave no score */
             judge_error?: string;
+            /** @description requests of the command that were held, if the try has hold_effects */
+            effects?: components["schemas"]["Effect"][];
+            /** @description held requests for which the list had no room; they were refused */
+            effects_missed?: number;
         };
         TryEnd: {
             /** @enum {string} */
