@@ -57,7 +57,7 @@ func TestEffectsAreHeldUntilThePromotion(t *testing.T) {
 	f, server := load(t), &payments{}
 	address, roots := serveHTTPS(t, server.serve)
 	t.Setenv("SSL_CERT_FILE", roots) // the host's root certificates, as the daemon sees them
-	d := f.start(t, withChecks, withArgs("--resolver", serveNames(t, address)))
+	d := f.start(t, withArgs("--resolver", serveNames(t, address)))
 	source := d.online(t, 1, client.Network{Mode: "allow", Allow: []string{address + ":443", secretHost}})[0]
 	says := func(id, method, body, how, want string) {
 		t.Helper()
