@@ -27,7 +27,7 @@ func Restore(ctx context.Context, vmm vmpool.VMM, lease *store.Lease, top *os.Fi
 	vmmproto.RestoreResult, error) {
 	files := vmmclient.RestoreFiles{State: lease.State(), Layers: lease.Layers()}
 	req := vmmproto.Restore{Extents: lease.Extents(), VMGenID: identity.NewGenerationID(), Resume: true,
-		Net: network, FirstWrites: lease.FirstWrites()}
+		Net: network, FirstWrites: lease.FirstWrites.Pages()}
 	if d := lease.Manifest().Disk; d != nil {
 		var undo cleanup.Stack
 		defer undo.Run()

@@ -1,5 +1,7 @@
-// Package firstwrites learns which pages every child of a snapshot writes as soon as it runs. It does
-// not ask children itself, and stores nothing on disk.
+// Package firstwrites learns which pages every child of a snapshot writes as soon as it runs. A VMM
+// that knows these pages can give them to a new child together, before the child runs.
+//
+// It asks no VMM itself.
 package firstwrites
 
 import (
@@ -18,7 +20,7 @@ const learners = 3
 // learners, because a child that is asked may be killed when its fork is cancelled.
 const maxAsked = 3 * learners
 
-// Set holds the pages that every child of a snapshot writes as soon as it runs.
+// Set is the set of pages that every child of a snapshot writes as soon as it runs. The zero value knows none.
 type Set struct {
 	mu sync.Mutex
 	// +checklocks:mu
@@ -31,9 +33,9 @@ type Set struct {
 	common []vm.Range // pages that all answering children have written; valid when told equals learners
 }
 
-// FirstWrites returns the pages that every child of the snapshot writes as soon as it runs. It
-// returns nil while they are unknown. The caller must not change the result.
-func (f *Set) FirstWrites() []vm.Range {
+// Pages returns the pages. It returns nil while they are unknown. The caller must not change the
+// result.
+func (f *Set) Pages() []vm.Range {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.told < learners {
@@ -42,10 +44,9 @@ func (f *Set) FirstWrites() []vm.Range {
 	return f.common
 }
 
-// LearnFirstWrites asks a child for the pages that it has written, unless enough children have
-// already answered. The answers are forgotten when the snapshot's files are closed. If too few
-// children answer, the first writes stay unknown.
-func (f *Set) LearnFirstWrites(ask func() ([]vm.Range, error)) {
+// Learn asks a child for the pages that it has written, unless enough children have already
+// answered. If too few children answer, the pages stay unknown.
+func (f *Set) Learn(ask func() ([]vm.Range, error)) {
 	if !f.begin() {
 		return
 	}

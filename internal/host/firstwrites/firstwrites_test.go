@@ -8,7 +8,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// FirstWrites returns only pages that all learners have written.
+// Pages returns only pages that all learners have written.
 func TestFirstWritesAreThoseOfAllLearners(t *testing.T) {
 	l := &Set{}
 	for i, writes := range [][]vm.Range{
@@ -17,13 +17,13 @@ func TestFirstWritesAreThoseOfAllLearners(t *testing.T) {
 		{{GPA: 2, Length: 30}},
 		{},
 	} {
-		if got := l.FirstWrites(); (got != nil) != (i == learners) {
+		if got := l.Pages(); (got != nil) != (i == learners) {
 			t.Errorf("after %d answers: %v", i, got)
 		}
-		l.LearnFirstWrites(func() ([]vm.Range, error) { return writes, nil })
+		l.Learn(func() ([]vm.Range, error) { return writes, nil })
 	}
 	want := []vm.Range{{GPA: 4, Length: 4}, {GPA: 16, Length: 4}, {GPA: 28, Length: 4}}
-	if got := l.FirstWrites(); !reflect.DeepEqual(got, want) {
+	if got := l.Pages(); !reflect.DeepEqual(got, want) {
 		t.Errorf("%v, want %v", got, want)
 	}
 }
@@ -37,27 +37,27 @@ func TestFirstWritesOfThoseWhoAnswer(t *testing.T) {
 		l := &Set{}
 		asked := 0
 		for range 2 * maxAsked {
-			l.LearnFirstWrites(func() ([]vm.Range, error) {
+			l.Learn(func() ([]vm.Range, error) {
 				if asked++; asked <= failing {
 					return nil, errors.New("called off")
 				}
 				return []vm.Range{{Length: 4096}}, nil
 			})
 		}
-		if got := l.FirstWrites(); (got != nil) != want.found || asked != want.asked {
+		if got := l.Pages(); (got != nil) != want.found || asked != want.asked {
 			t.Errorf("%d that do not answer: %v after asking %d", failing, got, asked)
 		}
 	}
 }
 
-// LearnFirstWrites asks no further child if the number of children that have answered, or may still
+// Learn asks no further child if the number of children that have answered, or may still
 // answer, is already learners.
 func TestFirstWritesAreAskedOfFewAtOnce(t *testing.T) {
 	l := &Set{}
 	asked := 0
 	var ask func(more int)
 	ask = func(more int) {
-		l.LearnFirstWrites(func() ([]vm.Range, error) {
+		l.Learn(func() ([]vm.Range, error) {
 			asked++
 			if more > 0 {
 				ask(more - 1)
@@ -66,7 +66,7 @@ func TestFirstWritesAreAskedOfFewAtOnce(t *testing.T) {
 		})
 	}
 	ask(2 * learners)
-	if got := l.FirstWrites(); got == nil || asked != learners {
+	if got := l.Pages(); got == nil || asked != learners {
 		t.Errorf("%v after asking %d", got, asked)
 	}
 }

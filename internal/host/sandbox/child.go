@@ -42,7 +42,7 @@ func (m *Manager) startChild(ctx context.Context, start time.Time, req ForkReque
 		return nil, err
 	}
 	if s.record.WritesAsOthers() {
-		s.live.lease.LearnFirstWrites(func() ([]vm.Range, error) { return s.live.vmm.Written(ctx) })
+		s.live.lease.FirstWrites.Learn(func() ([]vm.Range, error) { return s.live.vmm.Written(ctx) })
 	}
 	if !req.hooked {
 		if err := s.ready(start, fork); err != nil {

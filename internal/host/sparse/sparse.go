@@ -60,6 +60,15 @@ func copyData(dst, src *os.File, parts []Part) error {
 
 // copyPart copies the data in one part.
 func copyPart(dst, src *os.File, p Part) error {
+	return EachData(src, p, func(d Part) error {
+		_, err := io.Copy(io.NewOffsetWriter(dst, d.Start), io.NewSectionReader(src, d.Start, d.End-d.Start))
+		return err
+	})
+}
+
+// EachData calls f for each range of data in one part of src, in ascending order. It skips holes,
+// and moves the file's offset.
+func EachData(src *os.File, p Part, f func(data Part) error) error {
 	for at := p.Start; at < p.End; {
 		start, err := src.Seek(at, unix.SEEK_DATA)
 		if errors.Is(err, unix.ENXIO) || err == nil && start >= p.End { // there is no more data in the part
@@ -71,8 +80,7 @@ func copyPart(dst, src *os.File, p Part) error {
 		if at, err = src.Seek(start, unix.SEEK_HOLE); err != nil {
 			return err
 		}
-		n := min(at, p.End) - start
-		if _, err := io.Copy(io.NewOffsetWriter(dst, start), io.NewSectionReader(src, start, n)); err != nil {
+		if err := f(Part{start, min(at, p.End)}); err != nil {
 			return err
 		}
 	}

@@ -27,7 +27,7 @@ type hotFiles struct {
 	disk     []*os.File      // base image, then layers; empty if there is no disk
 	volumes  [][]*os.File    // the same for each volume
 
-	firstwrites.Set
+	FirstWrites firstwrites.Set // pages that every child writes first; forgotten when the files are closed
 
 	arrival *feeder.Arrival // nil unless files were missing when the snapshot became usable
 }
