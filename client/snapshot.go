@@ -49,6 +49,22 @@ func (c *Client) DeleteSnapshot(ctx context.Context, tag string, opts DeleteOpti
 	return c.call(ctx, http.MethodDelete, snapshotPath(tag, suffix), nil, nil)
 }
 
+// EncryptSnapshot encrypts the files of a snapshot, and of all snapshots that have data of it.
+func (c *Client) EncryptSnapshot(ctx context.Context, tag string) (f Family, err error) {
+	return f, c.call(ctx, http.MethodPost, snapshotPath(tag, "/encrypt"), nil, &f)
+}
+
+// DecryptSnapshot undoes EncryptSnapshot.
+func (c *Client) DecryptSnapshot(ctx context.Context, tag string) (f Family, err error) {
+	return f, c.call(ctx, http.MethodPost, snapshotPath(tag, "/decrypt"), nil, &f)
+}
+
+// ShredSnapshot destroys the keys of an encrypted snapshot, and of all snapshots that have data of
+// it, and deletes these snapshots.
+func (c *Client) ShredSnapshot(ctx context.Context, tag string) (f Family, err error) {
+	return f, c.call(ctx, http.MethodPost, snapshotPath(tag, "/shred"), nil, &f)
+}
+
 // VerifySnapshot compares every file of a snapshot with its digest.
 func (c *Client) VerifySnapshot(ctx context.Context, tag string) error {
 	return c.call(ctx, http.MethodPost, snapshotPath(tag, "/verify"), nil, nil)

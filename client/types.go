@@ -39,6 +39,7 @@ type (
 	SnapshotDetail   = v1.SnapshotDetail
 	BakeRequest      = v1.BakeRequest
 	Baked            = v1.Baked
+	Family           = v1.Family
 	BuildRequest     = v1.BuildRequest
 	RegistryAuth     = v1.RegistryAuth
 	BuildBoot        = v1.BuildBoot

@@ -22,6 +22,7 @@ type Snapshot struct {
 	Transient    bool     `json:"transient,omitempty"`  // deleted when the last of its sandboxes is deleted
 	DiskOnly     bool     `json:"disk_only,omitempty"`  // the snapshot has no memory, so its forks boot
 	Arriving     bool     `json:"arriving,omitempty"`   // not all of it has arrived; until then it can only be forked
+	Encrypted    bool     `json:"encrypted,omitempty"`  // its files are encrypted on the disk
 	Built        bool     `json:"built,omitempty"`      // it is the result of a build, not a branch that a client made
 
 	// Set for a branch. Times are in milliseconds; ReadyMS and PersistedMS are measured from the
@@ -154,4 +155,11 @@ type CompactRequest struct {
 type Verified struct {
 	OK       bool    `json:"ok"`
 	VerifyMS float64 `json:"verify_ms"`
+}
+
+// Family is the answer to a request that encrypts, decrypts or shreds a snapshot.
+type Family struct {
+	Tags []string `json:"tags"` // snapshots that have changed; empty: there was nothing to do
+	// Snapshots with layers that the family has too. These layers stay in clear.
+	InClear []string `json:"in_clear"`
 }

@@ -42,6 +42,7 @@ import (
 	v1 "github.com/forkd/forkd/internal/daemon/v1"
 	"github.com/forkd/forkd/internal/format/disklayer"
 	"github.com/forkd/forkd/internal/host/admit"
+	"github.com/forkd/forkd/internal/host/atrest"
 	"github.com/forkd/forkd/internal/host/bake"
 	"github.com/forkd/forkd/internal/host/cgroup"
 	"github.com/forkd/forkd/internal/host/diff"
@@ -53,6 +54,7 @@ import (
 	"github.com/forkd/forkd/internal/host/sandbox"
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/host/tenancy"
+	"github.com/forkd/forkd/internal/host/vault"
 	"github.com/forkd/forkd/internal/host/vmfake"
 	"github.com/forkd/forkd/internal/host/vmpool"
 	"github.com/forkd/forkd/internal/host/volume"
@@ -177,10 +179,7 @@ func New(t T, o Options) *Rig {
 	r := &Rig{agents: &agents{t: t, command: o.Agent, dial: o.Dial, running: map[*guest]bool{}}}
 	dir, part := o.state(t)
 	events := event.NewRing(64)
-	st, err := store.Open(store.Config{Root: filepath.Join(dir, "state"), RAM: filepath.Join(dir, "ram"), Events: events})
-	if err != nil {
-		t.Fatal(err)
-	}
+	st, crypter := openStore(t, dir, events)
 	counts, discard := metrics.New("test"), slog.New(slog.DiscardHandler)
 	vmms, run := &vmfake.VMMs{GuestDirty: 8192}, filepath.Join(dir, "run")
 	o.prepare(r, vmms, dir)
@@ -257,7 +256,8 @@ func New(t T, o Options) *Rig {
 	api := v1.New(v1.Config{Face: shared, Baker: baker, Builds: r.Steps, Images: r.images, ScratchDir: r.Scratch,
 		Differ: r.differ(o.Diff, run, st), Hub: snapshots, Metrics: counts.Handler(),
 		History: r.History, Version: "test", Accel: "kvm", Domain: domain, GuestPort: o.GuestPort, NoKVM: o.noKVM,
-		Links: links, Tried: counts.Tried, SSH: r.SSH.info(), MCP: mcphttp.New("test", o.Limits.Keepalive, discard)})
+		Links: links, Tried: counts.Tried, SSH: r.SSH.info(), Crypter: crypter,
+		MCP: mcphttp.New("test", o.Limits.Keepalive, discard)})
 	if !o.Unchecked {
 		api = apitest.Checked(t, api)
 	}
@@ -321,6 +321,25 @@ func (r *Rig) observe(m *sandbox.Manager, counts *metrics.Metrics) {
 		Sandboxes: func() map[string]int { return nil }})
 	usage := func() (u cgroup.Usage, err error) { return u, nil } // VMs are faked
 	r.History = history.New(history.Source{Manager: m, Usage: usage, Children: counts.Children}.Config())
+}
+
+// openStore returns a store, and its Crypter.
+func openStore(t T, dir string, events *event.Ring) (*store.Store, *atrest.Crypter) {
+	t.Helper()
+	secret, ram := filepath.Join(dir, "secret"), filepath.Join(dir, "ram")
+	err := os.WriteFile(secret, []byte(strings.Repeat("s", 32)), 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	keys, err := vault.Open(vault.Config{Dir: filepath.Join(dir, "state", "keys"), RAM: ram, KeyFile: secret, AnyDisk: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	st, err := store.Open(store.Config{Root: filepath.Join(dir, "state"), RAM: ram, Events: events, Vault: keys})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return st, atrest.New(atrest.Config{Store: st, Vault: keys, Log: slog.New(slog.DiscardHandler)})
 }
 
 // newHub returns a Hub that never finds the disk full.

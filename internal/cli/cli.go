@@ -94,6 +94,7 @@ func newRoot(stdio Stdio) *cobra.Command {
 			newBranchCmd(),
 			newSnapshotCmd(), newSnapshotDiffCmd(), newSnapshotCompactCmd(), newPackCmd(), newUnpackCmd(), newPushCmd(),
 			newPullCmd(), newCopyCmd(), newSignCmd(), newVerifyCmd(),
+			newEncryptCmd(), newDecryptCmd(), newShredCmd(),
 			newRmiCmd(), newPruneCmd(),
 			newDfCmd()}},
 		{"Sandboxes:", []*cobra.Command{newForkCmd(), newSpawnCmd(), newRunCmd(), newLsCmd(), newInspectCmd(), newStatsCmd(),

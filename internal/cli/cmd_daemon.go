@@ -75,6 +75,7 @@ func newDaemonCmd() *cobra.Command {
 		"give ports of sandboxes host names PORT-ID.DOMAIN. Write DOMAIN as clients use it, optionally with\n"+
 			"http:// or https:// and :PORT; localhost works for browsers on this host")
 	trustDaemonFlags(f, &cfg)
+	encryptionDaemonFlags(f, &cfg)
 	f.StringVar(&cfg.StateDir, "state-dir", "", "directory of snapshots and private disks (default /var/lib/forkd, or the user's state directory)")
 	f.StringVar(&cfg.RAMDir, "ram-dir", "", "tmpfs directory for hot memory (default /dev/shm/forkd-<uid>)")
 	f.StringVar(&cfg.RunDir, "run-dir", "",
@@ -142,6 +143,15 @@ func trustDaemonFlags(f *pflag.FlagSet, cfg *daemon.Config) {
 	f.StringVar(&cfg.TrustedKeys, "trusted-keys", "",
 		"directory of the public keys that sign trusted snapshots: see 'forkd key trust'; changes apply at once\n"+
 			"(default /etc/forkd/trusted-keys for root, else forkd/trusted-keys in $XDG_CONFIG_HOME or ~/.config)")
+}
+
+// encryptionDaemonFlags registers the flags about the keys of encrypted snapshots.
+func encryptionDaemonFlags(f *pflag.FlagSet, cfg *daemon.Config) {
+	f.StringVar(&cfg.KeyFile, "key-file", "",
+		"file with 32 or more random bytes, which encrypts the keys of encrypted snapshots (docs/encryption.md)")
+	f.StringVar(&cfg.KMSCommand, "kms-command", "",
+		"program that encrypts these keys instead, with its arguments; it gets 'wrap ID' or 'unwrap ID' as further\n"+
+			"arguments, reads standard input and writes standard output")
 }
 
 // complete sets the fields of cfg that are parsed from the texts of flags, or that need a default.

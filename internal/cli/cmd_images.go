@@ -129,6 +129,7 @@ func newSnapshotInfoCmd() *cobra.Command {
 					row("status", d.Status)
 					row("persisted", d.Persist)
 					row("directory", d.Dir)
+					row("encrypted", d.Encrypted)
 					row("machine", fmt.Sprintf("%d MiB, %d vCPUs, CPU template %s", d.MemSizeMiB, d.VCPUs, d.CPUTemplate))
 					row("volume slots", d.VolumeSlots)
 					row("guest", fmt.Sprintf("kernel %s, warm %s", d.Kernel, strings.Join(d.Warm, " ")))

@@ -42,6 +42,8 @@ type Config struct {
 	// public keys.
 	Trust       []string
 	TrustedKeys string
+	KeyFile     string // file with the secret that wraps the keys of encrypted snapshots; empty: none
+	KMSCommand  string // program that wraps them, and its arguments; empty: none. See vault.ParseCommand
 	StateDir    string // snapshots and private disks
 	RAMDir      string // tmpfs for hot memory layers
 	RunDir      string // sockets and records of running sandboxes

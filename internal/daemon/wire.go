@@ -33,6 +33,7 @@ import (
 	"github.com/forkd/forkd/internal/format/disklayer"
 	"github.com/forkd/forkd/internal/host/admit"
 	"github.com/forkd/forkd/internal/host/agentclient"
+	"github.com/forkd/forkd/internal/host/atrest"
 	"github.com/forkd/forkd/internal/host/bake"
 	"github.com/forkd/forkd/internal/host/cgroup"
 	"github.com/forkd/forkd/internal/host/diff"
@@ -47,11 +48,13 @@ import (
 	"github.com/forkd/forkd/internal/host/sandbox"
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/host/tenancy"
+	"github.com/forkd/forkd/internal/host/vault"
 	"github.com/forkd/forkd/internal/host/vmmclient"
 	"github.com/forkd/forkd/internal/host/vmpool"
 	"github.com/forkd/forkd/internal/host/volume"
 	"github.com/forkd/forkd/internal/host/workspace"
 	"github.com/forkd/forkd/internal/jail"
+	"github.com/forkd/forkd/internal/private"
 	"github.com/forkd/forkd/internal/proto/vm"
 	"github.com/forkd/forkd/internal/registry"
 )
@@ -66,6 +69,7 @@ type wired struct {
 	builds  *build.Builder
 	images  *build.Images
 	store   *store.Store
+	crypter *atrest.Crypter
 	hub     *hub.Hub
 	audit   *audit.Log
 	net     *netclient.Client
@@ -175,7 +179,7 @@ func wire(ctx context.Context, cfg Config, guard *auth.Guard, kvm *kvmState) (*w
 		Differ: w.differ(&cfg, vmms, runDir), Hub: w.hub, Metrics: counts.Handler(), History: w.history,
 		Version: cfg.Version, Accel: cfg.Accel, GuestPort: cfg.GuestPort, Domain: domain, Links: links, Traces: w.traces,
 		Missing: missing, Admission: admissionOf(cfg.Admit), NoKVM: kvm.why, MCP: mcphttp.New(cfg.Version, 0, cfg.Log),
-		Tried: counts.Tried, SSH: w.ssh.info(),
+		Tried: counts.Tried, SSH: w.ssh.info(), Crypter: w.crypter,
 	})
 	w.handler = fewHeaders(front.New(front.Config{Face: shared, V1: api, E2B: w.openE2B(shared, keys, domain),
 		Hub: w.hub, Domain: domain, Links: links}), shared.Audited)
@@ -409,9 +413,15 @@ func (w *wired) openStore(ctx context.Context, cfg *Config, events *event.Ring, 
 	if err != nil {
 		return err
 	}
-	if w.store, err = store.Open(store.Config{Root: cfg.StateDir, RAM: cfg.RAMDir, Events: events}); err != nil {
+	keys, err := openVault(cfg)
+	if err != nil {
 		return err
 	}
+	w.store, err = store.Open(store.Config{Root: cfg.StateDir, RAM: cfg.RAMDir, Events: events, Vault: keys})
+	if err != nil {
+		return err
+	}
+	w.crypter = atrest.New(atrest.Config{Store: w.store, Vault: keys, Log: cfg.Log})
 	w.hub, err = hub.New(hub.Config{Store: w.store, Dir: hub.Dir(cfg.StateDir), Memory: bake.HostMemoryMiB() << 20,
 		Try: vmpool.Trials{VMMs: vmms, RunDir: runDir}.Try, Trust: trust, Room: cfg.Admit.Room,
 		Reserve: cfg.Admit.DiskReserve, Certs: registry.CertsDir, Feeder: &feeder.Program{Bin: feed, Jail: vmms.Jail},
@@ -430,6 +440,21 @@ func (w *wired) openStore(ctx context.Context, cfg *Config, events *event.Ring, 
 		}
 	}
 	return nil
+}
+
+// openVault opens the keys of encrypted snapshots.
+func openVault(cfg *Config) (*vault.Vault, error) {
+	command, err := vault.ParseCommand(cfg.KMSCommand)
+	if err != nil {
+		return nil, err
+	}
+	state, err := private.Dir(cfg.StateDir, "--state-dir") // the store does this later, with the same result
+	if err != nil {
+		return nil, err
+	}
+	defer state.Close()
+	return vault.Open(vault.Config{Dir: filepath.Join(cfg.StateDir, "keys"), RAM: cfg.RAMDir, KeyFile: cfg.KeyFile,
+		Command: command})
 }
 
 func admissionOf(a admit.Rules) apiv1.Admission {

@@ -39,7 +39,7 @@ var rooms = []room{
 	},
 	{
 		folder:   "internal/format",
-		packages: []string{"console", "disklayer", "ext4", "memlayer", "outlog", "snapshot", "artifact", "record"},
+		packages: []string{"console", "disklayer", "ext4", "memlayer", "outlog", "snapshot", "crypt", "artifact", "record"},
 		imports:  []string{"internal/proto/codec", "internal/proto/vm"},
 		reason:   "a format outlives the program that wrote it",
 	},
@@ -84,8 +84,8 @@ var rooms = []room{
 	{
 		folder: "internal/host",
 		packages: []string{"invalid", "debt", "excerpt", "failure", "loglimit", "event", "writers/writertest", "writers",
-			"filedigest", "background", "sparse", "firstwrites", "owner", "unique", "procmem", "agentclient", "cgroup",
-			"process", "feeder", "netclient", "vmmclient", "store",
+			"filedigest", "background", "sparse", "firstwrites", "phase", "reserve", "owner", "unique", "procmem",
+			"agentclient", "cgroup", "process", "feeder", "netclient", "vmmclient", "vault", "store", "atrest",
 			"vmpool", "vmpool/suite", "vmfake",
 			"identity", "chain", "helpervm", "imagevm", "diff", "hub", "bake", "admit", "ledger", "hook", "conlog",
 			"tally", "idle", "unwatched", "volume", "mounts", "sandbox", "history", "workspace", "recent", "tenancy",

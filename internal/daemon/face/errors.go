@@ -29,6 +29,7 @@ import (
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/host/tenancy"
 	"github.com/forkd/forkd/internal/host/unique"
+	"github.com/forkd/forkd/internal/host/vault"
 	"github.com/forkd/forkd/internal/host/vmmclient"
 	"github.com/forkd/forkd/internal/host/vmpool"
 	"github.com/forkd/forkd/internal/host/volume"
@@ -75,6 +76,12 @@ func codeOf(err error) code {
 		return codeHeld
 	case is[*failure.LeaseError](err):
 		return codeSnapshotUnusable
+	case is[*store.EncryptedError](err):
+		return codeEncrypted
+	case is[*vault.KeyError](err):
+		return codeKey
+	case is[*vault.RoomError](err):
+		return codeHostMemory
 	case is[*sandbox.NotFoundError](err):
 		return codeNoSandbox
 	case is[*store.NotFoundError](err):

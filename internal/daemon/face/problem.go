@@ -54,6 +54,8 @@ const (
 	codeSnapshotExists   code = "snapshot_exists"
 	codeSnapshotInUse    code = "snapshot_in_use"
 	codeSnapshotUnusable code = "snapshot_unusable"
+	codeEncrypted        code = "snapshot_encryption"
+	codeKey              code = "key_unavailable"
 	codeWorkspaceExists  code = "workspace_exists"
 	codeVolumeExists     code = "volume_exists"
 	codeVolumeInUse      code = "volume_in_use"
@@ -163,6 +165,9 @@ var problems = map[code]problem{
 		"delete the sandboxes that run from it; for snapshots that build on it, use cascade or force", 0},
 	codeSnapshotUnusable: {http.StatusConflict, "The snapshot cannot be used",
 		"verify the snapshot, and build it again on this host", 0},
+	codeEncrypted: {http.StatusConflict, "The encryption of the snapshot forbids this", "do what the detail says", 0},
+	codeKey: {http.StatusServiceUnavailable, "The key of an encrypted snapshot cannot be used",
+		"check --key-file or --kms-command of the daemon; a key that was destroyed cannot be restored", 0},
 	codeWorkspaceExists: {http.StatusConflict, "A workspace with this name exists",
 		"delete the workspace first, or choose another name", 0},
 	codeVolumeExists: {http.StatusConflict, "A volume with this name exists",

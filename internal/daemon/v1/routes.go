@@ -20,6 +20,7 @@ import (
 	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/daemon/inbound"
 	"github.com/forkd/forkd/internal/daemon/tracing"
+	"github.com/forkd/forkd/internal/host/atrest"
 	"github.com/forkd/forkd/internal/host/bake"
 	"github.com/forkd/forkd/internal/host/diff"
 	"github.com/forkd/forkd/internal/host/history"
@@ -52,6 +53,7 @@ type Config struct {
 	Images     *build.Images
 	Differ     *diff.Differ
 	Hub        *hub.Hub
+	Crypter    *atrest.Crypter
 	ScratchDir string // directory for disks while builder VMs fill them; the files in it have no names
 	Metrics    http.Handler
 	History    *history.Recorder // past measurements of sandboxes and of the host

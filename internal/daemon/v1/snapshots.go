@@ -44,7 +44,7 @@ func snapshotOf(view *tenancy.View, i store.Info) apiv1.Snapshot {
 		}
 		s.PersistedMS = &ms
 	}
-	s.Transient, s.DiskOnly, s.Arriving = i.Transient, i.DiskOnly, i.Arriving
+	s.Transient, s.DiskOnly, s.Arriving, s.Encrypted = i.Transient, i.DiskOnly, i.Arriving, i.Encrypted
 	s.Built = i.Branch != nil && i.Branch.Template && !snapshot.IsStepTag(i.Tag)
 	setBranch(view, &s, i.Branch)
 	return s

@@ -167,6 +167,9 @@ func (a *api) snapshotRoutes() []route {
 		{"GET /v1/snapshots/{tag}/info", auth.Read, nil, f.Reads, get(a.snapshotInfo)},
 		{"POST /v1/snapshots/{tag}/compact", auth.Admin, nil, f.Work, call(ok, a.compactSnapshot)},
 		{"POST /v1/snapshots/{tag}/verify", auth.Run, nil, f.Work, get(a.verifySnapshot)},
+		{"POST /v1/snapshots/{tag}/encrypt", auth.Admin, nil, f.Work, get(a.encryptSnapshots)},
+		{"POST /v1/snapshots/{tag}/decrypt", auth.Admin, nil, f.Work, get(a.decryptSnapshots)},
+		{"POST /v1/snapshots/{tag}/shred", auth.Admin, nil, f.Work, get(a.shredSnapshots)},
 		// The archive contains whole layers, including the layers of ancestors that other clients
 		// do not see.
 		{"GET /v1/snapshots/{tag}/archive", auth.Admin, nil, f.Work, a.packSnapshot},

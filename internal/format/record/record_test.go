@@ -34,6 +34,8 @@ func kinds() map[string]kind {
 		"container":  kindOf(ParseContainer, EncodeContainer),
 		"imagenames": kindOf(ParseImageNames, EncodeImageNames),
 		"volume":     kindOf(ParseVolume, EncodeVolume),
+		"key":        kindOf(ParseKey, EncodeKey),
+		"encryption": kindOf(ParseEncryption, EncodeEncryption),
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 	"maps"
 	"math"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/forkd/forkd/internal/proto/vm"
@@ -46,6 +47,17 @@ func LayerFile(name, id, owner string) string {
 		return name
 	}
 	return name + "." + owner
+}
+
+// PortableName returns a name for a file in the directory of the snapshot with the given id. All
+// snapshots that have a layer get the same name for it.
+func PortableName(file, id string) string {
+	for _, kind := range []string{MemoryLayerFile, DiskLayerFile} {
+		if owner, ok := strings.CutPrefix(file, kind+"."); ok {
+			return kind + " " + owner
+		}
+	}
+	return file + " " + id
 }
 
 // Bounds on a manifest. They limit the memory and the time that a hostile manifest can cost its

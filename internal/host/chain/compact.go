@@ -32,7 +32,7 @@ func Compact(ctx context.Context, st *store.Store, from, to string, of *Source) 
 	if from == to {
 		return store.Info{}, &invalid.Error{Field: "to", Reason: "the snapshot itself; choose another tag"}
 	}
-	lease, err := st.Acquire(from)
+	lease, err := st.AcquireInClear(from)
 	if err != nil {
 		return store.Info{}, err
 	}

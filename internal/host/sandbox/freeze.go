@@ -42,7 +42,7 @@ func (b *branch) freeze(ctx context.Context) error {
 	if b.req.ParentTag != "" && b.req.ParentTag != rec.SnapshotTag && b.req.ParentTag != rec.Tag() {
 		return invalid.Errorf("parent_tag", "%q: the sandbox runs from %q", b.req.ParentTag, rec.Tag())
 	}
-	if b.lease, err = b.m.cfg.Store.Acquire(lease.Manifest().Tag); err != nil {
+	if b.lease, err = b.m.cfg.Store.AcquireInClear(lease.Manifest().Tag); err != nil {
 		return err
 	}
 	b.undo.Add(b.lease.Release)

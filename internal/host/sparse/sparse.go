@@ -86,3 +86,29 @@ func EachData(src *os.File, p Part, f func(data Part) error) error {
 	}
 	return nil
 }
+
+// Punch makes holes in a file where the file like, of the given size, has holes. It moves the offset
+// of the latter.
+func Punch(f, like *os.File, size int64) error {
+	const punch = unix.FALLOC_FL_PUNCH_HOLE | unix.FALLOC_FL_KEEP_SIZE
+	for at := int64(0); at < size; {
+		hole, err := like.Seek(at, unix.SEEK_HOLE)
+		if err != nil {
+			return err
+		}
+		end, err := like.Seek(hole, unix.SEEK_DATA)
+		if errors.Is(err, unix.ENXIO) { // there is no more data
+			end, err = size, nil
+		}
+		if err != nil {
+			return err
+		}
+		if end > hole {
+			if err := unix.Fallocate(int(f.Fd()), punch, hole, end-hole); err != nil {
+				return err
+			}
+		}
+		at = end
+	}
+	return nil
+}

@@ -14,6 +14,7 @@ import (
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/event"
 	"github.com/forkd/forkd/internal/host/feeder"
+	"github.com/forkd/forkd/internal/host/phase"
 )
 
 // A snapshot from another host can be forked before all of its files are there. Its layers and its
@@ -91,11 +92,11 @@ func (g *Staging) Arrive(ctx context.Context, m *snapshot.Manifest, files Conten
 		flushed: make(chan struct{})}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	e.enterLocked(phaseArriving)
+	e.EnterLocked(phase.Arriving)
 	e.refs.follow++ // keeps the served files open
 	g.arriving = &arriving{entry: e, imports: i, arrival: h.arrival, release: s.releaser(e, &e.refs.follow)}
 	if old := s.byTag[g.tag]; old != nil {
-		old.enterLocked(phaseGone) // the old snapshot was only listed as failed
+		old.EnterLocked(phase.Gone) // the old snapshot was only listed as failed
 	}
 	s.addLocked(e)
 	s.tell(event.SnapshotCreated, e)
@@ -172,7 +173,7 @@ func (g *Staging) publishArrived(m *snapshot.Manifest, calm func()) (Info, error
 	delete(s.reserved, g.tag)
 	s.setManifestLocked(e, m)
 	e.published, e.calm = time.Now(), []func(){calm}
-	e.enterLocked(phaseHot)
+	e.EnterLocked(phase.Hot)
 	s.mu.Unlock()
 	e.hotMu.Unlock()
 	g.done = true
@@ -189,7 +190,7 @@ func (g *Staging) Lose(reason error) {
 	s, a := g.store, g.arriving
 	s.mu.Lock()
 	s.dropLocked(a.entry)
-	a.entry.enterLocked(phaseGone)
+	a.entry.EnterLocked(phase.Gone)
 	s.mu.Unlock()
 	g.Discard()
 	s.ListFailed(g.tag, g.owner, reason)

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"github.com/forkd/forkd/internal/host/reserve"
 	"maps"
 	"math"
 	"slices"
@@ -303,7 +304,7 @@ func (b *backlog) stuck(w *layerRoom) error {
 // the disk, a smaller layer may still fit.
 func (b *backlog) isDiskFull(w *layerRoom) bool {
 	room, err := b.diskRoom()
-	return err != nil || room < w.bytes+reserveBytes
+	return err != nil || room < w.bytes+reserve.Bytes
 }
 
 func (b *backlog) refusal(w *layerRoom, flush error) error {
@@ -331,7 +332,7 @@ func (s *Store) unflushed() []unflushedLayer {
 	defer s.mu.Unlock()
 	var list []unflushedLayer
 	for _, e := range s.byTag {
-		if e.awaitsFlush() && e.manifest != nil {
+		if e.AwaitsFlush() && e.manifest != nil {
 			list = append(list, unflushedLayer{e.manifest.ID, e.owner, e.flushErr})
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"github.com/forkd/forkd/internal/host/reserve"
 	"os"
 	"sync/atomic"
 	"testing"
@@ -44,7 +45,7 @@ func slowDisk(t *testing.T, layers int) (s *Store, d dirs, catchUp func()) {
 
 // reserve reserves room for n layers of an owner. If ReserveRAM refuses, reserve returns the
 // *BacklogError.
-func reserve(t *testing.T, s *Store, owner string, n uint64) (release func(), refused *BacklogError) {
+func reserveRAM(t *testing.T, s *Store, owner string, n uint64) (release func(), refused *BacklogError) {
 	t.Helper()
 	release, err := s.ReserveRAM(t.Context(), owner, n*layerBytes, nil)
 	if err != nil && !errors.As(err, &refused) {
@@ -58,7 +59,7 @@ func reserve(t *testing.T, s *Store, owner string, n uint64) (release func(), re
 func fillRAM(t *testing.T, s *Store, d dirs, owner string) int {
 	t.Helper()
 	for n := range 100 {
-		release, refused := reserve(t, s, owner, 1)
+		release, refused := reserveRAM(t, s, owner, 1)
 		if refused != nil {
 			return n
 		}
@@ -86,7 +87,7 @@ func TestUnflushedBranchesLeaveRoom(t *testing.T) {
 	if n := fillRAM(t, s, d, "b"); n != 3 {
 		t.Errorf("b has %d of the 4 places that are left, want three quarters", n)
 	}
-	_, refused := reserve(t, s, "a", 1)
+	_, refused := reserveRAM(t, s, "a", 1)
 	if refused == nil || refused.Own != 12*layerBytes || refused.All != 15*layerBytes || refused.Flush != nil {
 		t.Errorf("one more of a: %+v", refused)
 	}
@@ -114,11 +115,11 @@ func TestUnflushedBranchesLeaveRoom(t *testing.T) {
 // branches of the same owner wait behind it.
 func TestLargeBranchIsPossible(t *testing.T) {
 	s, d, catchUp := slowDisk(t, 17)
-	release, refused := reserve(t, s, "a", 100)
+	release, refused := reserveRAM(t, s, "a", 100)
 	if refused != nil {
 		t.Fatalf("alone: %v", refused)
 	}
-	if _, refused := reserve(t, s, "b", 1); refused == nil {
+	if _, refused := reserveRAM(t, s, "b", 1); refused == nil {
 		t.Error("another one beside it")
 	}
 	release()
@@ -169,7 +170,7 @@ func TestBacklogOfAFullDisk(t *testing.T) {
 		s.mu.Unlock()
 	}
 	fail(fmt.Errorf("flush: %w", unix.EIO))
-	if _, refused := reserve(t, s, "a", 1); !errors.Is(refused, unix.EIO) {
+	if _, refused := reserveRAM(t, s, "a", 1); !errors.Is(refused, unix.EIO) {
 		t.Errorf("of the owner: %v", refused)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
@@ -178,20 +179,20 @@ func TestBacklogOfAFullDisk(t *testing.T) {
 		t.Errorf("of another owner: %v", err)
 	}
 	fail(fmt.Errorf("flush: %w", unix.ENOSPC))
-	s.backlog.diskRoom = func() (uint64, error) { return 4*layerBytes + reserveBytes, nil }
+	s.backlog.diskRoom = func() (uint64, error) { return 4*layerBytes + reserve.Bytes, nil }
 	ctx, cancel = context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
 	if _, err := s.ReserveRAM(ctx, "b", 4*layerBytes, nil); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("of another owner, whose branch fits on the disk: %v", err)
 	}
-	if _, refused := reserve(t, s, "a", 4); !errors.Is(refused, unix.ENOSPC) {
+	if _, refused := reserveRAM(t, s, "a", 4); !errors.Is(refused, unix.ENOSPC) {
 		t.Errorf("of the owner whose layer does not fit: %v", refused)
 	}
-	if _, refused := reserve(t, s, "b", 5); !errors.Is(refused, unix.ENOSPC) {
+	if _, refused := reserveRAM(t, s, "b", 5); !errors.Is(refused, unix.ENOSPC) {
 		t.Errorf("a branch that does not fit: %v", refused)
 	}
 	s.backlog.diskRoom = func() (uint64, error) { return 0, errors.New("unknown") }
-	if _, refused := reserve(t, s, "b", 4); !errors.Is(refused, unix.ENOSPC) {
+	if _, refused := reserveRAM(t, s, "b", 4); !errors.Is(refused, unix.ENOSPC) {
 		t.Errorf("on a disk whose room is unknown: %v", refused)
 	}
 }
@@ -245,12 +246,12 @@ func TestUnusedLayersMakeRoomForALargeBranch(t *testing.T) {
 	}
 	s.Quiesce()
 	s.backlog.wait, s.backlog.age = time.Millisecond, time.Hour
-	small, refused := reserve(t, s, "b", 1)
+	small, refused := reserveRAM(t, s, "b", 1)
 	if refused != nil {
 		t.Fatal(refused)
 	}
 	defer small()
-	release, refused := reserve(t, s, "a", 9)
+	release, refused := reserveRAM(t, s, "a", 9)
 	if refused != nil {
 		t.Fatal(refused)
 	}

@@ -102,7 +102,7 @@ func (s *Store) coldLayers() []*coldLayer {
 }
 
 // needsRAM reports whether the snapshot's layers must stay in RAM.
-func (e *entry) needsRAM() bool { return e.refs.using() > 0 || e.inRAM() }
+func (e *entry) needsRAM() bool { return e.refs.using() > 0 || e.InRAM() }
 
 // lastUse returns the time when this daemon last used the snapshot, or the creation time if the
 // daemon has not used it.

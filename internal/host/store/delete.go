@@ -1,12 +1,14 @@
 package store
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/event"
+	"github.com/forkd/forkd/internal/host/phase"
 )
 
 // DeleteMode says what a deletion does with the snapshots that build on the deleted snapshot.
@@ -38,6 +40,11 @@ func (s *Store) Delete(tag string, mode DeleteMode) ([]Deleted, error) {
 	if err != nil {
 		return nil, err
 	}
+	return s.removeAll(victims)
+}
+
+// removeAll deletes condemned snapshots, in order. It returns the deleted ones.
+func (s *Store) removeAll(victims []*entry) ([]Deleted, error) {
 	going := make([]Deleted, len(victims))
 	for i, e := range victims {
 		going[i] = Deleted{Tag: e.tag, ID: e.id()}
@@ -46,14 +53,14 @@ func (s *Store) Delete(tag string, mode DeleteMode) ([]Deleted, error) {
 		if err := s.removeOrUnname(e); err != nil {
 			s.mu.Lock()
 			for _, rest := range victims[i:] {
-				rest.undeleteLocked()
+				rest.UndeleteLocked()
 			}
 			s.mu.Unlock()
 			return going[:i], fmt.Errorf("delete snapshot %q: %w", going[i].Tag, err)
 		}
 	}
 	s.left.Retry()
-	s.keepReserve() // after a deletion there may be room for the reserve
+	s.spare.Keep() // after a deletion there may be room for the reserve
 	s.flusher.retry()
 	return going, nil
 }
@@ -66,10 +73,10 @@ func (s *Store) condemn(tag string, mode DeleteMode) ([]*entry, error) {
 	if e == nil && s.reserved[tag] != nil {
 		return nil, &ExistsError{Tag: tag, InFlight: true}
 	}
-	if e == nil || !e.listed() {
+	if e == nil || !e.Listed() {
 		return nil, &NotFoundError{Tag: tag}
 	}
-	if e.phase == phaseArriving {
+	if e.Phase == phase.Arriving {
 		return nil, &ArrivingError{Tag: tag}
 	}
 	victims := []*entry{e}
@@ -87,7 +94,7 @@ func (s *Store) condemn(tag string, mode DeleteMode) ([]*entry, error) {
 		}
 	}
 	for _, v := range victims {
-		v.enterLocked(phaseDeleting)
+		v.EnterLocked(phase.Deleting)
 	}
 	return victims, nil
 }
@@ -110,7 +117,7 @@ func (s *Store) builtUponLocked(e *entry) error {
 		switch d := s.byTag[tag]; {
 		case !d.manifest.Transient:
 			named = append(named, tag)
-		case d.phase != phaseDeleting:
+		case d.Phase != phase.Deleting:
 			suspended += max(1, d.refs.keeping())
 		}
 	}
@@ -152,10 +159,11 @@ func (s *Store) remove(e *entry) error {
 	}
 	s.mu.Lock()
 	s.dropLocked(e)
-	if !e.isUnnamed() { // an unnamed snapshot had this event when it lost its name
+	if !e.IsUnnamed() { // an unnamed snapshot had this event when it lost its name
 		s.tell(event.SnapshotDeleted, e)
 	}
-	e.enterLocked(phaseGone)
+	e.EnterLocked(phase.Gone)
+	keys := s.unusedLocked(e.keys)
 	var cold []string
 	if e.manifest != nil {
 		for _, l := range e.manifest.Memory {
@@ -169,7 +177,7 @@ func (s *Store) remove(e *entry) error {
 		os.RemoveAll(s.layerDir(owner))
 	}
 	s.backlog.admit() // after the deletion there may be room
-	if err := os.RemoveAll(grave); err != nil {
+	if err := errors.Join(s.destroy(keys), os.RemoveAll(grave)); err != nil {
 		return err
 	}
 	if e.manifest != nil && e.manifest.Disk == nil {

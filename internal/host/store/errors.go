@@ -79,3 +79,18 @@ type TornError struct{ Tag string }
 func (e *TornError) Error() string {
 	return fmt.Sprintf("snapshot %q: the daemon ended before all of it had arrived", e.Tag)
 }
+
+// EncryptedError reports an operation that is impossible because a snapshot is encrypted or, for the
+// destruction of a key, because a snapshot is not encrypted or has another one's key.
+type EncryptedError struct {
+	Tag    string
+	Reason string
+}
+
+func (e *EncryptedError) Error() string { return fmt.Sprintf("snapshot %q: %s", e.Tag, e.Reason) }
+
+// writesPlain returns the error for operations that would write data of an encrypted snapshot in clear.
+func writesPlain(tag string) error {
+	return &EncryptedError{tag, "is encrypted, and this would write its data in clear; 'forkd decrypt " + tag +
+		"' makes that possible"}
+}

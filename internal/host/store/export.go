@@ -22,7 +22,7 @@ type Exported struct {
 // computes missing digests. It does not compare the files with their digests; see artifact.Encoder.
 func (s *Store) Export(ctx context.Context, tag string) (_ *Exported, err error) {
 	x := new(Exported)
-	if x.lease, err = s.AcquireDisk(tag); err != nil {
+	if x.lease, err = s.inClear(tag, s.AcquireDisk); err != nil {
 		return nil, err
 	}
 	defer func() {

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/forkd/forkd/internal/host/event"
+	"github.com/forkd/forkd/internal/host/phase"
 )
 
 // maxFailed is the maximum number of failed branches in the list. The number is limited because
@@ -24,7 +25,7 @@ func (s *Store) ListFailed(tag, owner string, reason error) {
 	if s.byTag[tag] == nil && s.reserved[tag] == nil {
 		e := &entry{tag: tag, dir: s.dir(tag), created: time.Now().UTC(), owner: owner,
 			damage: &DamagedError{Tag: tag, File: "branch", Err: reason}}
-		e.enterLocked(phaseFailed)
+		e.EnterLocked(phase.Failed)
 		s.addLocked(e)
 		s.forgetFailedLocked()
 		s.events.Emit(event.Event{Kind: event.SnapshotFailed, Owner: owner, Snapshot: tag, Detail: reason.Error()})
@@ -36,7 +37,7 @@ func (s *Store) forgetFailedLocked() {
 	failed := make(map[string][]*entry) // by owner; without an owner, each tag is a group of its own
 	n := 0
 	for _, e := range s.byTag {
-		if e.phase == phaseFailed {
+		if e.Phase == phase.Failed {
 			group := cmp.Or(e.owner, "tag "+e.tag) // no owner's name begins with "tag "
 			failed[group] = append(failed[group], e)
 			n++
@@ -52,6 +53,6 @@ func (s *Store) forgetFailedLocked() {
 			most = list
 		}
 	}
-	most[0].enterLocked(phaseGone)
+	most[0].EnterLocked(phase.Gone)
 	s.dropLocked(most[0])
 }

@@ -18,8 +18,17 @@ var errMissing = errors.New("file is missing")
 
 // open opens a regular file of the store for reading. The file may have been imported, so it is not
 // trusted: below the store's directories, no part of the path may be a symbolic link, and opening a
-// FIFO returns an error at once.
+// FIFO returns an error at once. If the file is encrypted, open decrypts it into RAM.
 func (s *Store) open(path string) (*os.File, error) {
+	f, err := s.openAsIs(path)
+	if errors.Is(err, fs.ErrNotExist) && s.vault != nil {
+		return s.openEncrypted(path, err)
+	}
+	return f, err
+}
+
+// openAsIs is like open, but decrypts nothing.
+func (s *Store) openAsIs(path string) (*os.File, error) {
 	for _, dir := range []*os.File{s.ramDir, s.rootDir} {
 		if name, ok := strings.CutPrefix(path, dir.Name()+"/"); ok {
 			return private.Open(dir, name)

@@ -138,7 +138,7 @@ func (f *flusher) flush(e *entry) {
 	e.flushErr = err
 	// If the snapshot was deleted and is still in RAM, keep its functions in hurries, because later
 	// snapshots of its followers need them.
-	if err == nil && !e.inRAM() {
+	if err == nil && !e.InRAM() {
 		e.hurries = nil
 	}
 	ended := append(e.calm, calm)
@@ -146,7 +146,7 @@ func (f *flusher) flush(e *entry) {
 	if err == nil && !e.published.IsZero() {
 		e.flushTime = time.Since(e.published)
 	}
-	tag, listed := e.tag, e.listed()
+	tag, listed := e.tag, e.Listed()
 	if err == nil && listed {
 		s.tell(event.SnapshotPersisted, e)
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/forkd/forkd/internal/atomicfile"
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/event"
+	"github.com/forkd/forkd/internal/host/phase"
 	"github.com/forkd/forkd/internal/host/sparse"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
@@ -67,9 +68,9 @@ func (g *Staging) publish(m *snapshot.Manifest, extents []vm.Extent, disk []*os.
 	delete(s.reserved, g.tag)
 	e := &entry{tag: g.tag, dir: g.dir, manifest: m, created: m.Created, flushed: make(chan struct{}),
 		published: time.Now(), owner: g.owner, awaited: g.awaited, hurries: hurries, calm: []func(){calm}}
-	e.enterLocked(phaseHot)
+	e.EnterLocked(phase.Hot)
 	if old := s.byTag[g.tag]; old != nil {
-		old.enterLocked(phaseGone) // the old snapshot was only listed as failed
+		old.EnterLocked(phase.Gone) // the old snapshot was only listed as failed
 	}
 	s.addLocked(e)
 	s.tell(event.SnapshotCreated, e)
@@ -196,7 +197,7 @@ func (s *Store) flush(e *entry) error {
 	e.flushMu.Lock() // a deletion waits for this lock
 	defer e.flushMu.Unlock()
 	s.mu.Lock()
-	listed, m, dir := e.listed(), e.manifest, e.dir
+	listed, m, dir := e.Listed(), e.manifest, e.dir
 	s.mu.Unlock()
 	if !listed {
 		return nil
@@ -215,7 +216,7 @@ func (s *Store) flush(e *entry) error {
 	_ = os.Remove(filepath.Join(s.dir(e.tag), wholeFile)) // wholeFile is needed only in the staging directory
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	e.enterLocked(phaseStored)
+	e.EnterLocked(phase.Stored)
 	return nil
 }
 
@@ -384,7 +385,7 @@ func (s *Store) reload(name string) bool {
 		return false
 	}
 	e := &entry{tag: m.Tag, dir: dir, manifest: m, created: m.Created, flushed: make(chan struct{})}
-	e.enterLocked(phaseHot)
+	e.EnterLocked(phase.Hot)
 	s.addLocked(e)
 	return true
 }

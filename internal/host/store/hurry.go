@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/phase"
 )
 
 // Data that a VM has written to its disk is flushed at the rate of the VM's disk limits, even while
@@ -54,7 +55,7 @@ func (s *Store) HurryTakenOver(sandbox string, frozen []string, lift func() (don
 	s.mu.Lock()
 	var found []*entry
 	for _, e := range s.byTag {
-		if e.phase == phaseHot && s.hasDiskOfLocked(e.manifest, sandbox, frozen) {
+		if e.Phase == phase.Hot && s.hasDiskOfLocked(e.manifest, sandbox, frozen) {
 			found = append(found, e)
 		}
 	}
@@ -62,7 +63,7 @@ func (s *Store) HurryTakenOver(sandbox string, frozen []string, lift func() (don
 	for _, e := range found {
 		done := lift()
 		s.mu.Lock()
-		hot := e.phase == phaseHot // otherwise no further attempt follows
+		hot := e.Phase == phase.Hot // otherwise no further attempt follows
 		if hot {
 			e.hurries, e.calm = append(e.hurries, lift), append(e.calm, done)
 		}

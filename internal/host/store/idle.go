@@ -17,6 +17,9 @@ func (s *Store) releasedLocked(e *entry) (victim *entry) {
 		return nil
 	}
 	e.used = time.Now()
+	if len(e.keys) > 0 {
+		return e // its decrypted files must not stay in RAM
+	}
 	s.idle = append(slices.DeleteFunc(s.idle, func(i *entry) bool { return i == e }), e)
 	if len(s.idle) > maxIdle {
 		victim = s.idle[0]

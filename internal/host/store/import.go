@@ -15,6 +15,7 @@ import (
 	"github.com/forkd/forkd/internal/format/artifact"
 	"github.com/forkd/forkd/internal/format/disklayer"
 	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/phase"
 	"github.com/forkd/forkd/internal/host/sparse"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
@@ -264,7 +265,7 @@ func (s *Store) findContent(kind string, p artifact.Part) (list []content) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, e := range s.byTag {
-		if e.phase != phaseStored || e.manifest == nil {
+		if e.Phase != phase.Stored || e.manifest == nil {
 			continue
 		}
 		layers := e.manifest.Memory
@@ -385,7 +386,7 @@ func (i *importing) parent() *snapshot.Ref {
 	ref := &snapshot.Ref{ID: below[len(below)-1].Owner, Tag: i.from.Parent.Tag}
 	i.store.mu.Lock()
 	defer i.store.mu.Unlock()
-	if e := i.store.byID[ref.ID]; e != nil && e.listed() {
+	if e := i.store.byID[ref.ID]; e != nil && e.Listed() {
 		ref.Tag = e.tag
 	}
 	return ref

@@ -5,6 +5,7 @@ import (
 
 	"github.com/forkd/forkd/internal/format/artifact"
 	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/phase"
 )
 
 // index finds snapshots by their names, and by what they share, so that a deletion or a branch need
@@ -19,7 +20,7 @@ type index struct {
 	volumes  map[string][]*entry // snapshots that have a file of a volume, by the owner of the file
 	children map[string][]*entry // snapshots that were branched from sandboxes of a snapshot, by that snapshot's ID
 	based    map[string][]*entry // snapshots that name the file of a base, by the file's hexOf(digest)
-	parts    map[string][]*entry // snapshots that have an artifact.Part, by the part's digest
+	parts    map[string][]*entry // snapshots in clear that have an artifact.Part, by the part's digest
 }
 
 func newIndex() index {
@@ -36,7 +37,7 @@ func (x *index) addLocked(e *entry) {
 	}
 	x.byTag[e.tag] = e
 	switch {
-	case e.manifest == nil && e.phase != phaseFailed:
+	case e.manifest == nil && e.Phase != phase.Failed:
 		x.damaged[e] = true
 	case e.manifest != nil && x.byID[e.manifest.ID] == nil:
 		x.byID[e.manifest.ID] = e
@@ -87,7 +88,7 @@ func (x *index) eachList(e *entry, f func(lists map[string][]*entry, key string)
 		f(x.based, hexOf(base.Digest))
 	}
 	for _, p := range artifact.Parts(m) {
-		if p.Digest != "" {
+		if p.Digest != "" && len(e.keys) == 0 {
 			f(x.parts, p.Digest)
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/phase"
 )
 
 // checkIndex compares the index of a store with what a walk over all its entries finds.
@@ -68,7 +69,7 @@ func TestIndexFollowsEntries(t *testing.T) {
 		default:
 			if rnd.IntN(8) == 0 {
 				e.manifest = nil
-				e.enterLocked([]phase{phaseDamaged, phaseFailed}[rnd.IntN(2)])
+				e.EnterLocked([]phase.Phase{phase.Damaged, phase.Failed}[rnd.IntN(2)])
 			}
 			x.addLocked(e)
 		}
@@ -91,7 +92,7 @@ func synthetic(i, parent int) *entry {
 	e := &entry{tag: fmt.Sprintf("t%d", i), manifest: &snapshot.Manifest{ID: id(i),
 		Parent: &snapshot.Ref{ID: id(parent)}, Memory: layers,
 		Disk: &snapshot.Disk{Base: snapshot.Base{Digest: fmt.Sprintf("sha256:%02d", parent)}, Layers: layers}}}
-	e.enterLocked(phaseStored)
+	e.EnterLocked(phase.Stored)
 	return e
 }
 

@@ -7,7 +7,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/forkd/forkd/internal/format/crypt"
 	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/phase"
 )
 
 // Info is an entry in the list of snapshots.
@@ -29,6 +31,7 @@ type Info struct {
 	Branch    *snapshot.Branch
 	Transient bool
 	DiskOnly  bool // the snapshot has no memory
+	Encrypted bool // the files of the snapshot are encrypted
 	// for a branch that this daemon has made: how long it was usable before it was on disk
 	FlushedIn time.Duration
 	InRAM     bool   // the snapshot is not on disk yet
@@ -59,7 +62,7 @@ type Detail struct {
 
 func (s *Store) infoLocked(e *entry) Info {
 	info := Info{Tag: e.tag, Dir: e.dir, Created: e.created, Leases: e.refs.keeping(),
-		InRAM: e.inRAM(), FlushedIn: e.flushTime, Arriving: e.phase == phaseArriving}
+		InRAM: e.InRAM(), FlushedIn: e.flushTime, Arriving: e.Phase == phase.Arriving}
 	if e.flushErr != nil {
 		info.FlushErr = e.flushErr.Error()
 	}
@@ -68,7 +71,7 @@ func (s *Store) infoLocked(e *entry) Info {
 	}
 	if m := e.manifest; m != nil {
 		info.Machine, info.Guest, info.Branch, info.Transient = m.Machine, m.Guest, m.Branch, m.Transient
-		info.DiskOnly = m.DiskOnly()
+		info.DiskOnly, info.Encrypted = m.DiskOnly(), len(e.keys) > 0
 		if m.Parent != nil {
 			info.Parent = m.Parent.Tag
 		}
@@ -90,7 +93,7 @@ func (s *Store) List() []Info {
 	defer s.mu.Unlock()
 	list := make([]Info, 0, len(s.byTag))
 	for _, e := range s.byTag {
-		if e.listed() {
+		if e.Listed() {
 			info := s.infoLocked(e)
 			info.Replacing = s.reserved[e.tag] != nil && !info.Arriving
 			list = append(list, info)
@@ -117,7 +120,7 @@ func (s *Store) Count() int {
 	defer s.mu.Unlock()
 	n := 0
 	for _, e := range s.byTag {
-		if e.listed() {
+		if e.Listed() {
 			n++
 		}
 	}
@@ -146,7 +149,7 @@ func (s *Store) findLocked(tag string) (*entry, Info, error) {
 	if g := s.reserved[tag]; e == nil && g != nil {
 		return nil, g.infoLocked(), nil
 	}
-	if e == nil || !e.listed() {
+	if e == nil || !e.Listed() {
 		return nil, Info{}, &NotFoundError{Tag: tag}
 	}
 	return e, s.infoLocked(e), nil
@@ -235,7 +238,7 @@ func (s *Store) Above(id string) (list []*snapshot.Manifest, whole bool) {
 func (s *Store) TagOf(id string) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if e := s.byID[id]; e != nil && e.listed() && s.byTag[e.tag] == e {
+	if e := s.byID[id]; e != nil && e.Listed() && s.byTag[e.tag] == e {
 		return e.tag
 	}
 	return ""
@@ -267,7 +270,7 @@ func (s *Store) Has(tag, id string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	e := s.byTag[tag]
-	return e != nil && e.listed() && e.id() == id
+	return e != nil && e.Listed() && e.id() == id
 }
 
 // IsInLine reports whether the tag names the snapshot with the given ID, or a snapshot in its line
@@ -276,7 +279,7 @@ func (s *Store) IsInLine(tag, id string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	named := s.byTag[tag]
-	if named == nil || !named.listed() || named.manifest == nil {
+	if named == nil || !named.Listed() || named.manifest == nil {
 		return false
 	}
 	var line []snapshot.Ref
@@ -293,7 +296,7 @@ type ownFiles struct{ memory, disk string }
 // result has its path in RAM.
 func (s *Store) ownFilesLocked(e *entry) ownFiles {
 	files := ownFiles{filepath.Join(e.dir, snapshot.MemoryLayerFile), filepath.Join(e.dir, snapshot.DiskLayerFile)}
-	if e.inRAM() {
+	if e.InRAM() {
 		files.memory = s.ramLayer(e.manifest.ID)
 	}
 	return files
@@ -315,7 +318,7 @@ func (s *Store) BaseImage(base snapshot.Base) string {
 // blocks returns how many bytes a file takes on disk, or 0 if it does not exist.
 func blocks(path string) uint64 {
 	var st unix.Stat_t
-	if err := unix.Stat(path, &st); err != nil {
+	if unix.Stat(path, &st) != nil && unix.Stat(path+crypt.Suffix, &st) != nil {
 		return 0
 	}
 	return uint64(st.Blocks) * 512 // st_blocks counts units of 512 bytes, stat(2)

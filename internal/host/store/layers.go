@@ -46,7 +46,7 @@ func (s *Store) openLayer(dir string, m *snapshot.Manifest, l snapshot.File, unf
 	}
 	usual = fileBlocks(disk)
 	hot, err := s.openCopy(l, disk)
-	if err == nil && hot == nil && s.hasRoom(l.Bytes) {
+	if err == nil && hot == nil && !isDecrypted(disk) && s.hasRoom(l.Bytes) {
 		hot, err = s.readBack(l, disk)
 	}
 	if err != nil {

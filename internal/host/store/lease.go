@@ -13,6 +13,7 @@ import (
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/feeder"
 	"github.com/forkd/forkd/internal/host/firstwrites"
+	"github.com/forkd/forkd/internal/host/phase"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
@@ -26,6 +27,7 @@ type hotFiles struct {
 	usual    []atomic.Uint64 // bytes that each layer takes without pages that VMMs have added, see trim
 	disk     []*os.File      // base image, then layers; empty if there is no disk
 	volumes  [][]*os.File    // the same for each volume
+	secret   bool            // the snapshot is encrypted
 
 	FirstWrites firstwrites.Set // pages that every child writes first; forgotten when the files are closed
 
@@ -105,13 +107,13 @@ func (s *Store) acquireDisk(tag string, arriving bool) (*Lease, error) {
 	case e == nil && s.reserved[tag] != nil:
 		s.mu.Unlock()
 		return nil, &ExistsError{Tag: tag, InFlight: true}
-	case e == nil || !e.listed():
+	case e == nil || !e.Listed():
 		s.mu.Unlock()
 		return nil, &NotFoundError{Tag: tag}
 	case e.damage != nil:
 		s.mu.Unlock()
 		return nil, e.damage
-	case e.phase == phaseArriving && !arriving:
+	case e.Phase == phase.Arriving && !arriving:
 		s.mu.Unlock()
 		return nil, &ArrivingError{Tag: tag}
 	}
@@ -142,11 +144,11 @@ func (s *Store) releaser(e *entry, count *int) (release func()) {
 		*count--
 		// A transient snapshot that still has its name is not deleted when its last follower stops
 		// following it.
-		if e.isUnnamed() || count == &e.refs.lease {
+		if e.IsUnnamed() || count == &e.refs.lease {
 			s.dropTransientLocked(e)
 		}
 		victim := s.releasedLocked(e)
-		if e.phase == phaseGone && e.refs.using() == 0 { // its arrival has failed
+		if e.Phase == phase.Gone && e.refs.using() == 0 { // its arrival has failed
 			victim = e
 		}
 		s.mu.Unlock()
@@ -164,9 +166,9 @@ func (s *Store) heat(e *entry) (*hotFiles, error) {
 		return e.hot, nil
 	}
 	s.mu.Lock()
-	m, dir, unflushed := e.manifest, e.dir, e.inRAM()
+	m, dir, unflushed, secret := e.manifest, e.dir, e.InRAM(), len(e.keys) > 0
 	s.mu.Unlock()
-	h := &hotFiles{manifest: m}
+	h := &hotFiles{manifest: m, secret: secret}
 	if err := s.openFiles(h, dir, unflushed); err != nil {
 		h.close()
 		return nil, err

@@ -52,7 +52,7 @@ func (s *Store) lines() map[string]uint64 {
 			continue
 		}
 		for _, layer := range s.lineLocked(e) {
-			if own := s.byID[layer]; own == nil || !own.awaitsFlush() {
+			if own := s.byID[layer]; own == nil || !own.AwaitsFlush() {
 				of[layer] = e.follower
 			}
 		}

@@ -17,7 +17,7 @@ func TestLinesLeaveRoom(t *testing.T) {
 	made := 0
 	for ; made < 17; made++ {
 		var release func()
-		if release, refused = reserve(t, s, "a", 1); refused != nil {
+		if release, refused = reserveRAM(t, s, "a", 1); refused != nil {
 			break
 		}
 		g, err := s.Stage(fmt.Sprintf("a%d", made))
@@ -47,11 +47,11 @@ func TestLinesLeaveRoom(t *testing.T) {
 		!strings.Contains(refused.Error(), "suspend or delete some of these sandboxes") {
 		t.Errorf("%+v: %v", refused, refused)
 	}
-	b, refused := reserve(t, s, "b", 1)
+	b, refused := reserveRAM(t, s, "b", 1)
 	if refused != nil {
 		t.Fatalf("b: %v", refused)
 	}
-	c, refused := reserve(t, s, "c", 1)
+	c, refused := reserveRAM(t, s, "c", 1)
 	if refused != nil {
 		t.Fatalf("c beside b: %v", refused)
 	}
@@ -59,7 +59,7 @@ func TestLinesLeaveRoom(t *testing.T) {
 	c()
 	unfollow()
 	s.Quiesce()
-	if release, refused := reserve(t, s, "a", 1); refused != nil {
+	if release, refused := reserveRAM(t, s, "a", 1); refused != nil {
 		t.Errorf("a, after one of its sandboxes is deleted: %v", refused)
 	} else {
 		release()
@@ -98,7 +98,7 @@ func TestDeletedUnflushedBranchIsALine(t *testing.T) {
 	if got := s.lines()["a"]; got != layerBytes {
 		t.Errorf("the lines of a have %d bytes, want %d", got, layerBytes)
 	}
-	if release, refused := reserve(t, s, "b", 30); refused != nil {
+	if release, refused := reserveRAM(t, s, "b", 30); refused != nil {
 		t.Errorf("a large branch of b: %v", refused)
 	} else {
 		release()

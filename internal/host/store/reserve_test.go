@@ -2,6 +2,7 @@ package store
 
 import (
 	"errors"
+	"github.com/forkd/forkd/internal/host/reserve"
 	"os"
 	"path/filepath"
 	"testing"
@@ -56,8 +57,8 @@ func TestFullDiskLeavesRoomForManifests(t *testing.T) {
 	if err := s.WaitFlushed(t.Context(), "b"); err != nil {
 		t.Fatal(err)
 	}
-	if got := blocks(s.reserveFile()); got < reserveBytes {
-		t.Fatalf("the reserve takes %d bytes, want %d", got, reserveBytes)
+	if got := blocks(filepath.Join(s.root, "reserve")); got < reserve.Bytes {
+		t.Fatalf("the reserve takes %d bytes, want %d", got, reserve.Bytes)
 	}
 	top := filepath.Join(disk, "top of a sandbox")
 	fill(t, top)
@@ -82,7 +83,7 @@ func TestFullDiskLeavesRoomForManifests(t *testing.T) {
 	if _, err := s.Delete("a", DeleteCascade); err != nil {
 		t.Fatal(err)
 	}
-	if got := blocks(s.reserveFile()); got < reserveBytes {
-		t.Errorf("after a deletion the reserve takes %d bytes, want %d", got, reserveBytes)
+	if got := blocks(filepath.Join(s.root, "reserve")); got < reserve.Bytes {
+		t.Errorf("after a deletion the reserve takes %d bytes, want %d", got, reserve.Bytes)
 	}
 }

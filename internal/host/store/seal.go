@@ -103,7 +103,7 @@ func (s *Store) seal(ctx context.Context, tag string) error {
 	e.flushMu.Lock() // a deletion takes this lock, too
 	defer e.flushMu.Unlock()
 	s.mu.Lock()
-	same := s.byTag[tag] == e && e.listed() && e.id() == m.ID
+	same := s.byTag[tag] == e && e.Listed() && e.id() == m.ID
 	s.mu.Unlock()
 	if !same {
 		return nil

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/phase"
 	"github.com/forkd/forkd/internal/host/writers"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
@@ -78,7 +79,7 @@ func (s *Store) reserveTag(g *Staging) error {
 	if s.reserved[tag] != nil {
 		return &ExistsError{Tag: tag, InFlight: true}
 	}
-	if e := s.byTag[tag]; e != nil && e.phase != phaseFailed && !over {
+	if e := s.byTag[tag]; e != nil && e.Phase != phase.Failed && !over {
 		return &ExistsError{Tag: tag}
 	} else if e != nil && over {
 		if err := e.usedLocked(); err != nil {

@@ -24,7 +24,7 @@
 //	<ram>/<id>/memory.layer            the hot copy of a snapshot's memory layer
 //	<ram>/<id>/origin                  identifies that layer's file on disk; missing until the layer is flushed
 //
-// phase.go draws the phases of an entry, and only the functions in that file change the phases.
+// Package phase draws the phases of an entry, and only the functions in that package change them.
 //
 // Locks are taken in the order of the arrows. A lock without an arrow into it is taken first, or
 // alone:
@@ -32,7 +32,7 @@
 //	entry.flushMu ─▶ entry.hotMu ─▶ moves ─┐
 //	basesMu ───────────────────────────────┴▶ mu ─▶ nothing
 //	backlog.mu ────────────────────────────▶ mu
-//	reserveMu, flusher.mu, sealer.mu ───▶ nothing
+//	flusher.mu, sealer.mu ───▶ nothing
 //
 // A goroutine holds flushMu or hotMu of a single snapshot while it copies, syncs and opens files of
 // that snapshot. A goroutine may hold backlog.mu while it asks the RAM file system for sizes. It
@@ -60,6 +60,9 @@ import (
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/background"
 	"github.com/forkd/forkd/internal/host/event"
+	"github.com/forkd/forkd/internal/host/phase"
+	"github.com/forkd/forkd/internal/host/reserve"
+	"github.com/forkd/forkd/internal/host/vault"
 	"github.com/forkd/forkd/internal/host/writers"
 	"github.com/forkd/forkd/internal/private"
 )
@@ -69,7 +72,8 @@ type Config struct {
 	Root string // directory on disk, which Open creates if missing
 	RAM  string // directory on tmpfs, which Open creates if missing; only this store uses it
 
-	Events *event.Ring // nil: events are dropped
+	Events *event.Ring  // nil: events are dropped
+	Vault  *vault.Vault // nil: encrypted snapshots cannot be used
 }
 
 // Store is the set of snapshots under one root. Its methods may be called concurrently.
@@ -79,7 +83,9 @@ type Store struct {
 	lock            *os.File
 	sealer          *background.Queue // computes digests of published snapshots
 	flusher         *flusher
+	spare           *reserve.Reserve
 	events          *event.Ring
+	vault           *vault.Vault
 	drops           sync.WaitGroup // removals of transient snapshots that are in progress
 
 	gone    atomic.Pointer[func(*snapshot.Manifest)] // set by OnGone
@@ -90,9 +96,8 @@ type Store struct {
 
 	// held while a snapshot's directory is renamed; read-locked while a layer in such a directory
 	// is linked
-	moves     sync.RWMutex
-	basesMu   sync.Mutex // held while files of bases are added or removed
-	reserveMu sync.Mutex // held while the reserve is added or removed
+	moves   sync.RWMutex
+	basesMu sync.Mutex // held while files of bases are added or removed
 
 	mu sync.Mutex
 	index
@@ -106,10 +111,11 @@ type entry struct {
 	tag      string             // if the snapshot is unnamed: the name of its directory
 	dir      string             // directory in snapshots/, or in staging/ if the snapshot is hot
 	manifest *snapshot.Manifest // nil if damaged
+	keys     []string           // keys of the snapshot's encrypted files; empty if it is not encrypted
 	damage   error              // why the snapshot cannot be used
 	created  time.Time
 
-	life
+	phase.Life
 	refs refs
 
 	owner    string    // see Staging.For; empty for a snapshot of an earlier daemon
@@ -156,9 +162,8 @@ func (s *Store) tell(kind event.Kind, e *entry) {
 // an error if another process owns the store.
 func Open(cfg Config) (*Store, error) {
 	s := &Store{root: filepath.Clean(cfg.Root), ram: filepath.Clean(cfg.RAM), events: cfg.Events,
-		index: newIndex(), reserved: make(map[string]*Staging),
-		torn: make(map[string]bool)}
-	s.ramRoom = s.statRAM
+		vault: cfg.Vault, index: newIndex(), reserved: make(map[string]*Staging), torn: make(map[string]bool)}
+	s.ramRoom, s.spare = s.statRAM, reserve.New(filepath.Join(s.root, "reserve"), s.Room)
 	s.backlog.store, s.backlog.wait, s.backlog.age, s.backlog.diskRoom = s, backlogWait, usageAge, s.Room
 	var undo cleanup.Stack
 	defer undo.Run()
@@ -170,7 +175,7 @@ func Open(cfg Config) (*Store, error) {
 		return nil, fmt.Errorf("open store: %w", err)
 	}
 	undo.Release()
-	s.keepReserve()
+	s.spare.Keep()
 	// After an error the snapshot stays unsealed: it can be used, but not verified. Verify reports the
 	// error, and the next start tries again.
 	s.sealer = background.New(func(ctx context.Context, tag string) { _ = s.seal(ctx, tag) })
@@ -178,8 +183,8 @@ func Open(cfg Config) (*Store, error) {
 	var unflushed []*entry
 	for _, e := range s.byTag {
 		switch {
-		case e.isUnnamed(): // an unnamed snapshot needs no background work, because it will be deleted soon
-		case e.inRAM():
+		case e.IsUnnamed(): // an unnamed snapshot needs no background work, because it will be deleted soon
+		case e.InRAM():
 			unflushed = append(unflushed, e)
 		case e.manifest != nil && !sealed(e.manifest):
 			s.sealer.Add(e.tag)
@@ -249,6 +254,10 @@ func (s *Store) ramLayer(id string) string {
 }
 func (s *Store) file(tag, name string) string { return filepath.Join(s.dir(tag), name) }
 
+// Essential calls the function write, which writes small files that are needed even on a full disk.
+// If the disk is full, Essential frees the reserve and calls the function again.
+func (s *Store) Essential(write func() error) error { return s.spare.Essential(write) }
+
 // scan reads the snapshots and removes what a crash has left.
 func (s *Store) scan() error {
 	dirs, err := os.ReadDir(s.snapshots())
@@ -302,7 +311,7 @@ func (s *Store) refuseTwins() {
 				err := fmt.Errorf("snapshot %q has the same id: remove one of them", twins[(i+1)%len(twins)].tag)
 				s.dropLocked(e)
 				e.manifest, e.damage = nil, &DamagedError{Tag: e.tag, File: snapshot.ManifestFile, Err: err}
-				e.enterLocked(phaseDamaged)
+				e.EnterLocked(phase.Damaged)
 				s.addLocked(e)
 			}
 		}
@@ -336,12 +345,15 @@ func (s *Store) load(tag string) *entry {
 	if err == nil && m.Tag != tag {
 		err = fmt.Errorf("manifest is that of tag %q: the directory was renamed", m.Tag)
 	}
+	if err == nil {
+		e.keys, err = s.keysIn(e.dir, m.ID)
+	}
 	if err != nil {
 		e.damage = &DamagedError{Tag: tag, File: snapshot.ManifestFile, Err: err}
-		e.enterLocked(phaseDamaged)
+		e.EnterLocked(phase.Damaged)
 		return e
 	}
-	e.enterLocked(phaseStored)
+	e.EnterLocked(phase.Stored)
 	e.manifest, e.created = m, m.Created
 	return e
 }
@@ -378,7 +390,7 @@ func (s *Store) dependentsLocked(e *entry) []string {
 		return nil
 	}
 	for _, d := range s.children[e.manifest.ID] {
-		if !d.isUnnamed() {
+		if !d.IsUnnamed() {
 			tags = append(tags, d.tag)
 		}
 	}

@@ -5,22 +5,23 @@ import (
 	"slices"
 
 	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/phase"
 )
 
 // dropTransientLocked starts the removal of e, in the background, if e is transient or unnamed and
 // no sandbox needs it.
 func (s *Store) dropTransientLocked(e *entry) {
-	if e.manifest == nil || e.phase == phaseDeleting || e.phase == phaseGone || e.refs.keeping() > 0 {
+	if e.manifest == nil || e.Phase == phase.Deleting || e.Phase == phase.Gone || e.refs.keeping() > 0 {
 		return
 	}
-	if e.isUnnamed() && e.refs.follow > 0 || !e.isUnnamed() && !e.manifest.Transient {
+	if e.IsUnnamed() && e.refs.follow > 0 || !e.IsUnnamed() && !e.manifest.Transient {
 		return
 	}
-	e.enterLocked(phaseDeleting)
+	e.EnterLocked(phase.Deleting)
 	s.drops.Go(func() {
 		if err := s.removeOrUnname(e); err != nil {
 			s.mu.Lock()
-			e.undeleteLocked() // the next start tries again
+			e.UndeleteLocked() // the next start tries again
 			s.mu.Unlock()
 		}
 	})
@@ -73,7 +74,7 @@ func (s *Store) Pin(tag string) (unpin func(), err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	e := s.byTag[tag]
-	if e == nil || !e.listed() {
+	if e == nil || !e.Listed() {
 		return nil, &NotFoundError{Tag: tag}
 	}
 	e.refs.pin++
@@ -101,7 +102,7 @@ func (s *Store) Cool(tag string) {
 	e.hotMu.Lock() // a new lease takes this lock to open the files
 	defer e.hotMu.Unlock()
 	s.mu.Lock()
-	busy := e.refs.using() > 0 || e.inRAM() || e.manifest == nil
+	busy := e.refs.using() > 0 || e.InRAM() || e.manifest == nil
 	var cold []string
 	if !busy {
 		for _, l := range e.manifest.Memory {
@@ -124,7 +125,7 @@ func (s *Store) Cool(tag string) {
 // It ignores snapshots that are being deleted.
 func (s *Store) isSharedLocked(e *entry, owner string) bool {
 	return slices.ContainsFunc(s.memory[owner], func(o *entry) bool {
-		return o != e && (o.phase != phaseDeleting || o.inRAM())
+		return o != e && (o.Phase != phase.Deleting || o.InRAM())
 	})
 }
 

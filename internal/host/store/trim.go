@@ -74,27 +74,7 @@ func (s *Store) trimLayer(dir string, m *snapshot.Manifest, l snapshot.File, hot
 	if now, err := ram.Stat(); err != nil || !os.SameFile(before, now) || uint64(now.Size()) != l.Bytes {
 		return errors.Join(err, errors.New("the layer in RAM is another file now"))
 	}
-	const punch = unix.FALLOC_FL_PUNCH_HOLE | unix.FALLOC_FL_KEEP_SIZE
-	for at := int64(0); at < int64(l.Bytes); {
-		hole, err := disk.Seek(at, unix.SEEK_HOLE)
-		if err != nil {
-			return err
-		}
-		end, err := disk.Seek(hole, unix.SEEK_DATA)
-		if errors.Is(err, unix.ENXIO) { // there is no more data
-			end, err = int64(l.Bytes), nil
-		}
-		if err != nil {
-			return err
-		}
-		if end > hole {
-			if err := unix.Fallocate(int(ram.Fd()), punch, hole, end-hole); err != nil {
-				return err
-			}
-		}
-		at = end
-	}
-	return nil
+	return sparse.Punch(ram, disk, int64(l.Bytes))
 }
 
 // fileBlocks returns how many bytes an open file takes on disk, or 0 if that is unknown.

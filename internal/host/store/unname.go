@@ -6,6 +6,7 @@ import (
 
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/event"
+	"github.com/forkd/forkd/internal/host/phase"
 )
 
 // unnamedPrefix is the prefix of the directory name of an unnamed snapshot. The snapshot's ID
@@ -41,7 +42,7 @@ func (s *Store) follow(id string) (*entry, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	e := s.byID[id]
-	if e == nil || e.phase == phaseDeleting {
+	if e == nil || e.Phase == phase.Deleting {
 		return nil, &NotFoundError{Tag: id}
 	}
 	e.refs.follow++
@@ -114,10 +115,10 @@ func (s *Store) takeAway(e *entry) error {
 	s.tell(event.SnapshotDeleted, e)
 	s.dropLocked(e)
 	e.tag, e.dir = name, s.dir(name)
-	if e.inRAM() {
-		e.enterLocked(phaseUnnamedHot)
+	if e.InRAM() {
+		e.EnterLocked(phase.UnnamedHot)
 	} else {
-		e.enterLocked(phaseUnnamed)
+		e.EnterLocked(phase.Unnamed)
 	}
 	s.addLocked(e)
 	s.dropTransientLocked(e) // its last follower may have stopped following it in the meantime
@@ -135,9 +136,9 @@ func (s *Store) reloadUnnamed(id string) error {
 	own := identifyPath(layerPath(dir, m, id))
 	e := &entry{tag: unnamedPrefix + id, dir: dir, manifest: m, created: m.Created}
 	if own == (fileID{}) {
-		e.enterLocked(phaseUnnamedHot)
+		e.EnterLocked(phase.UnnamedHot)
 	} else {
-		e.enterLocked(phaseUnnamed)
+		e.EnterLocked(phase.Unnamed)
 	}
 	s.addLocked(e)
 	return nil

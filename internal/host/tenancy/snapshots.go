@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/atrest"
 	"github.com/forkd/forkd/internal/host/chain"
 	"github.com/forkd/forkd/internal/host/owner"
 	"github.com/forkd/forkd/internal/host/sandbox"
@@ -129,6 +130,38 @@ func (v *View) VerifySnapshot(ctx context.Context, tag string) error {
 	}
 	defer release()
 	return v.host.manager.Snapshots().Verify(ctx, tag)
+}
+
+// Encrypt calls the method of c. It needs a principal without a prefix, because snapshots of others
+// may have data of the snapshot. So do Decrypt and Shred.
+func (v *View) Encrypt(ctx context.Context, c *atrest.Crypter, tag string) (atrest.Result, error) {
+	if err := v.mayCrypt(tag); err != nil {
+		return atrest.Result{}, err
+	}
+	return c.Encrypt(ctx, tag)
+}
+
+// Decrypt calls the method of c.
+func (v *View) Decrypt(ctx context.Context, c *atrest.Crypter, tag string) (atrest.Result, error) {
+	if err := v.mayCrypt(tag); err != nil {
+		return atrest.Result{}, err
+	}
+	return c.Decrypt(ctx, tag)
+}
+
+// Shred calls the method of c.
+func (v *View) Shred(ctx context.Context, c *atrest.Crypter, tag string) (atrest.Result, error) {
+	if err := v.mayCrypt(tag); err != nil {
+		return atrest.Result{}, err
+	}
+	return c.Shred(ctx, tag)
+}
+
+func (v *View) mayCrypt(tag string) error {
+	if err := v.hasTag(tag); err != nil {
+		return err
+	}
+	return v.Limited("the encryption of snapshots")
 }
 
 // Compact copies a snapshot to a new snapshot that does not build on another snapshot.

@@ -1,0 +1,400 @@
+// Package atrest encrypts snapshots on the disk, decrypts them, and destroys their keys.
+//
+// A family of snapshots is a snapshot and all snapshots that have data of it. One call encrypts the
+// files of a family that no other snapshot has, with one new key. Base images, boot files and
+// manifests stay in clear. Package store exchanges the files of a snapshot in one step, package
+// vault keeps the keys, and package crypt is the format of the files.
+package atrest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/format/crypt"
+	"github.com/forkd/forkd/internal/format/record"
+	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/sparse"
+	"github.com/forkd/forkd/internal/host/store"
+	"github.com/forkd/forkd/internal/host/vault"
+)
+
+// Config configures a Crypter. All fields are required.
+type Config struct {
+	Store *store.Store
+	Vault *vault.Vault
+	Log   *slog.Logger
+}
+
+// Crypter encrypts and decrypts families of snapshots. Its methods may be called concurrently, and
+// then wait for each other.
+type Crypter struct {
+	cfg   Config
+	place chan struct{} // has a value while a family is changed
+}
+
+// New returns a Crypter.
+func New(cfg Config) *Crypter { return &Crypter{cfg: cfg, place: make(chan struct{}, 1)} }
+
+// Result says what a call has done.
+type Result struct {
+	Tags   []string // snapshots that were encrypted, decrypted or deleted
+	Others []string // snapshots with layers that the family has too, and which therefore stay in clear
+}
+
+// enter waits until no other family is changed.
+func (c *Crypter) enter(ctx context.Context) (leave func(), err error) {
+	select {
+	case c.place <- struct{}{}:
+		return func() { <-c.place }, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// Encrypt encrypts the family of a snapshot. Files that are encrypted already stay as they are, so a
+// second call completes the work of an interrupted one. If a snapshot is in use, the error is a
+// *store.InUseError. After an error, some snapshots of the family may be encrypted.
+func (c *Crypter) Encrypt(ctx context.Context, tag string) (r Result, err error) {
+	leave, err := c.enter(ctx)
+	if err != nil {
+		return r, err
+	}
+	defer leave()
+	family, err := c.cfg.Store.Family(ctx, tag)
+	if err != nil {
+		return r, err
+	}
+	w := &work{ctx: ctx, cfg: &c.cfg, family: family}
+	if err := w.count(""); err != nil {
+		return r, err
+	}
+	if err := w.room(); err != nil {
+		return r, fmt.Errorf("encrypt snapshot %q: %w", tag, err)
+	}
+	for _, m := range family {
+		if len(w.todo[m.ID]) == 0 {
+			continue
+		}
+		if err := w.encrypt(m); err != nil {
+			err = fmt.Errorf("encrypt snapshot %q: %w", m.Tag, err)
+			if w.keyID != "" {
+				err = errors.Join(err, c.cfg.Store.ForgetKey(w.keyID))
+			}
+			return r, err
+		}
+		r.Tags = append(r.Tags, m.Tag)
+	}
+	c.cfg.Log.Info("snapshots encrypted", "family", tag, "snapshots", r.Tags, "key", w.keyID)
+	r.Others = w.others
+	return r, nil
+}
+
+// Decrypt decrypts the family of a snapshot. Keys that no snapshot has any more are destroyed.
+func (c *Crypter) Decrypt(ctx context.Context, tag string) (r Result, err error) {
+	leave, err := c.enter(ctx)
+	if err != nil {
+		return r, err
+	}
+	defer leave()
+	family, err := c.cfg.Store.Family(ctx, tag)
+	if err != nil {
+		return r, err
+	}
+	w := &work{ctx: ctx, cfg: &c.cfg, family: family}
+	if err := w.count(crypt.Suffix); err != nil {
+		return r, err
+	}
+	if len(w.others) > 0 {
+		return r, &store.EncryptedError{Tag: tag, Reason: "has encrypted layers of " + w.others[0] + ": decrypt that snapshot"}
+	}
+	if err := w.room(); err != nil {
+		return r, fmt.Errorf("decrypt snapshot %q: %w", tag, err)
+	}
+	for _, m := range family {
+		if len(m.Keys) == 0 {
+			continue
+		}
+		if err := c.cfg.Store.Rewrite(m.Tag, m.ID, func(from, to string) error { return w.decrypt(m, from, to) }); err != nil {
+			return r, fmt.Errorf("decrypt snapshot %q: %w", m.Tag, err)
+		}
+		r.Tags = append(r.Tags, m.Tag)
+	}
+	c.cfg.Log.Info("snapshots decrypted", "family", tag, "snapshots", r.Tags)
+	return r, nil
+}
+
+// Shred destroys the keys of the family of a snapshot, and then deletes the family.
+func (c *Crypter) Shred(ctx context.Context, tag string) (r Result, err error) {
+	leave, err := c.enter(ctx)
+	if err != nil {
+		return r, err
+	}
+	defer leave()
+	gone, err := c.cfg.Store.Shred(tag)
+	for _, d := range gone {
+		r.Tags = append(r.Tags, d.Tag)
+	}
+	if len(gone) > 0 {
+		c.cfg.Log.Info("keys destroyed", "family", tag, "snapshots", r.Tags)
+	}
+	return r, err
+}
+
+// inode identifies a file that several snapshots may have.
+type inode struct{ dev, ino uint64 }
+
+// work is the change of one family.
+type work struct {
+	ctx    context.Context
+	cfg    *Config
+	family []store.Member
+
+	todo   map[string]map[string]bool // files to change, by name in clear, by ID of the snapshot
+	bytes  map[inode]uint64           // what the files to change take on the disk
+	others []string                   // see Result.Others
+
+	keyID string
+	key   crypt.Key
+	done  map[inode]string // paths of changed files, by the file before the change
+}
+
+// names returns the names of all files of a snapshot except its manifest, with the IDs of the
+// snapshots that own them.
+func names(m *snapshot.Manifest) map[string]string {
+	all := map[string]string{snapshot.StateFile: m.ID, snapshot.MemoryMapFile: m.ID}
+	for _, l := range m.Memory {
+		all[snapshot.LayerFile(snapshot.MemoryLayerFile, m.ID, l.Owner)] = l.Owner
+	}
+	if m.Disk != nil {
+		for _, l := range m.Disk.Layers {
+			all[snapshot.LayerFile(snapshot.DiskLayerFile, m.ID, l.Owner)] = l.Owner
+		}
+	}
+	return all
+}
+
+// count finds the files with the given suffix that only this family has.
+func (w *work) count(suffix string) error {
+	w.todo, w.bytes, w.done = map[string]map[string]bool{}, map[inode]uint64{}, map[inode]string{}
+	type file struct {
+		member      store.Member
+		name, owner string
+	}
+	links, files := map[inode]uint64{}, map[inode][]file{}
+	has := map[inode]unix.Stat_t{}
+	ours := map[string]bool{}
+	for _, m := range w.family {
+		if m.Manifest.DiskOnly() {
+			return &store.EncryptedError{Tag: m.Tag, Reason: "has a disk and no memory; such snapshots cannot be encrypted"}
+		}
+		ours[m.ID], w.todo[m.ID] = true, map[string]bool{}
+		for name, owner := range names(m.Manifest) {
+			var st unix.Stat_t
+			err := unix.Lstat(filepath.Join(m.Dir, name+suffix), &st)
+			if errors.Is(err, unix.ENOENT) { // it has the other form
+				continue
+			}
+			if err != nil {
+				return err
+			}
+			i := inode{st.Dev, st.Ino}
+			links[i]++
+			has[i], files[i] = st, append(files[i], file{m, name, owner})
+		}
+	}
+	for i, list := range files {
+		if has[i].Nlink <= links[i] {
+			w.bytes[i] = uint64(has[i].Blocks) * 512 // st_blocks counts units of 512 bytes, stat(2)
+			for _, f := range list {
+				w.todo[f.member.ID][f.name] = true
+			}
+			continue
+		}
+		if ours[list[0].owner] { // for example a sandbox that the store does not know about
+			return &store.EncryptedError{Tag: list[0].member.Tag, Reason: fmt.Sprintf("its file %s has %d other links, which would "+
+				"keep the old content: end the sandboxes that come from it", list[0].name, has[i].Nlink-links[i])}
+		}
+		w.others = append(w.others, w.nameOf(list[0].owner))
+	}
+	slices.Sort(w.others)
+	w.others = slices.Compact(w.others)
+	return nil
+}
+
+// nameOf returns the tag of a snapshot, or its ID if it has no tag any more.
+func (w *work) nameOf(id string) string {
+	if tag := w.cfg.Store.TagOf(id); tag != "" {
+		return tag
+	}
+	return id
+}
+
+// room returns an error if the disk has too little room for the changed files. The old ones are
+// removed only later.
+func (w *work) room() error {
+	need := uint64(0)
+	for _, n := range w.bytes {
+		need += n
+	}
+	free, err := w.cfg.Store.Room()
+	if err == nil && need > free {
+		err = fmt.Errorf("it needs %d MiB, %d MiB are left: %w", need>>20, free>>20, unix.ENOSPC)
+	}
+	return err
+}
+
+// encrypt encrypts the files of one snapshot.
+func (w *work) encrypt(m store.Member) (err error) {
+	if w.keyID == "" {
+		if w.keyID, w.key, err = w.cfg.Vault.New(w.ctx); err != nil {
+			return err
+		}
+	}
+	return w.cfg.Store.Rewrite(m.Tag, m.ID, func(from, to string) error {
+		keys := append(slices.Clone(m.Keys), w.keyID)
+		p, err := record.EncodeEncryption(&record.Encryption{SnapshotID: m.ID, Keys: keys})
+		if err == nil {
+			err = put(filepath.Join(to, store.EncryptionFile), p)
+		}
+		if err != nil {
+			return err
+		}
+		return w.each(m, from, to, crypt.Suffix, func(name string, src, dst *os.File) error {
+			return w.encryptFile(snapshot.PortableName(name, m.ID), src, dst)
+		})
+	})
+}
+
+// decrypt decrypts the files of one snapshot.
+func (w *work) decrypt(m store.Member, from, to string) error {
+	return w.each(m, from, to, "", func(name string, src, dst *os.File) error {
+		r, key, err := w.cfg.Vault.Reader(w.ctx, src, snapshot.PortableName(name, m.ID))
+		if err != nil {
+			return err
+		}
+		return w.cfg.Vault.Fill(dst, r, &key)
+	})
+}
+
+// each writes the files of one snapshot to the directory to. It calls the function change for the
+// files to change, whose new names get the suffix, and makes links to all others.
+func (w *work) each(m store.Member, from, to, suffix string,
+	change func(name string, src, dst *os.File) error) error {
+	manifest, err := os.ReadFile(filepath.Join(from, snapshot.ManifestFile))
+	if err == nil {
+		err = put(filepath.Join(to, snapshot.ManifestFile), manifest)
+	}
+	if err != nil {
+		return err
+	}
+	for name := range names(m.Manifest) {
+		if err := w.ctx.Err(); err != nil {
+			return err
+		}
+		if !w.todo[m.ID][name] {
+			err = linkAny(from, to, name)
+		} else if suffix == "" {
+			err = w.convert(m, filepath.Join(from, name+crypt.Suffix), filepath.Join(to, name), name, change)
+		} else {
+			err = w.convert(m, filepath.Join(from, name), filepath.Join(to, name+suffix), name, change)
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// linkAny links a file in its present form.
+func linkAny(from, to, name string) error {
+	err := os.Link(filepath.Join(from, name), filepath.Join(to, name))
+	if errors.Is(err, unix.ENOENT) {
+		err = os.Link(filepath.Join(from, name+crypt.Suffix), filepath.Join(to, name+crypt.Suffix))
+	}
+	return err
+}
+
+// convert makes the file at to from the file at from. If another snapshot of the family had the same
+// file, it makes a link to what the file became there.
+func (w *work) convert(m store.Member, from, to, name string,
+	change func(name string, src, dst *os.File) error) error {
+	src, err := os.OpenFile(from, os.O_RDONLY|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return err
+	}
+	defer src.Close()
+	var st unix.Stat_t
+	if err := unix.Fstat(int(src.Fd()), &st); err != nil {
+		return err
+	}
+	i := inode{st.Dev, st.Ino}
+	if made := w.done[i]; made != "" && os.Link(made, to) == nil {
+		return nil
+	}
+	dst, err := os.OpenFile(to, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(change(name, src, dst), dst.Sync(), dst.Close()); err != nil {
+		return err
+	}
+	w.done[i] = filepath.Join(m.Dir, filepath.Base(to)) // where it is when the snapshot is rewritten
+	return nil
+}
+
+// encryptFile encrypts the data of src.
+func (w *work) encryptFile(name string, src, dst *os.File) error {
+	st, err := src.Stat()
+	if err != nil {
+		return err
+	}
+	all := sparse.Part{End: st.Size()}
+	h := crypt.Header{KeyID: w.keyID, Name: name, Bytes: uint64(st.Size())}
+	err = sparse.EachData(src, all, func(p sparse.Part) error {
+		h.Data += uint64(p.End - p.Start)
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	out, err := crypt.NewWriter(dst, &w.key, h)
+	if err != nil {
+		return err
+	}
+	buffer := make([]byte, 1<<20)
+	err = sparse.EachData(src, all, func(p sparse.Part) error {
+		for at := p.Start; at < p.End; {
+			n, err := src.ReadAt(buffer[:min(p.End-at, int64(len(buffer)))], at)
+			if err != nil && !errors.Is(err, io.EOF) || n == 0 {
+				return errors.Join(err, w.ctx.Err())
+			}
+			if err := errors.Join(out.Write(uint64(at), buffer[:n]), w.ctx.Err()); err != nil {
+				return err
+			}
+			at += int64(n)
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	return out.Close()
+}
+
+// put writes a small file.
+func put(path string, p []byte) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(p)
+	return errors.Join(err, f.Sync(), f.Close())
+}

@@ -1,0 +1,307 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/atomicfile"
+	"github.com/forkd/forkd/internal/format/crypt"
+	"github.com/forkd/forkd/internal/format/record"
+	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/phase"
+)
+
+// An encrypted snapshot has a file NAME.enc (see package crypt) in place of the file NAME, and an
+// EncryptionFile. Its manifest is in clear, and so are layers that other snapshots in clear have
+// too. Its files are decrypted for the first lease, and closed at the end of the last lease.
+
+// EncryptionFile is the name of the record of an encrypted snapshot, in its directory.
+const EncryptionFile = "encryption.json"
+
+// keysIn returns the keys of the encrypted files in a snapshot's directory.
+func (s *Store) keysIn(dir, id string) ([]string, error) {
+	path := filepath.Join(dir, EncryptionFile)
+	f, err := s.openAsIs(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil // the snapshot is in clear
+	}
+	if err != nil {
+		return nil, err
+	}
+	f.Close()
+	p, err := s.readBounded(path, 1<<20)
+	if err != nil {
+		return nil, err
+	}
+	r, err := record.ParseEncryption(path, p)
+	if err == nil && r.SnapshotID != id {
+		err = fmt.Errorf("%s is that of snapshot %.40q", path, r.SnapshotID)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return r.Keys, nil
+}
+
+// openEncrypted decrypts the file that is in place of the missing file at path. If there is none,
+// openEncrypted returns the error missing.
+func (s *Store) openEncrypted(path string, missing error) (*os.File, error) {
+	enc, err := s.openAsIs(path + crypt.Suffix)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, missing
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer enc.Close()
+	dir, file := filepath.Split(path)
+	p, err := s.readManifest(filepath.Join(dir, snapshot.ManifestFile))
+	if err != nil {
+		return nil, err
+	}
+	return s.vault.Decrypt(context.Background(), enc, snapshot.PortableName(file, p.ID), s.hasRoom)
+}
+
+// isDecrypted reports whether f comes from openEncrypted. Only such files have no names.
+func isDecrypted(f *os.File) bool {
+	var st unix.Stat_t
+	return unix.Fstat(int(f.Fd()), &st) == nil && st.Nlink == 0
+}
+
+// AcquireInClear is like Acquire, for callers that write data of the snapshot to the disk. If the
+// snapshot is encrypted, the error is an *EncryptedError.
+func (s *Store) AcquireInClear(tag string) (*Lease, error) { return s.inClear(tag, s.Acquire) }
+
+func (s *Store) inClear(tag string, acquire func(tag string) (*Lease, error)) (*Lease, error) {
+	s.mu.Lock()
+	e := s.byTag[tag]
+	secret := e != nil && len(e.keys) > 0
+	s.mu.Unlock()
+	if secret { // checked before the files are decrypted
+		return nil, writesPlain(tag)
+	}
+	l, err := acquire(tag)
+	if err == nil && l.secret { // it was encrypted in the meantime
+		l.Release()
+		return nil, writesPlain(tag)
+	}
+	return l, err
+}
+
+// Member is a snapshot of a family.
+type Member struct {
+	Tag, ID, Dir string
+	Manifest     *snapshot.Manifest // must not be changed
+	Keys         []string           // keys of its encrypted files; empty if it is in clear
+}
+
+// Family returns the snapshots that have data of the snapshot with the given tag: the snapshot
+// itself, which is first, and all snapshots that build on it or have a layer of it. It waits until
+// they are on disk. If one of them is in use, the error is an *InUseError.
+func (s *Store) Family(ctx context.Context, tag string) (family []Member, err error) {
+	if err := s.WaitFlushed(ctx, tag); err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	entries, err := s.idleFamilyLocked(tag)
+	for _, e := range entries {
+		family = append(family, Member{e.tag, e.id(), e.dir, e.manifest, e.keys})
+	}
+	s.mu.Unlock()
+	for _, m := range family {
+		if err == nil {
+			err = s.WaitFlushed(ctx, m.Tag)
+		}
+		if err == nil && !sealed(m.Manifest) {
+			err = s.seal(ctx, m.Tag)
+		}
+	}
+	return family, err
+}
+
+// idleFamilyLocked returns a family of which no member is in use.
+func (s *Store) idleFamilyLocked(tag string) ([]*entry, error) {
+	e := s.byTag[tag]
+	if e == nil || !e.Listed() {
+		return nil, &NotFoundError{Tag: tag}
+	}
+	family, seen := []*entry{e}, map[*entry]bool{e: true}
+	for i := 0; i < len(family); i++ { // the loop appends to family
+		e := family[i]
+		if e.damage != nil {
+			return nil, e.damage
+		}
+		if n := e.refs.using() + e.refs.pin; n > 0 || !e.Listed() {
+			return nil, &InUseError{Tag: e.tag, Leases: max(n, 1)}
+		}
+		for _, more := range [][]*entry{s.children[e.id()], s.memory[e.id()], s.disk[e.id()]} {
+			for _, m := range more {
+				if !seen[m] {
+					seen[m], family = true, append(family, m)
+				}
+			}
+		}
+	}
+	return family, nil
+}
+
+// Rewrite replaces the files of a snapshot. It calls the function write, which writes all files of
+// the snapshot to an empty directory, and exchanges the directories in one step. A killed daemon
+// leaves the old files or the new files. When Rewrite returns nil, the old files are removed, and keys
+// that no snapshot has any more are destroyed. If the
+// snapshot is used in the meantime, the error is an *InUseError, and nothing has changed.
+func (s *Store) Rewrite(tag, id string, write func(from, to string) error) error {
+	unpin, err := s.Pin(tag) // keeps it from being deleted
+	if err != nil {
+		return err
+	}
+	defer unpin()
+	s.mu.Lock()
+	e := s.byTag[tag]
+	s.mu.Unlock()
+	if e == nil || e.id() != id {
+		return &ReplacedError{Tag: tag}
+	}
+	// No snapshot has this ID, so the next start removes the directory.
+	to := filepath.Join(s.staging(), "rewrite-"+snapshot.NewID())
+	defer os.RemoveAll(to)
+	if err := os.Mkdir(to, 0o700); err != nil {
+		return err
+	}
+	if err := write(e.dir, to); err != nil {
+		return err
+	}
+	if err := errors.Join(atomicfile.SyncDir(to), s.exchange(e, to)); err != nil {
+		return err
+	}
+	for _, l := range e.manifest.Memory {
+		s.dropCold(l.Owner) // the copies in RAM are those of the old files
+	}
+	if gone := s.gone.Load(); gone != nil {
+		(*gone)(e.manifest)
+	}
+	return os.RemoveAll(to)
+}
+
+// exchange exchanges the directory of a snapshot with another one.
+func (s *Store) exchange(e *entry, with string) error {
+	e.flushMu.Lock()
+	defer e.flushMu.Unlock()
+	e.hotMu.Lock() // later leases wait here and open the new files
+	defer e.hotMu.Unlock()
+	s.moves.Lock()
+	defer s.moves.Unlock()
+	const own = 1 // the pin of Rewrite
+	s.mu.Lock()
+	used := e.refs.using() + e.refs.pin - own
+	stored := e.Phase == phase.Stored
+	s.mu.Unlock()
+	if used > 0 || !stored {
+		return &InUseError{Tag: e.tag, Leases: max(used, 1)}
+	}
+	keys, err := s.keysIn(with, e.id())
+	if err != nil {
+		return err
+	}
+	e.closeHot()
+	old := e.keys // only this function changes them
+	if err := unix.Renameat2(unix.AT_FDCWD, with, unix.AT_FDCWD, e.dir, unix.RENAME_EXCHANGE); err != nil {
+		return fmt.Errorf("exchange %s and %s: %w", with, e.dir, err)
+	}
+	s.mu.Lock()
+	s.dropLocked(e)
+	e.keys = keys
+	s.addLocked(e)
+	unused := s.unusedLocked(old)
+	s.mu.Unlock()
+	if err := errors.Join(atomicfile.SyncDir(s.snapshots()), atomicfile.SyncDir(s.staging())); err != nil {
+		return err
+	}
+	return s.destroy(unused)
+}
+
+// Shred destroys the keys of an encrypted snapshot and of all snapshots that have data of it, and
+// then deletes these snapshots. If one of them is in use or in clear, or if another snapshot has the
+// same key, it does nothing.
+func (s *Store) Shred(tag string) ([]Deleted, error) {
+	family, keys, err := s.condemnKeys(tag)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.destroy(keys); err != nil {
+		s.mu.Lock()
+		for _, e := range family {
+			e.UndeleteLocked()
+		}
+		s.mu.Unlock()
+		return nil, err
+	}
+	slices.Reverse(family) // dependents first
+	return s.removeAll(family)
+}
+
+// condemnKeys chooses the snapshots that Shred deletes. From then on they cannot be leased.
+func (s *Store) condemnKeys(tag string) (family []*entry, keys []string, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if family, err = s.idleFamilyLocked(tag); err != nil {
+		return nil, nil, err
+	}
+	for _, e := range family {
+		if len(e.keys) == 0 {
+			return nil, nil, &EncryptedError{e.tag, "has data of " + tag + " and is in clear: 'forkd encrypt " + tag +
+				"', or remove it"}
+		}
+		keys = append(keys, e.keys...)
+	}
+	for _, e := range s.byTag {
+		has := func(k string) bool { return slices.Contains(keys, k) }
+		if !slices.Contains(family, e) && slices.ContainsFunc(e.keys, has) {
+			return nil, nil, &EncryptedError{tag, "its key is also that of " + e.tag + ": shred the snapshot that both " +
+				"build on, or delete this one ('forkd rmi " + tag + "')"}
+		}
+	}
+	for _, e := range family {
+		e.EnterLocked(phase.Deleting)
+	}
+	slices.Sort(keys)
+	return family, slices.Compact(keys), nil
+}
+
+// unusedLocked returns the keys that no snapshot has.
+func (s *Store) unusedLocked(keys []string) (unused []string) {
+	for _, k := range keys {
+		used := false
+		for _, e := range s.byTag {
+			used = used || slices.Contains(e.keys, k)
+		}
+		if !used {
+			unused = append(unused, k)
+		}
+	}
+	return unused
+}
+
+// ForgetKey destroys a key, unless a snapshot has it.
+func (s *Store) ForgetKey(id string) error {
+	s.mu.Lock()
+	unused := s.unusedLocked([]string{id})
+	s.mu.Unlock()
+	return s.destroy(unused)
+}
+
+func (s *Store) destroy(keys []string) (err error) {
+	for _, k := range keys {
+		if s.vault != nil {
+			err = errors.Join(err, s.vault.Destroy(k))
+		}
+	}
+	return err
+}
