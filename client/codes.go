@@ -37,6 +37,7 @@ const (
 	ErrSnapshotExists       ErrorCode = "snapshot_exists"        // 409: A snapshot with this tag exists
 	ErrSnapshotInUse        ErrorCode = "snapshot_in_use"        // 409: The snapshot is in use
 	ErrSnapshotUnusable     ErrorCode = "snapshot_unusable"      // 409: The snapshot cannot be used
+	ErrSnapshotEncryption   ErrorCode = "snapshot_encryption"    // 409: The encryption of the snapshot forbids this
 	ErrWorkspaceExists      ErrorCode = "workspace_exists"       // 409: A workspace with this name exists
 	ErrVolumeExists         ErrorCode = "volume_exists"          // 409: A volume with this name exists
 	ErrVolumeInUse          ErrorCode = "volume_in_use"          // 409: A sandbox writes to the volume
@@ -58,6 +59,7 @@ const (
 	ErrSandboxFailed        ErrorCode = "sandbox_failed"         // 502: The sandbox failed
 	ErrRegistryFailed       ErrorCode = "registry_failed"        // 502: The registry cannot be used
 	ErrBusy                 ErrorCode = "busy"                   // 503: The daemon is busy
+	ErrKeyUnavailable       ErrorCode = "key_unavailable"        // 503: The key of an encrypted snapshot cannot be used
 	ErrHostMemory           ErrorCode = "host_memory"            // 503: The host has too little free memory
 	ErrHostDisk             ErrorCode = "host_disk"              // 503: The host has too little free disk space
 	ErrNoKVM                ErrorCode = "no_kvm"                 // 503: The host cannot run VMs

@@ -331,7 +331,8 @@ func openStore(t T, dir string, events *event.Ring) (*store.Store, *atrest.Crypt
 	if err != nil {
 		t.Fatal(err)
 	}
-	keys, err := vault.Open(vault.Config{Dir: filepath.Join(dir, "state", "keys"), RAM: ram, KeyFile: secret, AnyDisk: true})
+	keys, err := vault.Open(vault.Config{Dir: filepath.Join(dir, "state", "keys"), RAM: ram, KeyFile: secret,
+		AnyDisk: true})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -75,7 +75,6 @@ func newDaemonCmd() *cobra.Command {
 		"give ports of sandboxes host names PORT-ID.DOMAIN. Write DOMAIN as clients use it, optionally with\n"+
 			"http:// or https:// and :PORT; localhost works for browsers on this host")
 	trustDaemonFlags(f, &cfg)
-	encryptionDaemonFlags(f, &cfg)
 	f.StringVar(&cfg.StateDir, "state-dir", "", "directory of snapshots and private disks (default /var/lib/forkd, or the user's state directory)")
 	f.StringVar(&cfg.RAMDir, "ram-dir", "", "tmpfs directory for hot memory (default /dev/shm/forkd-<uid>)")
 	f.StringVar(&cfg.RunDir, "run-dir", "",
@@ -136,6 +135,7 @@ func clientDaemonFlags(f *pflag.FlagSet, cfg *daemon.Config) {
 }
 
 func trustDaemonFlags(f *pflag.FlagSet, cfg *daemon.Config) {
+	encryptionDaemonFlags(f, cfg)
 	f.StringArrayVar(&cfg.Trust, "trust", nil,
 		"policy for snapshots from outside that no trusted key has signed: require, warn or off; SOURCE=POLICY for\n"+
 			"those of a registry (ghcr.io), of its repositories (ghcr.io/owner) or of archives (archive) (repeatable;\n"+

@@ -76,12 +76,8 @@ func codeOf(err error) code {
 		return codeHeld
 	case is[*failure.LeaseError](err):
 		return codeSnapshotUnusable
-	case is[*store.EncryptedError](err):
-		return codeEncrypted
-	case is[*vault.KeyError](err):
-		return codeKey
-	case is[*vault.RoomError](err):
-		return codeHostMemory
+	case is[*store.EncryptedError](err), is[*vault.KeyError](err), is[*vault.RoomError](err):
+		return codeOfEncryption(err)
 	case is[*sandbox.NotFoundError](err):
 		return codeNoSandbox
 	case is[*store.NotFoundError](err):
@@ -148,6 +144,17 @@ func codeOf(err error) code {
 func is[E error](err error) bool {
 	_, ok := errors.AsType[E](err)
 	return ok
+}
+
+// codeOfEncryption returns the code of an error about an encrypted snapshot.
+func codeOfEncryption(err error) code {
+	switch {
+	case is[*vault.KeyError](err):
+		return codeKey
+	case is[*vault.RoomError](err):
+		return codeHostMemory
+	}
+	return codeEncrypted
 }
 
 func codeOfVolume(err *volume.Error) code {

@@ -26,7 +26,8 @@ func (a *api) shredSnapshots(r *http.Request) (apiv1.Family, error) {
 }
 
 func (a *api) family(r *http.Request,
-	change func(*tenancy.View, context.Context, *atrest.Crypter, string) (atrest.Result, error)) (out apiv1.Family, err error) {
+	change func(*tenancy.View, context.Context, *atrest.Crypter, string) (atrest.Result, error)) (
+	out apiv1.Family, err error) {
 	tag := r.PathValue("tag")
 	if err := checkTag(tag); err != nil {
 		return out, err

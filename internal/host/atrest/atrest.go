@@ -113,7 +113,8 @@ func (c *Crypter) Decrypt(ctx context.Context, tag string) (r Result, err error)
 		return r, err
 	}
 	if len(w.others) > 0 {
-		return r, &store.EncryptedError{Tag: tag, Reason: "has encrypted layers of " + w.others[0] + ": decrypt that snapshot"}
+		return r, &store.EncryptedError{Tag: tag, Reason: "has encrypted layers of " + w.others[0] +
+			": decrypt that snapshot"}
 	}
 	if err := w.room(); err != nil {
 		return r, fmt.Errorf("decrypt snapshot %q: %w", tag, err)
@@ -122,7 +123,8 @@ func (c *Crypter) Decrypt(ctx context.Context, tag string) (r Result, err error)
 		if len(m.Keys) == 0 {
 			continue
 		}
-		if err := c.cfg.Store.Rewrite(m.Tag, m.ID, func(from, to string) error { return w.decrypt(m, from, to) }); err != nil {
+		write := func(from, to string) error { return w.decrypt(m, from, to) }
+		if err := c.cfg.Store.Rewrite(m.Tag, m.ID, write); err != nil {
 			return r, fmt.Errorf("decrypt snapshot %q: %w", m.Tag, err)
 		}
 		r.Tags = append(r.Tags, m.Tag)
@@ -219,8 +221,8 @@ func (w *work) count(suffix string) error {
 			continue
 		}
 		if ours[list[0].owner] { // for example a sandbox that the store does not know about
-			return &store.EncryptedError{Tag: list[0].member.Tag, Reason: fmt.Sprintf("its file %s has %d other links, which would "+
-				"keep the old content: end the sandboxes that come from it", list[0].name, has[i].Nlink-links[i])}
+			return &store.EncryptedError{Tag: list[0].member.Tag, Reason: fmt.Sprintf("its file %s has %d other links, which "+
+				"would keep the old content: end the sandboxes that come from it", list[0].name, has[i].Nlink-links[i])}
 		}
 		w.others = append(w.others, w.nameOf(list[0].owner))
 	}

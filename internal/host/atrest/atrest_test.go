@@ -85,7 +85,8 @@ func (w *world) make(tag, from string) {
 	m := &snapshot.Manifest{Machine: snapshot.Machine{MemoryBytes: 64 << 20, VCPUs: 1, Template: "t"},
 		Disk: &snapshot.Disk{SizeBytes: 8192}}
 	page := bytes.Repeat([]byte(secretOf(tag)+"."), vm.PageSize)[:2*vm.PageSize]
-	for name, size := range map[string]int64{snapshot.MemoryLayerFile: 32 << 20, snapshot.StateFile: 1 << 16, "top": 16 << 10} {
+	sizes := map[string]int64{snapshot.MemoryLayerFile: 32 << 20, snapshot.StateFile: 1 << 16, "top": 16 << 10}
+	for name, size := range sizes {
 		f, err := g.Create(name)
 		if err == nil {
 			err = f.Truncate(size) // most of it is a hole

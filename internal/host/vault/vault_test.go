@@ -64,7 +64,8 @@ unwrap) test -e "$0.$3" || { echo "no such key" >&2; exit 1; }; tail -c +2;;
 esac`
 
 func TestKeys(t *testing.T) {
-	for name, cfg := range map[string]Config{"file": {KeyFile: secretFile(t, secretText)}, "command": {Command: script(t, working)}} {
+	for name, cfg := range map[string]Config{"file": {KeyFile: secretFile(t, secretText)},
+		"command": {Command: script(t, working)}} {
 		t.Run(name, func(t *testing.T) {
 			v := open(t, cfg)
 			id, key, err := v.New(ctx)

@@ -1,0 +1,154 @@
+package integration_test
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/forkd/forkd/client"
+)
+
+// marker is in the memory and on the disk of an encrypted snapshot. The guest puts it together, so no
+// request has it.
+const marker = "forkd-top-secret-marker"
+
+// TestEncryptedSnapshots encrypts a branch that has a marker in its memory and on its disk. Then no
+// file of the daemon has the marker, also after forks that use it and a crash of the daemon. Forks of
+// the branch work, and after its key was destroyed they are refused.
+func TestEncryptedSnapshots(t *testing.T) {
+	f := load(t)
+	dir, err := os.MkdirTemp("/dev/shm", "fke")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	secret := filepath.Join(dir, "key")
+	if err := os.WriteFile(secret, bytes.Repeat([]byte("k"), 32), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	d := f.start(t, withArgs("--key-file", secret), withRAM(filepath.Join(dir, "m")), withPool(0))
+	defer d.stop(t) // before its files are removed
+	box := d.fork(t, 1)[0]
+	d.value(t, box.ID, "m = ('forkd-top-' + 'secret-marker') * 1000; len(m)")
+	d.sh(t, box.ID, "a=forkd-top-; for i in $(seq 1000); do echo ${a}secret-marker; done >/root/note; sync")
+	d.branchOf(t, box.ID, "secret", "live")
+	d.persisted(t, "secret", "done")
+	d.kill(t, box)
+	if found := d.markers(t); len(found) < 2 {
+		t.Fatalf("before the encryption, the marker is in %q: want it in memory and on the disk", found)
+	}
+	family, err := d.EncryptSnapshot(d.ctx(t, bakeLimit), "secret")
+	if err != nil || !slices.Equal(family.Tags, []string{"secret"}) || !slices.Equal(family.InClear, []string{tag}) {
+		t.Fatalf("%+v: %v", family, err)
+	}
+	d.hasNoMarker(t)
+	for _, crash := range []bool{false, true} {
+		children := d.forkOf(t, "secret", 2)
+		if crash {
+			d.crash(t)
+			d.launch(t)
+		}
+		for _, child := range children {
+			if got := d.value(t, child.ID, "len(m), m[:10], m == ('forkd-top-' + 'secret-marker') * 1000"); got !=
+				"(23000, 'forkd-top-', True)" {
+				t.Errorf("the child has %s in its memory", got)
+			}
+			if got := d.sh(t, child.ID, "sort -u /root/note"); got != marker+"\n" {
+				t.Errorf("the child has %q on its disk", got)
+			}
+		}
+		id := children[0].ID
+		_, branch := d.Branch(d.ctx(t, bakeLimit), id, client.BranchRequest{Tag: "copy", Mode: "full"})
+		_, suspend := d.Suspend(d.ctx(t, bakeLimit), id)
+		_, shred := d.ShredSnapshot(d.ctx(t, quietLimit), "secret")
+		_, decrypt := d.DecryptSnapshot(d.ctx(t, quietLimit), "secret")
+		_, pack := d.PackSnapshot(d.ctx(t, quietLimit), "secret")
+		_, compact := d.CompactSnapshot(d.ctx(t, quietLimit), "secret", "copy")
+		for what, c := range map[string]struct {
+			err  error
+			code client.ErrorCode
+		}{"branch": {branch, client.ErrSnapshotEncryption}, "suspend": {suspend, client.ErrSnapshotEncryption},
+			"pack": {pack, client.ErrSnapshotEncryption}, "compact": {compact, client.ErrSnapshotEncryption},
+			"shred": {shred, client.ErrSnapshotInUse}, "decrypt": {decrypt, client.ErrSnapshotInUse}} {
+			if e := (*client.Error)(nil); !errors.As(c.err, &e) || e.Code != string(c.code) {
+				t.Errorf("%s: %v, want %s", what, c.err, c.code)
+			}
+		}
+		d.kill(t, children...)
+		d.hasNoMarker(t)
+	}
+	if err := d.VerifySnapshot(d.ctx(t, bakeLimit), "secret"); err != nil {
+		t.Error(err)
+	}
+	d.hasNoMarker(t)
+	if family, err := d.ShredSnapshot(d.ctx(t, quietLimit), "secret"); err != nil || len(family.Tags) != 1 {
+		t.Errorf("%+v: %v", family, err)
+	}
+	var gone *client.Error
+	if _, err := d.Fork(d.ctx(t, quietLimit), client.ForkRequest{SnapshotTag: "secret", N: 1}); !errors.As(err, &gone) ||
+		gone.Code != string(client.ErrSnapshotNotFound) {
+		t.Errorf("fork of a shredded snapshot: %v", err)
+	}
+	if keys := tree(t, filepath.Join(d.state, "keys")); len(keys) > 0 {
+		t.Errorf("keys are left: %q", keys)
+	}
+	d.kill(t, d.fork(t, 1)...) // the parent still works
+}
+
+func (d *daemon) hasNoMarker(t *testing.T) {
+	t.Helper()
+	if found := d.markers(t); len(found) > 0 {
+		t.Errorf("the marker is in %q", found)
+	}
+}
+
+// markers returns the files below the daemon's directories that have the marker.
+func (d *daemon) markers(t *testing.T) (found []string) {
+	t.Helper()
+	for _, dir := range []string{d.state, d.ram, d.run} {
+		err := filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
+			if errors.Is(err, fs.ErrNotExist) || err == nil && (!e.Type().IsRegular() || e.Name() == "forkd-vmm") {
+				return nil
+			}
+			if err != nil {
+				return err
+			}
+			has, err := hasMarker(path)
+			if has {
+				found = append(found, path)
+			}
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return found
+}
+
+func hasMarker(path string) (bool, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return false, err
+	}
+	defer f.Close()
+	p, kept := make([]byte, 1<<20), 0
+	for {
+		n, err := f.Read(p[kept:])
+		if bytes.Contains(p[:kept+n], []byte(marker)) {
+			return true, nil
+		}
+		if errors.Is(err, io.EOF) {
+			return false, nil
+		}
+		if err != nil {
+			return false, err
+		}
+		kept = copy(p, p[max(0, kept+n-len(marker)):kept+n])
+	}
+}
