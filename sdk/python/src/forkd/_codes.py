@@ -244,6 +244,13 @@ class SnapshotUnusableError(ForkdError):
     """
 
 
+class SnapshotEncryptionError(ForkdError):
+    """The encryption of the snapshot forbids this (snapshot_encryption, 409).
+
+    What helps: do what the detail says.
+    """
+
+
 class WorkspaceExistsError(ForkdError):
     """A workspace with this name exists (workspace_exists, 409).
 
@@ -394,6 +401,13 @@ class BusyError(ForkdError):
     """
 
 
+class KeyUnavailableError(ForkdError):
+    """The key of an encrypted snapshot cannot be used (key_unavailable, 503).
+
+    What helps: check --key-file or --kms-command of the daemon; a key that was destroyed cannot be restored.
+    """
+
+
 class HostMemoryError(ForkdError):
     """The host has too little free memory (host_memory, 503).
 
@@ -463,6 +477,7 @@ BY_CODE: dict[str, type[ForkdError]] = {
     "snapshot_exists": SnapshotExistsError,
     "snapshot_in_use": SnapshotInUseError,
     "snapshot_unusable": SnapshotUnusableError,
+    "snapshot_encryption": SnapshotEncryptionError,
     "workspace_exists": WorkspaceExistsError,
     "volume_exists": VolumeExistsError,
     "volume_in_use": VolumeInUseError,
@@ -484,6 +499,7 @@ BY_CODE: dict[str, type[ForkdError]] = {
     "sandbox_failed": SandboxFailedError,
     "registry_failed": RegistryFailedError,
     "busy": BusyError,
+    "key_unavailable": KeyUnavailableError,
     "host_memory": HostMemoryError,
     "host_disk": HostDiskError,
     "no_kvm": NoKvmError,
@@ -541,6 +557,7 @@ __all__ = [
     "SnapshotExistsError",
     "SnapshotInUseError",
     "SnapshotUnusableError",
+    "SnapshotEncryptionError",
     "WorkspaceExistsError",
     "VolumeExistsError",
     "VolumeInUseError",
@@ -562,6 +579,7 @@ __all__ = [
     "SandboxFailedError",
     "RegistryFailedError",
     "BusyError",
+    "KeyUnavailableError",
     "HostMemoryError",
     "HostDiskError",
     "NoKvmError",

@@ -142,6 +142,16 @@ class Version(Record):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class Family(Record):
+    """The message Family of the API."""
+
+    tags: list[str] = _field(default_factory=list)
+    """the snapshots that have changed; empty: there was nothing to do"""
+    in_clear: list[str] = _field(default_factory=list)
+    """snapshots with layers that these snapshots have too; these layers stay in clear"""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class Verified(Record):
     """The message Verified of the API."""
 
@@ -456,6 +466,8 @@ class SnapshotInfo(Record):
     """it has no memory; forks boot from its disk"""
     arriving: bool | None = None
     """not all of it has arrived from a registry; until then it can only be forked"""
+    encrypted: bool | None = None
+    """its files are encrypted on the disk"""
     built: bool | None = None
     """it is the result of a build, not a branch that a client made"""
     labels: dict[str, str] | None = None
@@ -525,6 +537,8 @@ class Baked(Record):
     """it has no memory; forks boot from its disk"""
     arriving: bool | None = None
     """not all of it has arrived from a registry; until then it can only be forked"""
+    encrypted: bool | None = None
+    """its files are encrypted on the disk"""
     built: bool | None = None
     """it is the result of a build, not a branch that a client made"""
     labels: dict[str, str] | None = None
@@ -632,6 +646,8 @@ class SnapshotInfoDetail(Record):
     """it has no memory; forks boot from its disk"""
     arriving: bool | None = None
     """not all of it has arrived from a registry; until then it can only be forked"""
+    encrypted: bool | None = None
+    """its files are encrypted on the disk"""
     built: bool | None = None
     """it is the result of a build, not a branch that a client made"""
     labels: dict[str, str] | None = None
@@ -2322,6 +2338,7 @@ __all__ = [
     "ExecResult",
     "ExecStarted",
     "ExportRequest",
+    "Family",
     "File",
     "FileChange",
     "FindRequest",
