@@ -22,7 +22,7 @@ export interface components {
              * @description a code never changes its meaning; new codes may be added
              * @enum {string}
              */
-            code: "bad_request" | "invalid_field" | "warmup_failed" | "artifact_refused" | "unauthenticated" | "forbidden" | "scope" | "not_signed" | "key_not_trusted" | "signature_invalid" | "denied_in_sandbox" | "denied_by_registry" | "no_such_route" | "sandbox_not_found" | "snapshot_not_found" | "workspace_not_found" | "volume_not_found" | "not_found_in_sandbox" | "not_found_in_registry" | "method_not_allowed" | "conflict" | "sandbox_state" | "sandbox_cut_off" | "sandbox_of_workspace" | "interpreter_busy" | "apply_conflict" | "no_base" | "hook_failed" | "not_in_line" | "not_unique" | "snapshot_exists" | "snapshot_in_use" | "snapshot_unusable" | "workspace_exists" | "volume_exists" | "volume_in_use" | "no_volume_slots" | "sandbox_has_volumes" | "volume_unusable" | "outcome_unknown" | "body_too_large" | "idempotency_key_reused" | "upgrade_required" | "too_many_requests" | "max_sandboxes" | "max_vcpus" | "own_sandboxes" | "volume_quota" | "internal" | "vm_ended" | "apply_incomplete" | "sandbox_failed" | "registry_failed" | "busy" | "host_memory" | "host_disk" | "no_kvm" | "timeout" | "no_space";
+            code: "bad_request" | "invalid_field" | "warmup_failed" | "artifact_refused" | "unauthenticated" | "forbidden" | "scope" | "not_signed" | "key_not_trusted" | "signature_invalid" | "denied_in_sandbox" | "denied_by_registry" | "no_such_route" | "sandbox_not_found" | "snapshot_not_found" | "workspace_not_found" | "volume_not_found" | "not_found_in_sandbox" | "not_found_in_registry" | "method_not_allowed" | "conflict" | "sandbox_state" | "sandbox_cut_off" | "sandbox_of_workspace" | "interpreter_busy" | "apply_conflict" | "no_base" | "hook_failed" | "not_in_line" | "not_unique" | "snapshot_exists" | "snapshot_in_use" | "snapshot_unusable" | "snapshot_encryption" | "workspace_exists" | "volume_exists" | "volume_in_use" | "no_volume_slots" | "sandbox_has_volumes" | "volume_unusable" | "outcome_unknown" | "body_too_large" | "idempotency_key_reused" | "upgrade_required" | "too_many_requests" | "max_sandboxes" | "max_vcpus" | "own_sandboxes" | "volume_quota" | "internal" | "vm_ended" | "apply_incomplete" | "sandbox_failed" | "registry_failed" | "busy" | "key_unavailable" | "host_memory" | "host_disk" | "no_kvm" | "timeout" | "no_space";
             /** @description name of the wrong field; with invalid_field only */
             field?: string;
             /** @description the solution for most errors with this code */
@@ -77,6 +77,12 @@ export interface components {
                 /** @description the daemon's public key in the form of OpenSSH, such as ssh-ed25519 AAAA… */
                 host_key: string;
             };
+        };
+        Family: {
+            /** @description the snapshots that have changed; empty: there was nothing to do */
+            tags: string[];
+            /** @description snapshots with layers that these snapshots have too; these layers stay in clear */
+            in_clear: string[];
         };
         Verified: {
             ok: boolean;
@@ -200,6 +206,8 @@ export interface components {
             disk_only?: boolean;
             /** @description not all of it has arrived from a registry; until then it can only be forked */
             arriving?: boolean;
+            /** @description its files are encrypted on the disk */
+            encrypted?: boolean;
             /** @description it is the result of a build, not a branch that a client made */
             built?: boolean;
             /** @description labels that the request for the branch gave */

@@ -101,6 +101,9 @@ export class SnapshotInUseError extends ForkdError {}
 /** The snapshot cannot be used (409, `snapshot_unusable`). */
 export class SnapshotUnusableError extends ForkdError {}
 
+/** The encryption of the snapshot forbids this (409, `snapshot_encryption`). */
+export class SnapshotEncryptionError extends ForkdError {}
+
 /** A workspace with this name exists (409, `workspace_exists`). */
 export class WorkspaceExistsError extends ForkdError {}
 
@@ -164,6 +167,9 @@ export class RegistryFailedError extends ForkdError {}
 /** The daemon is busy (503, `busy`). */
 export class BusyError extends ForkdError {}
 
+/** The key of an encrypted snapshot cannot be used (503, `key_unavailable`). */
+export class KeyUnavailableError extends ForkdError {}
+
 /** The host has too little free memory (503, `host_memory`). */
 export class HostMemoryError extends ForkdError {}
 
@@ -214,6 +220,7 @@ export const errorClasses: Readonly<Record<string, typeof ForkdError>> = {
   snapshot_exists: SnapshotExistsError,
   snapshot_in_use: SnapshotInUseError,
   snapshot_unusable: SnapshotUnusableError,
+  snapshot_encryption: SnapshotEncryptionError,
   workspace_exists: WorkspaceExistsError,
   volume_exists: VolumeExistsError,
   volume_in_use: VolumeInUseError,
@@ -235,6 +242,7 @@ export const errorClasses: Readonly<Record<string, typeof ForkdError>> = {
   sandbox_failed: SandboxFailedError,
   registry_failed: RegistryFailedError,
   busy: BusyError,
+  key_unavailable: KeyUnavailableError,
   host_memory: HostMemoryError,
   host_disk: HostDiskError,
   no_kvm: NoKvmError,
