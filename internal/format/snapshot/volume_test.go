@@ -4,8 +4,6 @@ import (
 	"reflect"
 	"strings"
 	"testing"
-
-	"github.com/forkd/forkd/internal/proto/vm"
 )
 
 // volumes returns a manifest with two volumes.
@@ -40,7 +38,7 @@ func TestVolumes(t *testing.T) {
 		"unclean path":    func(_ *Manifest, v *Volume) { v.Path = "/srv/../etc" },
 		"long path":       func(_ *Manifest, v *Volume) { v.Path = "/" + strings.Repeat("p", maxVolumePath) },
 		"no size":         func(_ *Manifest, v *Volume) { v.SizeBytes = 0 },
-		"huge":            func(_ *Manifest, v *Volume) { v.SizeBytes, v.Files[0].Bytes = vm.MaxVolumeBytes+1, vm.MaxVolumeBytes+1 },
+		"huge":            func(_ *Manifest, v *Volume) { v.SizeBytes, v.Files[0].Bytes = 1<<50, 1<<50 },
 		"no files":        func(_ *Manifest, v *Volume) { v.Files = nil },
 		"short base":      func(_ *Manifest, v *Volume) { v.Files[0].Bytes-- },
 		"foreign base":    func(_ *Manifest, v *Volume) { v.Files[0].Owner = NewID() },
