@@ -197,6 +197,9 @@ func (w *work) count(suffix string) error {
 		if m.Manifest.DiskOnly() {
 			return &store.EncryptedError{Tag: m.Tag, Reason: "has a disk and no memory; such snapshots cannot be encrypted"}
 		}
+		if len(m.Manifest.Volumes) > 0 { // their layers are also files of the volume, in clear
+			return &store.EncryptedError{Tag: m.Tag, Reason: "has volumes; such snapshots cannot be encrypted"}
+		}
 		ours[m.ID], w.todo[m.ID] = true, map[string]bool{}
 		for name, owner := range names(m.Manifest) {
 			var st unix.Stat_t

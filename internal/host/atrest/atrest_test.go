@@ -412,3 +412,13 @@ func TestDamage(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// The layers of a volume are files of the volume too, which stay in clear.
+func TestSnapshotsWithVolumesAreRefused(t *testing.T) {
+	m := &snapshot.Manifest{ID: "a", Memory: []snapshot.File{{Owner: "a"}}, Volumes: []snapshot.Volume{{Name: "data"}}}
+	w := &work{family: []store.Member{{Tag: "a", ID: "a", Manifest: m}}}
+	var refused *store.EncryptedError
+	if err := w.count(""); !errors.As(err, &refused) || !strings.Contains(err.Error(), "volumes") {
+		t.Errorf("%v, want the refusal of volumes", err)
+	}
+}

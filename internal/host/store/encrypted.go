@@ -138,6 +138,9 @@ func (s *Store) idleFamilyLocked(tag string) ([]*entry, error) {
 		if e.damage != nil {
 			return nil, e.damage
 		}
+		if e.Phase == phase.Arriving {
+			return nil, &ArrivingError{Tag: e.tag}
+		}
 		if n := e.refs.using() + e.refs.pin; n > 0 || !e.Listed() {
 			return nil, &InUseError{Tag: e.tag, Leases: max(n, 1)}
 		}
@@ -155,8 +158,8 @@ func (s *Store) idleFamilyLocked(tag string) ([]*entry, error) {
 // Rewrite replaces the files of a snapshot. It calls the function write, which writes all files of
 // the snapshot to an empty directory, and exchanges the directories in one step. A killed daemon
 // leaves the old files or the new files. When Rewrite returns nil, the old files are removed, and keys
-// that no snapshot has any more are destroyed. If the
-// snapshot is used in the meantime, the error is an *InUseError, and nothing has changed.
+// that no snapshot has any more are destroyed. If the snapshot is used in the meantime, the error is
+// an *InUseError, and nothing has changed.
 func (s *Store) Rewrite(tag, id string, write func(from, to string) error) error {
 	unpin, err := s.Pin(tag) // keeps it from being deleted
 	if err != nil {
