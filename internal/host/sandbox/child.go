@@ -90,9 +90,8 @@ func (m *Manager) restoreChild(ctx context.Context, start time.Time, req ForkReq
 		SnapshotTag: manifest.Tag, SnapshotID: manifest.ID, MemoryBytes: manifest.Machine.MemoryBytes,
 		Env: req.Env, IdleTimeout: req.IdleTimeout, Limits: *cmp.Or(req.Limits, &manifest.Guest.Limits),
 		Network: network, ExpirySuspends: req.ExpirySuspends, Annotation: req.Annotation, Labels: req.Labels,
-		Volumes: mounts.Inherit(manifest, req.Volumes),
-		Strict:  req.Strict.Or(manifest.Guest.Strict), Hooks: *cmp.Or(req.Hooks, &manifest.Guest.Hooks),
-	})
+		Volumes: mounts.Inherit(manifest, req.Volumes), Strict: req.Strict.Or(manifest.Guest.Strict),
+		Hooks: *cmp.Or(req.Hooks, &manifest.Guest.Hooks)})
 	if req.TTL > 0 {
 		s.record.Expires = start.Add(req.TTL).UTC()
 	}

@@ -57,12 +57,3 @@ func TestFailedCopyLeavesNothing(t *testing.T) {
 		t.Errorf("a file is left: %v", err)
 	}
 }
-
-// blocks returns how many bytes a file takes on disk.
-func blocks(path string) int64 {
-	var st unix.Stat_t
-	if err := unix.Stat(path, &st); err != nil {
-		return 0
-	}
-	return st.Blocks * 512
-}
