@@ -17,6 +17,7 @@ import (
 	"github.com/forkd/forkd/internal/format/artifact"
 	"github.com/forkd/forkd/internal/host/admit"
 	"github.com/forkd/forkd/internal/host/agentclient"
+	"github.com/forkd/forkd/internal/host/backlog"
 	"github.com/forkd/forkd/internal/host/bake"
 	"github.com/forkd/forkd/internal/host/failure"
 	"github.com/forkd/forkd/internal/host/hook"
@@ -118,7 +119,7 @@ func codeOf(err error) code {
 		return codeOutcomeUnknown
 	case errors.Is(err, syscall.ENOSPC):
 		return codeNoSpace
-	case is[*store.BacklogError](err): // checked after ENOSPC, because a backlog may be caused by a full disk
+	case is[*backlog.Error](err): // checked after ENOSPC, because a backlog may be caused by a full disk
 		return codeBusy
 	case is[*http.MaxBytesError](err):
 		return codeTooLarge

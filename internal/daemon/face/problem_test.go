@@ -13,6 +13,7 @@ import (
 
 	"github.com/forkd/forkd/internal/host/admit"
 	"github.com/forkd/forkd/internal/host/agentclient"
+	"github.com/forkd/forkd/internal/host/backlog"
 	"github.com/forkd/forkd/internal/host/failure"
 	"github.com/forkd/forkd/internal/host/hub"
 	"github.com/forkd/forkd/internal/host/invalid"
@@ -64,9 +65,9 @@ func TestProblems(t *testing.T) {
 		{&hub.RegistryError{Registry: "r", Err: errors.New("x")}, codeRegistryFailed, "", "5"},
 		{ErrTooMany, codeBusy, "", "1"},
 		{&admit.BusyError{}, codeBusy, "", "1"},
-		{&store.BacklogError{}, codeBusy, "", "1"},
-		{&store.BacklogError{Flush: syscall.EIO}, codeBusy, "", "1"},
-		{&store.BacklogError{Flush: fmt.Errorf("flush: %w", syscall.ENOSPC)}, codeNoSpace, "", ""},
+		{&backlog.Error{}, codeBusy, "", "1"},
+		{&backlog.Error{Flush: syscall.EIO}, codeBusy, "", "1"},
+		{&backlog.Error{Flush: fmt.Errorf("flush: %w", syscall.ENOSPC)}, codeNoSpace, "", ""},
 		{&agentclient.Error{Code: agentclient.CodeNotFound}, codeNoFile, "", ""},
 		{&agentclient.Error{Code: "new"}, codeGuestFailed, "", ""},
 		{fmt.Errorf("write: %w", syscall.ENOSPC), codeNoSpace, "", ""},

@@ -11,8 +11,8 @@ import (
 	"testing"
 
 	"github.com/forkd/forkd/internal/host/agentclient"
+	"github.com/forkd/forkd/internal/host/backlog"
 	"github.com/forkd/forkd/internal/host/sandbox"
-	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/host/unique"
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
@@ -208,7 +208,7 @@ func TestLosersAreStopped(t *testing.T) {
 
 // If the client leaves or an error occurs, no child stays.
 func TestNothingStays(t *testing.T) {
-	busy := &store.BacklogError{}
+	busy := &backlog.Error{}
 	promotes := Request{Commands: commands("exit 0"), Keep: First, Promote: true}
 	for name, c := range map[string]struct {
 		f      *fake
@@ -268,7 +268,7 @@ func TestTheWinnerStays(t *testing.T) {
 // A promotion waits for its turn among the branches. If the host has no RAM for the promotion, the
 // promotion is repeated.
 func TestPromotionWaits(t *testing.T) {
-	f := &fake{promote: &store.BacklogError{}}
+	f := &fake{promote: &backlog.Error{}}
 	req := Request{Commands: commands("exit 0"), Keep: First, Promote: true}
 	out, err := Run(t.Context(), f, run, "source", req, &seen{})
 	if err != nil || out.Promoted == nil || len(f.promoted) != 2 || !f.queued {

@@ -5,8 +5,8 @@ import (
 	"fmt"
 
 	"github.com/forkd/forkd/internal/host/admit"
+	"github.com/forkd/forkd/internal/host/backlog"
 	"github.com/forkd/forkd/internal/host/excerpt"
-	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/host/vmpool"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
@@ -68,6 +68,6 @@ func (e *CutOffError) Error() string {
 // IsBusy reports whether err refuses a branch only for the moment: either too many branches are
 // being made, or earlier branches are still being flushed to disk.
 func IsBusy(err error) bool {
-	var backlog *store.BacklogError
-	return errors.As(err, new(*admit.BusyError)) || errors.As(err, &backlog) && backlog.Flush == nil
+	var full *backlog.Error
+	return errors.As(err, new(*admit.BusyError)) || errors.As(err, &full) && full.Flush == nil
 }

@@ -4,13 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"github.com/forkd/forkd/internal/host/reserve"
 	"os"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/host/backlog"
+	"github.com/forkd/forkd/internal/host/reserve"
 )
 
 // slowDisk opens a store whose RAM has room for the given number of layers of the size that the
@@ -39,13 +40,13 @@ func slowDisk(t *testing.T, layers int) (s *Store, d dirs, catchUp func()) {
 		entries, err := os.ReadDir(s.ram)
 		return uint64(max(0, layers-len(entries))) * layerBytes, uint64(layers) * layerBytes, err
 	}
-	s.backlog.wait, s.backlog.age = time.Millisecond, 0
+	s.backlog.Wait, s.backlog.Age = time.Millisecond, 0
 	return s, d, catchUp
 }
 
-// reserve reserves room for n layers of an owner. If ReserveRAM refuses, reserve returns the
-// *BacklogError.
-func reserveRAM(t *testing.T, s *Store, owner string, n uint64) (release func(), refused *BacklogError) {
+// reserveRAM reserves room for n layers of an owner. If ReserveRAM refuses, reserveRAM
+// returns the error.
+func reserveRAM(t *testing.T, s *Store, owner string, n uint64) (release func(), refused *backlog.Error) {
 	t.Helper()
 	release, err := s.ReserveRAM(t.Context(), owner, n*layerBytes, nil)
 	if err != nil && !errors.As(err, &refused) {
@@ -91,7 +92,7 @@ func TestUnflushedBranchesLeaveRoom(t *testing.T) {
 	if refused == nil || refused.Own != 12*layerBytes || refused.All != 15*layerBytes || refused.Flush != nil {
 		t.Errorf("one more of a: %+v", refused)
 	}
-	s.backlog.wait = time.Hour
+	s.backlog.Wait = time.Hour
 	got := make(chan error, 1)
 	go func() {
 		release, err := s.ReserveRAM(t.Context(), "a", 4*layerBytes, nil)
@@ -124,7 +125,7 @@ func TestLargeBranchIsPossible(t *testing.T) {
 	}
 	release()
 	fillRAM(t, s, d, "a")
-	s.backlog.wait = time.Hour
+	s.backlog.Wait = time.Hour
 	large := make(chan func(), 1)
 	go func() {
 		release, err := s.ReserveRAM(t.Context(), "b", 10*layerBytes, nil)
@@ -134,9 +135,7 @@ func TestLargeBranchIsPossible(t *testing.T) {
 		large <- release
 	}()
 	for queued := 0; queued == 0; time.Sleep(time.Millisecond) {
-		s.backlog.mu.Lock()
-		queued = len(s.backlog.queue)
-		s.backlog.mu.Unlock()
+		queued, _ = s.backlog.Len()
 	}
 	if release, err := s.ReserveRAM(t.Context(), "c", 1, nil); err != nil {
 		t.Errorf("a small branch waits for a large one: %v", err)
@@ -152,8 +151,8 @@ func TestLargeBranchIsPossible(t *testing.T) {
 	if release := <-large; release != nil {
 		release()
 	}
-	if len(s.backlog.queue) != 0 || len(s.backlog.taken) != 0 {
-		t.Errorf("%d wait, %d have room", len(s.backlog.queue), len(s.backlog.taken))
+	if waiting, taken := s.backlog.Len(); waiting != 0 || taken != 0 {
+		t.Errorf("%d wait, %d have room", waiting, taken)
 	}
 }
 
@@ -163,7 +162,7 @@ func TestLargeBranchIsPossible(t *testing.T) {
 func TestBacklogOfAFullDisk(t *testing.T) {
 	s, d, _ := slowDisk(t, 17)
 	n := fillRAM(t, s, d, "a")
-	s.backlog.wait = time.Hour
+	s.backlog.Wait = time.Hour
 	fail := func(err error) {
 		s.mu.Lock()
 		s.byTag[fmt.Sprintf("a%d", n-1)].flushErr = err
@@ -179,7 +178,7 @@ func TestBacklogOfAFullDisk(t *testing.T) {
 		t.Errorf("of another owner: %v", err)
 	}
 	fail(fmt.Errorf("flush: %w", unix.ENOSPC))
-	s.backlog.diskRoom = func() (uint64, error) { return 4*layerBytes + reserve.Bytes, nil }
+	s.backlog.FreeDisk = func() (uint64, error) { return 4*layerBytes + reserve.Bytes, nil }
 	ctx, cancel = context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
 	if _, err := s.ReserveRAM(ctx, "b", 4*layerBytes, nil); !errors.Is(err, context.DeadlineExceeded) {
@@ -191,44 +190,9 @@ func TestBacklogOfAFullDisk(t *testing.T) {
 	if _, refused := reserveRAM(t, s, "b", 5); !errors.Is(refused, unix.ENOSPC) {
 		t.Errorf("a branch that does not fit: %v", refused)
 	}
-	s.backlog.diskRoom = func() (uint64, error) { return 0, errors.New("unknown") }
+	s.backlog.FreeDisk = func() (uint64, error) { return 0, errors.New("unknown") }
 	if _, refused := reserveRAM(t, s, "b", 4); !errors.Is(refused, unix.ENOSPC) {
 		t.Errorf("on a disk whose room is unknown: %v", refused)
-	}
-}
-
-// While many branches wait, the layers are seldom counted. Between two counts, no room is assigned
-// twice. A waiting branch gets its room soon after enough RAM is free.
-func TestUsageIsRemembered(t *testing.T) {
-	s, d, catchUp := slowDisk(t, 17)
-	s.backlog.age = time.Hour
-	var counts atomic.Int64
-	room := s.ramRoom
-	s.ramRoom = func() (free, all uint64, err error) { counts.Add(1); return room() }
-	w := &layerRoom{owner: "a", bytes: 20 * layerBytes, in: make(chan struct{})}
-	a := 0
-	for ; a < 20 && s.backlog.enter(&layerRoom{owner: "a", bytes: layerBytes}); a++ {
-	}
-	s.backlog.queue = []*layerRoom{w}
-	for range 100 {
-		s.backlog.admit()
-	}
-	if n := counts.Load(); n != 1 || a != 12 {
-		t.Errorf("counted %d times, and a has %d of 16 places, want three quarters", n, a)
-	}
-
-	s.backlog.queue, s.backlog.taken, s.backlog.counted, s.backlog.planned = nil, nil, time.Time{}, false
-	s.backlog.age = time.Second
-	publish(t, s, d, "b", "parent")
-	s.backlog.mu.Lock()
-	s.backlog.queue = []*layerRoom{w}
-	s.backlog.mu.Unlock()
-	s.backlog.admit()
-	catchUp()
-	select {
-	case <-w.in:
-	case <-time.After(20 * time.Second):
-		t.Error("no room is assigned, although nothing is in RAM only")
 	}
 }
 
@@ -245,7 +209,7 @@ func TestUnusedLayersMakeRoomForALargeBranch(t *testing.T) {
 		publish(t, s, d, fmt.Sprintf("s%d", i), "")
 	}
 	s.Quiesce()
-	s.backlog.wait, s.backlog.age = time.Millisecond, time.Hour
+	s.backlog.Wait, s.backlog.Age = time.Millisecond, time.Hour
 	small, refused := reserveRAM(t, s, "b", 1)
 	if refused != nil {
 		t.Fatal(refused)

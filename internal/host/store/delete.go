@@ -176,7 +176,7 @@ func (s *Store) remove(e *entry) error {
 	for _, owner := range cold {
 		os.RemoveAll(s.layerDir(owner))
 	}
-	s.backlog.admit() // after the deletion there may be room
+	s.backlog.Admit() // after the deletion there may be room
 	if err := errors.Join(s.destroy(keys), os.RemoveAll(grave)); err != nil {
 		return err
 	}

@@ -94,7 +94,7 @@ func (f *flusher) run(awaited bool) {
 			f.mu.Unlock()
 			f.flush(e)
 			f.store.coolUnused()
-			f.store.backlog.admit()
+			f.store.backlog.Admit()
 			f.mu.Lock()
 		case f.ended:
 			return

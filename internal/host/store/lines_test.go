@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+
+	"github.com/forkd/forkd/internal/host/backlog"
 )
 
 // If sandboxes of one owner follow branches that are flushed or deleted, these branches leave room
@@ -13,7 +15,7 @@ func TestLinesLeaveRoom(t *testing.T) {
 	catchUp()
 	s.Quiesce()
 	var unfollow func()
-	var refused *BacklogError
+	var refused *backlog.Error
 	made := 0
 	for ; made < 17; made++ {
 		var release func()
@@ -111,28 +113,5 @@ func TestDeletedUnflushedBranchIsALine(t *testing.T) {
 	}
 	if got, waiting := s.lines(), s.unflushed(); got["a"] != layerBytes || len(got) != 1 || len(waiting) != 0 {
 		t.Errorf("after a restart: lines %v, to be written %v", got, waiting)
-	}
-}
-
-// A branch that has no room because of its owner's lines does not delay branches of other owners.
-func TestLinesDelayNoOtherOwner(t *testing.T) {
-	s, d, catchUp := slowDisk(t, 17)
-	catchUp()
-	followed(t, s, d)
-	s.Quiesce()
-	a := &layerRoom{owner: "a", bytes: 20 * layerBytes, in: make(chan struct{})}
-	// If there is no other layer, a branch may have any size.
-	b := &layerRoom{owner: "b", bytes: 30 * layerBytes, in: make(chan struct{})}
-	s.backlog.queue = []*layerRoom{a, b}
-	if s.backlog.admit() == 0 {
-		t.Error("a has room")
-	}
-	select {
-	case <-b.in:
-	default:
-		t.Error("b waits for a")
-	}
-	if len(s.backlog.queue) != 1 || s.backlog.queue[0] != a {
-		t.Errorf("%d layers are in the queue, want that of a", len(s.backlog.queue))
 	}
 }

@@ -59,6 +59,7 @@ import (
 	"github.com/forkd/forkd/internal/cleanup"
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/background"
+	"github.com/forkd/forkd/internal/host/backlog"
 	"github.com/forkd/forkd/internal/host/event"
 	"github.com/forkd/forkd/internal/host/phase"
 	"github.com/forkd/forkd/internal/host/reserve"
@@ -89,7 +90,7 @@ type Store struct {
 	drops           sync.WaitGroup // removals of transient snapshots that are in progress
 
 	gone    atomic.Pointer[func(*snapshot.Manifest)] // set by OnGone
-	backlog backlog
+	backlog *backlog.Backlog
 	left    writers.Leftovers                    // files that could not be removed yet
 	cooling atomic.Bool                          // coolUnused is running
 	ramRoom func() (free, all uint64, err error) // returns the free bytes and the size of the RAM file system
@@ -164,7 +165,7 @@ func Open(cfg Config) (*Store, error) {
 	s := &Store{root: filepath.Clean(cfg.Root), ram: filepath.Clean(cfg.RAM), events: cfg.Events,
 		vault: cfg.Vault, index: newIndex(), reserved: make(map[string]*Staging), torn: make(map[string]bool)}
 	s.ramRoom, s.spare = s.statRAM, reserve.New(filepath.Join(s.root, "reserve"), s.Room)
-	s.backlog.store, s.backlog.wait, s.backlog.age, s.backlog.diskRoom = s, backlogWait, usageAge, s.Room
+	s.backlog = s.newBacklog()
 	var undo cleanup.Stack
 	defer undo.Run()
 	undo.Add(func() { s.closeDirs() })
