@@ -43,7 +43,8 @@ func wholeRecord(t *testing.T) Record {
 		Rebasing: &durable.PendingRebase{To: durable.Rebased{ID: "q", Line: 15}, Rebases: 16},
 		Unique: &agentproto.Unique{Reseeded: []agentproto.Generator{{PID: 17, Program: "p", Library: "l"}},
 			Repeats: []agentproto.Generator{{PID: 18, Program: "p", Library: "l"}}, More: 19},
-		Strict: true, Paused: true, Pending: &durable.PendingTop{Name: "n", Owner: "o", Swaps: 20}, Restoring: true,
+		Strict: true, Paused: true, Pending: &durable.PendingTop{Name: "n", Owner: "o", Swaps: 20,
+			Volumes: []string{"m"}}, Restoring: true,
 		RestoringTo: &snapshot.Ref{ID: "z", Tag: "to"},
 		Volumes:     []durable.Mount{{Name: "v", Path: "/p", Mode: durable.MountReadOnly}},
 	}

@@ -272,7 +272,7 @@ func (l *Link) setPolicyLocked() *netproto.SetPolicy {
 		Hold: l.setting.Hold}
 }
 
-// Stats returns the counters of the VM. They are zero while forkd-net is being restarted.
+// Stats returns the counters of the VM. See IgnoreUnconnected for its errors.
 func (l *Link) Stats(ctx context.Context) (s netproto.Stats, err error) {
 	err = l.ask(ctx, netproto.KindStats, &s)
 	return s, err
@@ -282,7 +282,16 @@ func (l *Link) Stats(ctx context.Context) (s netproto.Stats, err error) {
 // restarted.
 func (l *Link) Effects(ctx context.Context) (e netproto.Effects, err error) {
 	err = l.ask(ctx, netproto.KindEffects, &e)
-	return e, err
+	return e, IgnoreUnconnected(err)
+}
+
+// IgnoreUnconnected returns nil if err says that the VM is not connected to forkd-net, for example
+// because forkd-net is being restarted. Otherwise it returns err.
+func IgnoreUnconnected(err error) error {
+	if netproto.IsCode(err, netproto.CodeUnknown) {
+		return nil
+	}
+	return ignoreDown(err)
 }
 
 // askTimeout is how long forkd-net may take to answer a question about a VM.
@@ -294,11 +303,7 @@ func (l *Link) ask(ctx context.Context, kind netproto.Kind, result parser) error
 	}
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
-	err := l.c.ask(ctx, kind, l.id, result)
-	if netproto.IsCode(err, netproto.CodeUnknown) {
-		return nil
-	}
-	return ignoreDown(err)
+	return l.c.ask(ctx, kind, l.id, result)
 }
 
 // Close removes the VM from the network and resets its connections.

@@ -78,13 +78,14 @@ func (s *Store) unflushed() (list []backlog.Layer) {
 	defer s.mu.Unlock()
 	for _, e := range s.byTag {
 		if e.AwaitsFlush() && e.manifest != nil {
-			layer := s.ramLayer(e.manifest.ID)
-			bytes := func() uint64 { return blocks(layer) }
-			list = append(list, backlog.Layer{Owner: e.owner, Bytes: bytes, Err: e.flushErr})
+			list = append(list, backlog.Layer{Owner: e.owner, Bytes: sizeLater(s.ramLayer(e.manifest.ID)), Err: e.flushErr})
 		}
 	}
 	return list
 }
+
+// sizeLater returns a function that asks the file system how many bytes a file takes.
+func sizeLater(path string) func() uint64 { return func() uint64 { return blocks(path) } }
 
 // ReserveRAM reserves room for the memory layer of a branch, see backlog.Backlog.Reserve. It is not
 // called if Staging.Awaited is called for the branch.

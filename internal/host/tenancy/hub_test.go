@@ -18,6 +18,10 @@ func TestMayUnpack(t *testing.T) {
 		"MayUnpack": a.view.MayUnpack(nil, ""),
 		"Unpack":    func() error { _, err := a.view.Unpack(t.Context(), nil, "a.x", nil, nil); return err }(),
 		"Pull":      func() error { _, err := a.view.Pull(t.Context(), nil, "a.x", hub.Remote{}, nil); return err }(),
+		"PullLazily": func() error {
+			_, err := a.view.PullLazily(t.Context(), nil, "a.x", hub.Remote{}, nil)
+			return err
+		}(),
 		"Copy": func() error {
 			_, err := a.view.Copy(t.Context(), nil, hub.Remote{}, hub.Remote{}, nil)
 			return err

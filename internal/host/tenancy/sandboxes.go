@@ -219,7 +219,8 @@ func (v *View) NetworkStats(ctx context.Context, id string) (netproto.Stats, err
 		if err != nil {
 			return s, err
 		}
-		return link.Stats(ctx)
+		s, err = link.Stats(ctx)
+		return s, netclient.IgnoreUnconnected(err)
 	})
 }
 

@@ -122,7 +122,7 @@ func isMissing(err error) bool {
 // The tests below call each of them.
 var unnamed = []string{"Limited", "MayName", "Events", "Fork", "Sandboxes", "Snapshots", "Workspaces", "LeftAlone",
 	"Machine", "TagOf", "BaseImage", "UnnamedBytes", "CreateWorkspace", "Diff", "Export", "Apply", "MayUnpack", "Unpack",
-	"Pull", "Copy", "Find", "Sign", "Verify", "OwnerOf", "Volumes", "CreateVolume", "OwnerOfVolume"}
+	"Pull", "PullLazily", "Copy", "Find", "Sign", "Verify", "OwnerOf", "Volumes", "CreateVolume", "OwnerOfVolume"}
 
 // call calls a method of a View with a name as the first argument, and zero values as all other
 // arguments. It returns the method's error.
