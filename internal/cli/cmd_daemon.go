@@ -148,10 +148,10 @@ func trustDaemonFlags(f *pflag.FlagSet, cfg *daemon.Config) {
 // encryptionDaemonFlags registers the flags about the keys of encrypted snapshots.
 func encryptionDaemonFlags(f *pflag.FlagSet, cfg *daemon.Config) {
 	f.StringVar(&cfg.KeyFile, "key-file", "",
-		"file with 32 or more random bytes, which encrypts the keys of encrypted snapshots (docs/encryption.md)")
+		"file with 32 to 4096 random bytes, which encrypt the keys of encrypted snapshots (docs/encryption.md)")
 	f.StringVar(&cfg.KMSCommand, "kms-command", "",
-		"program that encrypts these keys instead, with its arguments; it gets 'wrap ID' or 'unwrap ID' as further\n"+
-			"arguments, reads standard input and writes standard output")
+		"absolute path and arguments of a program that encrypts these keys instead; it receives 'wrap ID' or 'unwrap ID'\n"+
+			"as further arguments, reads standard input and writes standard output")
 }
 
 // complete sets the fields of cfg that are parsed from the texts of flags, or that need a default.

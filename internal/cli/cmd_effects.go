@@ -17,10 +17,11 @@ type holdFlags struct{ client.Hold }
 
 func (h *holdFlags) register(cmd *cobra.Command, f *pflag.FlagSet) {
 	f.StringArrayVar(&h.Hosts, "hold-effects", nil,
-		"hold requests that may change something at this host, a name or *.name, until 'forkd effects ID --release'\n"+
-			"or a promotion (repeatable); 'forkd effects ID' lists them")
+		"hold back requests that may change something at this host, a name or *.name (repeatable);\n"+
+			"'forkd effects ID' lists them, and ends the hold")
 	f.StringVar(&h.Answer, "hold-answer", "",
-		"what a held request gets: refuse (an error; default), record (success, although nothing is sent) or wait")
+		"answer to a held request: refuse (an error; default), record (success, although nothing is sent) or wait\n"+
+			"(none until the hold ends)")
 	completeWords(cmd, "hold-answer", "refuse", "record", "wait")
 }
 
@@ -41,9 +42,9 @@ func newEffectsCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "effects ID",
 		Short: "List the requests of a sandbox that were held, or end the hold",
-		Long: "Lists what the sandbox wanted to do at the hosts of --hold-effects. --release lets it act from now on: requests\n" +
-			"that wait go to their servers, and others are not repeated. The list begins anew when the sandbox is rolled back,\n" +
-			"suspended or resumed. 'forkd promote' needs no release: the sandbox that goes on as the copy has its own hold or none.",
+		Long: "Lists the requests to the hosts of --hold-effects that were held. --release ends the hold: waiting requests are\n" +
+			"sent to their servers, and the others stay unsent. A rollback, a suspension or a resumption empties the list.\n" +
+			"'forkd promote CHILD --into ID' needs no release: ID keeps its own network setting, and with it its own hold, if any.",
 		Args: usageArgs(arguments(1, 1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return showOf(cmd, &c, args[0], func(ctx context.Context, cl *client.Client, id string) (client.Effects, error) {
@@ -68,8 +69,8 @@ func printEffects(cmd *cobra.Command, e client.Effects) error {
 		printf(w, "forkd: nothing is held\n")
 	}
 	if e.Missed > 0 {
-		printf(w, "forkd: %s more: the list had no room for them, and they were refused\n",
-			count(int(e.Missed), "request", "requests"))
+		printf(w, "forkd: %s refused and not listed, because the list is full\n",
+			count(int(e.Missed), "request was", "requests were"))
 	}
 	return table(cmd, "#\tTIME\tOUTCOME\tMETHOD\tURL\tBODY", func(row func(...any)) {
 		for _, one := range e.List {

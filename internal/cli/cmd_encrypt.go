@@ -11,21 +11,23 @@ import (
 
 func newEncryptCmd() *cobra.Command {
 	return newFamilyCmd(familyVerb{use: "encrypt", short: "Encrypt a snapshot on the disk",
-		long: "Encrypts the files of the snapshot, and of all snapshots that have data of it, with one new key. The daemon needs\n" +
-			"--key-file or --kms-command. No sandbox may run from these snapshots. Forks decrypt them into RAM.",
+		long: "Encrypts the files of the snapshot, and of all snapshots that have data of it, with one new key. The daemon must\n" +
+			"have been started with --key-file or --kms-command. No sandbox may run from these snapshots meanwhile. Later forks\n" +
+			"decrypt them into RAM, and cannot be branched or suspended.",
 		done: "encrypted", nothing: "is already encrypted", call: (*client.Client).EncryptSnapshot})
 }
 
 func newDecryptCmd() *cobra.Command {
 	return newFamilyCmd(familyVerb{use: "decrypt", short: "Decrypt a snapshot on the disk",
-		long: "Undoes 'forkd encrypt', for the same snapshots.",
+		long: "Decrypts the files of the snapshot, and of all snapshots that have data of it. Keys that are no longer used are\n" +
+			"destroyed. No sandbox may run from these snapshots meanwhile.",
 		done: "decrypted", nothing: "is not encrypted", call: (*client.Client).DecryptSnapshot})
 }
 
 func newShredCmd() *cobra.Command {
 	return newFamilyCmd(familyVerb{use: "shred", short: "Destroy the key of an encrypted snapshot",
-		long: "Destroys the keys of the snapshot, and of all snapshots that have data of it, and deletes these snapshots. No\n" +
-			"sandbox may run from them. A backup of the key, and what was packed or pushed before, stays readable.",
+		long: "Destroys the keys of the snapshot, and of all snapshots that have data of it, and deletes these snapshots. All of\n" +
+			"them must be encrypted, and no sandbox may run from them. Backups of the keys, archives and pushed artifacts stay.",
 		done: "shredded", call: (*client.Client).ShredSnapshot})
 }
 

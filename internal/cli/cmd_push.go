@@ -136,7 +136,7 @@ func newPullCmd() *cobra.Command {
 	cmd.Flags().StringVar(&tag, "tag", "", "tag of the snapshot (default that of the pushed one)")
 	cmd.Flags().BoolVar(&inspect, "inspect", false,
 		"describe the snapshot in the registry, and say what a pull would fetch and whether this host can run it")
-	cmd.Flags().BoolVar(&lazy, "lazy", false, "end when the snapshot can be forked; the rest arrives later")
+	cmd.Flags().BoolVar(&lazy, "lazy", false, "return as soon as the snapshot can be forked; the rest arrives later")
 	registerTrust(cmd, &trust)
 	o.register(cmd)
 	c.register(cmd)

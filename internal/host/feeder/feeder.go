@@ -64,9 +64,9 @@ func (e *UnsupportedError) Error() string {
 
 func (e *UnsupportedError) Unwrap() error { return e.Err }
 
-// Start starts a process that serves the given files. If the host lacks FUSE, or the right to use
-// it, the error is an
-// *UnsupportedError. The function need is called for each frame that a reader waits for, once, and must not block.
+// Start starts a process that serves the given files. If the host lacks FUSE, or the daemon may not
+// use it, the error is an *UnsupportedError. The Feeder calls need once for each frame that a reader
+// waits for. need must not block.
 func (p Program) Start(files []File, need func(feedproto.Frame)) (_ *Feeder, err error) {
 	m, err := mount()
 	if err != nil {
