@@ -42,7 +42,7 @@ const (
 	ErrVolumeExists         ErrorCode = "volume_exists"          // 409: A volume with this name exists
 	ErrVolumeInUse          ErrorCode = "volume_in_use"          // 409: A sandbox writes to the volume
 	ErrNoVolumeSlots        ErrorCode = "no_volume_slots"        // 409: The snapshot has too few volume slots
-	ErrSandboxHasVolumes    ErrorCode = "sandbox_has_volumes"    // 409: The sandbox has mounted volumes
+	ErrSandboxHasVolumes    ErrorCode = "sandbox_has_volumes"    // 409: The sandbox or the snapshot has volumes
 	ErrVolumeUnusable       ErrorCode = "volume_unusable"        // 409: The volume cannot be used
 	ErrOutcomeUnknown       ErrorCode = "outcome_unknown"        // 409: The outcome of the first request is unknown
 	ErrBodyTooLarge         ErrorCode = "body_too_large"         // 413: The body is too large

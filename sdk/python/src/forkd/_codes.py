@@ -233,7 +233,8 @@ class SnapshotExistsError(ForkdError):
 class SnapshotInUseError(ForkdError):
     """The snapshot is in use (snapshot_in_use, 409).
 
-    What helps: delete the sandboxes that run from it; for snapshots that build on it, use cascade or force.
+    What helps: delete the sandboxes that run from it; for snapshots that build on it, use cascade or force;
+    if it is arriving, wait until all of it is there.
     """
 
 
@@ -247,7 +248,7 @@ class SnapshotUnusableError(ForkdError):
 class SnapshotEncryptionError(ForkdError):
     """The encryption of the snapshot forbids this (snapshot_encryption, 409).
 
-    What helps: do what the detail says.
+    What helps: decrypt the snapshot (forkd decrypt), or do what the detail says.
     """
 
 
@@ -280,10 +281,10 @@ class NoVolumeSlotsError(ForkdError):
 
 
 class SandboxHasVolumesError(ForkdError):
-    """The sandbox has mounted volumes (sandbox_has_volumes, 409).
+    """The sandbox or the snapshot has volumes (sandbox_has_volumes, 409).
 
-    What helps: end the sandbox, and fork another one with the volume or with a copy of it (forkd volume
-    snapshot).
+    What helps: fork the snapshot instead, or copy the files of the volumes out (forkd cp), as the detail
+    says.
     """
 
 
@@ -404,7 +405,7 @@ class BusyError(ForkdError):
 class KeyUnavailableError(ForkdError):
     """The key of an encrypted snapshot cannot be used (key_unavailable, 503).
 
-    What helps: check --key-file or --kms-command of the daemon; a key that was destroyed cannot be restored.
+    What helps: check --key-file or --kms-command of the daemon; a destroyed key cannot be restored.
     """
 
 

@@ -116,7 +116,7 @@ export class VolumeInUseError extends ForkdError {}
 /** The snapshot has too few volume slots (409, `no_volume_slots`). */
 export class NoVolumeSlotsError extends ForkdError {}
 
-/** The sandbox has mounted volumes (409, `sandbox_has_volumes`). */
+/** The sandbox or the snapshot has volumes (409, `sandbox_has_volumes`). */
 export class SandboxHasVolumesError extends ForkdError {}
 
 /** The volume cannot be used (409, `volume_unusable`). */
