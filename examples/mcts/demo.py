@@ -1,8 +1,8 @@
 """Monte Carlo tree search over a machine that can go back: every node of the tree is a branch of one machine.
 
-An iteration rolls the machine back to a node, takes a new action there, and branches the machine: that is the new node.
-Then the machine takes random actions up to the end of the episode, and the end gives the reward for all nodes on the
-path. No action that led to a node is ever repeated, so actions may be slow, or different each time.
+An iteration rolls the machine back to a node, takes a new action, and branches the machine: the branch is a new node.
+Then the machine takes random actions up to the end of the episode, and the reward at the end counts for all nodes on
+the path. The actions that led to a node are never repeated, so they may be slow or random.
 
 The environment here is a number in a file, and the actions are shell commands. It could as well be a repository with
 tests, whose reward is the share that passes. A model can replace the random choice of actions."""

@@ -1,10 +1,10 @@
-"""An evaluation in the way of SWE-bench: one warm repository, many patches, their tests in parallel, a table.
+"""An evaluation like SWE-bench's: one warm repository, many patches, their tests in parallel, a table.
 
 The source sandbox has the repository, and has run its tests once. Each patch is applied in a fork of it. Then the
-evaluation writes its own tests over those of the patch, and runs them: a patch resolves the task if all tests pass that
-failed before, and none fails that passed before.
+evaluation replaces the tests in the fork by its own, and runs them. A patch resolves the task if the tests that failed
+before now pass, and the tests that passed before still pass.
 
-The patches here are fixed. Replace PATCHES by what your model has written."""
+The patches here are fixed. Replace PATCHES by the patches of your model."""
 
 import argparse
 import difflib
