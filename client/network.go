@@ -24,8 +24,8 @@ func (c *Client) Effects(ctx context.Context, id string) (e Effects, err error) 
 	return e, err
 }
 
-// ReleaseEffects ends the hold of a sandbox. Requests that wait go to their servers. The result is
-// what was held before.
+// ReleaseEffects ends the hold of a sandbox. Waiting requests are sent to their servers. The result
+// lists the requests that were held until then.
 func (c *Client) ReleaseEffects(ctx context.Context, id string) (e Effects, err error) {
 	err = c.call(ctx, http.MethodPost, sandboxPath(id, "/effects/release"), nil, &e)
 	return e, err

@@ -2,11 +2,11 @@ package v1
 
 // Hold holds back the requests of a sandbox that could change something at a server.
 type Hold struct {
-	// Hosts are names such as "api.example.com", or "*.example.com" for all names below one. At most
-	// 64. Requests to these servers at ports 80 and 443 are held; the sandbox has no other way to them.
+	// Hosts are at most 64 names such as "api.example.com", or "*.example.com" for all names below it.
+	// Requests to ports 80 and 443 of these hosts are held, and their other ports are refused.
 	Hosts []string `json:"hosts"`
-	// Answer is what a held request gets: "refuse" (also if empty; status 403), "record" (status 202,
-	// although nothing was sent) or "wait" (until the hold ends, for at most 15 minutes).
+	// Answer is the answer to a held request: "refuse" (status 403; the default), "record" (status 202,
+	// although nothing was sent) or "wait" (none until the hold ends, for at most 15 minutes).
 	Answer string `json:"answer,omitempty"`
 }
 
@@ -29,6 +29,6 @@ type Effect struct {
 	BodyBase64 string   `json:"body_base64,omitempty"` // beginning of any other body
 	Truncated  bool     `json:"truncated,omitempty"`   // the request is longer than its fields here
 	// Outcome is "refused", "recorded", "waiting", "sent" (after the hold had ended), "given_up" (the
-	// sandbox did not wait) or "expired" (it has waited for 15 minutes).
+	// sandbox closed the connection) or "expired" (it has waited for 15 minutes).
 	Outcome string `json:"outcome"`
 }

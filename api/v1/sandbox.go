@@ -90,7 +90,7 @@ type ForkRequest struct {
 	Network *Network `json:"network,omitempty"` // nil: the policy of the snapshot or the source
 	Limits  *Limits  `json:"limits,omitempty"`  // nil: the limits of the snapshot or the source
 	// HoldEffects holds back requests of the children. nil: the hold of the snapshot or the source, if
-	// it has one, also with Network.
+	// it has one, even if Network is set.
 	HoldEffects *Hold  `json:"hold_effects,omitempty"`
 	Hooks       *Hooks `json:"hooks,omitempty"` // nil: the hooks of the snapshot or the source
 
@@ -139,8 +139,8 @@ type Stats struct {
 	Usage      Usage  `json:"usage"`
 }
 
-// Written holds the figures of Stats that the daemon need not read from the page tables of a VMM
-// process.
+// Written has the figures of Stats that are cheap to measure: the daemon need not read the page tables
+// of the VMM process.
 type Written struct {
 	GuestDirty  uint64 `json:"guest_dirty_kib"`
 	MemorySince uint64 `json:"memory_since_latest_kib"`

@@ -47,7 +47,7 @@ func (n *networkFlags) registerSecrets(f *pflag.FlagSet) {
 			"with a value from a variable or a file (repeatable; without =, the current value stays)")
 }
 
-// registerNew is for commands that make sandboxes which may hold requests.
+// registerNew registers the flags of commands that make sandboxes.
 func (n *networkFlags) registerNew(cmd *cobra.Command) {
 	n.register(cmd.Flags())
 	n.registerSecrets(cmd.Flags())

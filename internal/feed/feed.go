@@ -1,16 +1,16 @@
 // Package feed is the forkd-feed process. It serves the memory and the disk of a snapshot to VMMs
 // while the frames of the snapshot are still arriving from a registry.
 //
-// The files are those of a FUSE file system that no directory shows: the daemon has made the mount,
-// opens the files, and passes their descriptors to VMMs, which map and read them like all layers.
-// The kernel keeps the pages, so all children share them. A read of a page whose frame is missing
-// waits until the daemon has fetched the frame. The process verifies every frame before it decodes
-// it. If a frame will never arrive, the read fails: the process never answers with zeros in place
-// of data.
+// The files are in a FUSE file system without a mount point. The daemon makes the file system, opens
+// the files, and passes their descriptors to VMMs, which map and read them like all layers. The
+// kernel caches the pages, so all children share them. A read of a page whose frame is missing waits
+// until the daemon has fetched the frame. The process verifies every frame before it decodes it. If
+// a frame will never arrive, the read fails: the process never answers with zeros in place of data.
 //
-// In its jail the process has descriptors for its two sockets and for the blobs, which it can only
-// read. It has no network: the daemon fetches. It outlives the daemon if all frames are there, and
-// exits when the last VMM has closed its files.
+// In its jail, the process has descriptors of the control socket and of the kernel's FUSE, and
+// descriptors of the blobs, which it can only read. It has no network: the daemon fetches the frames.
+// When all frames are there, the process no longer needs the daemon. It exits when the last VMM has
+// closed its files.
 package feed
 
 import (
@@ -86,7 +86,7 @@ func setUp(control *feedproto.Control, a *arrivals) (*server, error) {
 	return s, err
 }
 
-// follow receives what the daemon says about frames.
+// follow receives the daemon's messages about frames.
 func follow(control *feedproto.Control, a *arrivals) {
 	for {
 		m, _, err := control.Receive()

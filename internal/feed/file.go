@@ -15,7 +15,7 @@ import (
 // errLost means that a frame will never arrive.
 var errLost = errors.New("the frame will not arrive")
 
-// arrivals knows which frames are there. One process has one.
+// arrivals knows which frames are there. A process has one arrivals, for all of its files.
 type arrivals struct {
 	need func(feedproto.Frame) error // asks the daemon for a frame
 
@@ -62,7 +62,7 @@ func (a *arrivals) await(f feedproto.Frame) error {
 	return errLost
 }
 
-// came marks a frame as there.
+// came marks a frame as arrived.
 func (a *arrivals) came(f feedproto.Frame) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -73,7 +73,7 @@ func (a *arrivals) came(f feedproto.Frame) {
 	}
 }
 
-// end marks all frames as there, or all missing frames as lost. Only the first call counts.
+// end marks all frames as arrived, or all missing frames as lost. Further calls do nothing.
 func (a *arrivals) end(whole bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -50,8 +50,8 @@ const (
 	readBytes = 128 << 10
 	readAhead = 64 << 10
 
-	// background is how many reads the kernel sends before it waits for answers. While VMMs wait
-	// for frames, reads of pages that are there must get through.
+	// background is how many reads the kernel sends before it waits for answers. It is large, because
+	// reads of pages that are there must get through while others wait for frames.
 	background = 256
 )
 

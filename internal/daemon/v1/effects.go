@@ -55,7 +55,7 @@ func (a *api) effects(r *http.Request) (out apiv1.Effects, err error) {
 	return apiv1.Effects{Hold: holdFor(&i.Network.Hold), Since: e.Since, Missed: e.Missed, List: effectsOf(e.List)}, err
 }
 
-// releaseEffects ends the hold of a sandbox, and answers with what was held before.
+// releaseEffects ends the hold of a sandbox, and answers with the requests that were held until then.
 func (a *api) releaseEffects(r *http.Request, _ *struct{}) (out apiv1.Effects, err error) {
 	if out, err = a.effects(r); err != nil {
 		return out, err

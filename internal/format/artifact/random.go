@@ -8,8 +8,8 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// Frameset finds the frames that have a part of a file, so that a program can read a blob of which
-// only some frames have arrived. Its methods may be called concurrently.
+// Frameset finds the frames that contain a part of a file. With it, a program can read a blob before
+// all of its frames have arrived. Its methods may be called concurrently.
 type Frameset struct {
 	part  Part
 	index *index
@@ -17,8 +17,7 @@ type Frameset struct {
 }
 
 // ParseFrames decodes and checks the index p of the blob b. If p is not the index that b describes,
-// the error is an
-// *Error.
+// the error is an *Error.
 func ParseFrames(p []byte, b Blob) (*Frameset, error) {
 	x, err := parseIndex(p, b)
 	if err != nil {
@@ -39,9 +38,8 @@ func (f *Frameset) Len() int { return len(f.at) }
 // Place returns the offset and the size of frame i in the blob, in bytes.
 func (f *Frameset) Place(i int) (at, size int64) { return f.at[i], int64(f.index.frames[i].size) }
 
-// Covering returns the numbers of the frames with bytes of the n bytes of the file at the given
-// offset: from first to end-1. Frames in this range may have no bytes there. Bytes that no frame
-// has are zero.
+// Covering returns the frames first to end-1, which contain all data in the n bytes of the file at the
+// given offset. Some frames in this range may have no data there. Bytes that are in no frame are zero.
 func (f *Frameset) Covering(offset, n uint64) (first, end int) {
 	frames := f.index.frames
 	first = sort.Search(len(frames), func(i int) bool {
@@ -64,8 +62,8 @@ func (f *Frameset) Verify(i int, p []byte) error {
 	return nil
 }
 
-// Decode verifies and decodes frame i, whose bytes are coded. The decoder must come from
-// NewFrameDecoder.
+// Decode verifies and decodes frame i. The parameter coded has the bytes of the frame. The decoder
+// must come from NewFrameDecoder.
 func (f *Frameset) Decode(z *zstd.Decoder, i int, coded []byte) ([]byte, error) {
 	if err := f.Verify(i, coded); err != nil {
 		return nil, err

@@ -1,10 +1,10 @@
 // Package crypt is the format of encrypted files of a snapshot.
 //
-// An encrypted file has a header in clear and frames of AES-256-GCM. A frame has an offset of the
+// An encrypted file has a header in clear and frames of AES-256-GCM. A frame has an offset in the
 // file and the data there, so holes take no space. The key of a file is derived from a Key, a random
 // salt and the whole header. The nonce of a frame is its number, with a mark in the last frame. So
-// frames cannot be changed, left out, repeated, exchanged or mixed with those of another file, and
-// the header cannot be changed.
+// Decode detects frames that were changed, removed, repeated, exchanged, or taken from another file,
+// and a changed header.
 //
 // The package neither stores nor wraps keys, and it does not know which file has which name.
 package crypt
@@ -23,7 +23,7 @@ import (
 	"math"
 )
 
-// Suffix is what the name of an encrypted file has behind the name of the file.
+// Suffix is appended to the name of a file to name its encrypted form.
 const Suffix = ".enc"
 
 // Limits and lengths, in bytes.
@@ -61,7 +61,7 @@ func CheckID(text string) error {
 // Header describes an encrypted file. It is not secret.
 type Header struct {
 	KeyID string // see NewID
-	Name  string // what the file is; 1 to 255 bytes. A file with another name is refused
+	Name  string // identifies the file, 1 to 255 bytes; see snapshot.PortableName
 	Bytes uint64 // length of the file
 	Data  uint64 // bytes of the file without its holes
 }
@@ -182,7 +182,7 @@ type Reader struct {
 	header []byte
 }
 
-// NewReader reads the header of an encrypted file. Decode finds out whether the header is genuine.
+// NewReader reads the header of an encrypted file. Decode verifies the header.
 func NewReader(from io.Reader) (*Reader, error) {
 	p := make([]byte, fixedBytes)
 	if _, err := io.ReadFull(from, p); err != nil {
@@ -220,7 +220,7 @@ func truncated(err error) error {
 }
 
 // Decode decrypts the file, and calls write for its data, with ascending offsets. Data is verified
-// before write gets it, but only after a nil error it is complete.
+// before write receives it. Only if Decode returns nil has write received all data.
 func (r *Reader) Decode(key *Key, write func(at uint64, p []byte) error) error {
 	open, err := aead(key, r.header)
 	if err != nil {
@@ -259,7 +259,7 @@ func (r *Reader) Decode(key *Key, write func(at uint64, p []byte) error) error {
 	}
 }
 
-// finish checks that nothing follows the last frame, and that all data has come.
+// finish checks that nothing follows the last frame, and that no data is missing.
 func (r *Reader) finish(data uint64) error {
 	var more [1]byte
 	if n, err := r.from.Read(more[:]); n > 0 || !errors.Is(err, io.EOF) || data != r.Data {

@@ -2,20 +2,20 @@ package record
 
 import "time"
 
-// Key is the record of a key that encrypts snapshots. The key itself is wrapped: another key, which
-// is not in the state directory, encrypts it.
+// Key is the record of a key that encrypts snapshots. The record has the key only wrapped, that is,
+// encrypted with a secret that is not in the state directory.
 type Key struct {
 	ID      string    `json:"id"`
 	Created time.Time `json:"created"`
-	Wrap    string    `json:"wrap"`    // who has wrapped the key: WrapFile or WrapCommand
+	Wrap    string    `json:"wrap"`    // how the key was wrapped: WrapFile or WrapCommand
 	Wrapped string    `json:"wrapped"` // the wrapped key, in base64
-	Check   string    `json:"check"`   // tells the key from other keys, in base64
+	Check   string    `json:"check"`   // detects a wrong key after unwrapping, in base64
 }
 
 // Values of Key.Wrap.
 const (
-	WrapFile    = "file"    // the key in the file of --key-file
-	WrapCommand = "command" // the program of --kms-command
+	WrapFile    = "file"    // with the secret in the file of --key-file
+	WrapCommand = "command" // by the program of --kms-command
 )
 
 // keyFile is the content of the record of a key.

@@ -24,8 +24,8 @@ type Volume struct {
 type VolumeWriter struct {
 	SandboxID string `json:"sandbox_id"`
 	Top       string `json:"top,omitempty"` // file that the sandbox's VM writes to; absent: there is no VM
-	// file that the VM may write to instead of Top, because it is being branched or rolled back; absent:
-	// none. A record of an earlier version of forkd has none.
+	// new top that the VM may already write to instead of Top, during a branch or a rollback; usually
+	// absent. A record of an earlier version of forkd has none.
 	Next string `json:"next,omitempty"`
 }
 

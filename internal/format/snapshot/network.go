@@ -21,8 +21,8 @@ type Network struct {
 	Hold *Hold `json:"hold,omitempty"` // nil: no request is held
 }
 
-// Hold names the hosts at which requests of forks that could change something are held, and what
-// the guest gets in place of the host's answer.
+// Hold names hosts, and the answer that forkd gives in their place. Requests of forks that could change
+// something at these hosts are held.
 type Hold struct {
 	Hosts  []string `json:"hosts"`
 	Answer string   `json:"answer"`

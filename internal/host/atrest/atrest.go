@@ -59,8 +59,8 @@ func (c *Crypter) enter(ctx context.Context) (leave func(), err error) {
 	}
 }
 
-// Encrypt encrypts the family of a snapshot. Files that are encrypted already stay as they are, so a
-// second call completes the work of an interrupted one. If a snapshot is in use, the error is a
+// Encrypt encrypts the family of a snapshot. It skips files that are already encrypted, so a second
+// call completes the work of an interrupted one. If a snapshot is in use, the error is a
 // *store.InUseError. After an error, some snapshots of the family may be encrypted.
 func (c *Crypter) Encrypt(ctx context.Context, tag string) (r Result, err error) {
 	leave, err := c.enter(ctx)
@@ -159,13 +159,13 @@ type work struct {
 	cfg    *Config
 	family []store.Member
 
-	todo   map[string]map[string]bool // files to change, by name in clear, by ID of the snapshot
+	todo   map[string]map[string]bool // files to change: for each snapshot ID, their names without crypt.Suffix
 	bytes  map[inode]uint64           // what the files to change take on the disk
 	others []string                   // see Result.Others
 
 	keyID string
 	key   crypt.Key
-	done  map[inode]string // paths of changed files, by the file before the change
+	done  map[inode]string // for each file that was changed, the path of its new form
 }
 
 // names returns the names of all files of a snapshot except its manifest, with the IDs of the
@@ -327,8 +327,8 @@ func linkAny(from, to, name string) error {
 	return err
 }
 
-// convert makes the file at to from the file at from. If another snapshot of the family had the same
-// file, it makes a link to what the file became there.
+// convert makes the file at to from the file at from. If the file was already converted for another
+// snapshot of the family, convert makes a link to the result.
 func (w *work) convert(m store.Member, from, to, name string,
 	change func(name string, src, dst *os.File) error) error {
 	src, err := os.OpenFile(from, os.O_RDONLY|unix.O_NOFOLLOW, 0)

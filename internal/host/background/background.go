@@ -1,5 +1,5 @@
-// Package background does work for named objects, one after the other, at the lowest priority. It
-// keeps no results, and forgets its queue when the process ends.
+// Package background calls a function for named objects, one after the other, at the lowest priority
+// of the CPU. It keeps no results, and forgets its queue when the process exits.
 package background
 
 import (

@@ -1,5 +1,5 @@
-// Package failure has errors of operations on sandboxes and snapshots that carry data. Packages sandbox
-// and store decide when an operation fails, and package face chooses the answer to the client.
+// Package failure has the types of errors of operations on sandboxes and snapshots, if the errors carry
+// data. Packages sandbox and store return them, and package face chooses the answer to the client.
 package failure
 
 import (
@@ -21,7 +21,7 @@ func (e *LeaseError) Error() string {
 
 func (e *LeaseError) Unwrap() error { return e.Err }
 
-// HeldError reports that a sandbox cannot be killed, or get an expiry, because it belongs to a
+// HeldError reports that a sandbox cannot be killed, or given an expiry, because it belongs to a
 // workspace.
 type HeldError struct{ Op, ID, Workspace string }
 

@@ -2,14 +2,14 @@ package feeder
 
 import "github.com/forkd/forkd/internal/proto/vm"
 
-// Arrival tells the users of served files whether the missing parts will never arrive. A nil Arrival
-// belongs to files that were complete from the beginning.
+// Arrival tells the users of served files if the missing parts will never arrive. It is nil for files
+// that were complete from the beginning.
 type Arrival struct {
 	lost chan struct{}
 	err  error // valid after lost is closed
 }
 
-// NewArrival returns the Arrival of files that may still arrive.
+// NewArrival returns an Arrival for files whose missing parts may still arrive.
 func NewArrival() *Arrival { return &Arrival{lost: make(chan struct{})} }
 
 // Lose records that the missing parts will never arrive, and the reason. It may be called only once.

@@ -2,8 +2,8 @@
 // arrive, and is their client.
 //
 // It fetches nothing: the caller fetches and verifies frames, writes them to the blobs, and tells
-// the process. The files are in a FUSE file system without a mount point. The process exits when
-// the last process, usually a VMM, has closed the last of these files.
+// forkd-feed. The files are in a FUSE file system without a mount point. forkd-feed exits when all
+// other processes, usually VMMs, have closed these files.
 package feeder
 
 import (
@@ -48,8 +48,8 @@ type Feeder struct {
 	tell    chan feedproto.Message // messages to the process; has room for maxTold
 }
 
-// maxTold is how many messages may wait until the process receives them. It is more than the process
-// can have asked for, unless an attacker controls it.
+// maxTold is how many messages may wait until the process receives them. Only a process that an
+// attacker controls can ask for more frames than that.
 const maxTold = 4096
 
 // tellTime bounds how long the process may take to receive the last message.
@@ -176,7 +176,7 @@ func (f *Feeder) send() {
 	}
 }
 
-// told is no message: it says that all earlier messages have been sent.
+// told is queued like a message, but not sent: it marks that all earlier messages have been sent.
 type told struct {
 	feedproto.Whole
 	sent chan struct{}
@@ -195,8 +195,8 @@ func (f *Feeder) say(m feedproto.Message) error {
 // Have says that a frame is verified and in its blob.
 func (f *Feeder) Have(x feedproto.Frame) error { return f.say(&feedproto.Have{Frame: x}) }
 
-// Whole says that all frames are there, and waits until the process knows it. From then on the
-// process does not need the daemon.
+// Whole tells the process that all frames are there, and waits until the process has received this.
+// From then on the process does not need the daemon.
 func (f *Feeder) Whole() error {
 	done := &told{sent: make(chan struct{})}
 	if err := errors.Join(f.say(&feedproto.Whole{}), f.say(done)); err != nil {
@@ -215,8 +215,8 @@ func (f *Feeder) Whole() error {
 // Lose makes all reads of missing frames fail.
 func (f *Feeder) Lose() error { return f.say(&feedproto.Lost{}) }
 
-// Close closes the connection, and the daemon's descriptors of the files. The process goes on until
-// others have closed theirs.
+// Close closes the connection, and the daemon's descriptors of the files. The process continues until
+// all other processes have closed the files.
 func (f *Feeder) Close() {
 	f.once.Do(func() {
 		_ = f.control.Close()

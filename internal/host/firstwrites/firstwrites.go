@@ -1,7 +1,7 @@
 // Package firstwrites learns which pages every child of a snapshot writes as soon as it runs. A VMM
-// that knows these pages can give them to a new child together, before the child runs.
+// that knows these pages can copy them all for a new child before the child runs.
 //
-// It asks no VMM itself.
+// The package does not ask VMMs itself: its callers do.
 package firstwrites
 
 import (

@@ -17,14 +17,14 @@ import (
 	"github.com/forkd/forkd/internal/host/store"
 )
 
-// errWhole means that a snapshot cannot start before all of it is there. PullLazily then pulls it
-// as a whole.
+// errWhole means that a snapshot cannot be forked before all of it is there. PullLazily then pulls the
+// whole snapshot first.
 var errWhole = errors.New("the registry does not send ranges of blobs")
 
 // PullLazily is like Pull, but returns as soon as the snapshot can be forked: when its description,
-// its saved state and the indexes of its blobs have arrived. The frames arrive later: those that a
-// sandbox needs first. If this is impossible, because of the host, the registry or the snapshot,
-// PullLazily pulls all of the snapshot. Store.Info tells whether the snapshot is still arriving.
+// its saved state and the indexes of its blobs have arrived. The frames arrive later, and frames that
+// a sandbox needs come first. If the host, the registry or the snapshot makes this impossible,
+// PullLazily pulls the whole snapshot. Store.Info tells whether the snapshot is still arriving.
 //
 // After PullLazily has returned, the rest arrives even if ctx ends. If the source fails, the
 // snapshot is listed as failed, and its sandboxes end.
@@ -291,7 +291,7 @@ func (a *lazyPull) settle(in *incoming) error {
 	return nil
 }
 
-// fetchFrames fetches all frames. Those that readers wait for come first.
+// fetchFrames fetches all frames. Frames that readers wait for come first.
 func (a *lazyPull) fetchFrames(ctx context.Context) error {
 	ctx = context.WithValue(ctx, blobKey{}, true)
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -310,7 +310,8 @@ func (a *lazyPull) fetchFrames(ctx context.Context) error {
 	return err
 }
 
-// fetchRange fetches consecutive frames of a blob. While the source fails, it tries again.
+// fetchRange fetches consecutive frames of a blob. If the source fails, it tries again for
+// Hub.sourcePatience.
 func (a *lazyPull) fetchRange(ctx context.Context, in *incoming, first, end int, came func(frame int)) error {
 	last := time.Now()
 	for n := 1; ; n++ {

@@ -78,7 +78,7 @@ func newQueue(files []*incoming) *queue {
 		last: time.Now(), wake: make(chan struct{}, 1)}
 }
 
-// start makes the queue answer to the feeder.
+// start sets the function that tells the feeder about arrived frames.
 func (q *queue) start(answer func(feedproto.Frame) error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -169,8 +169,9 @@ func (q *queue) takeRun() (file, first, end int, ok bool) {
 // workers is how many needed frames are fetched at a time.
 const workers = 4
 
-// run fetches all frames by calling fetch. While readers need frames, and for the time quiet after
-// that, the background waits, but at most three times as long.
+// run fetches all frames by calling fetch: frames that readers need at once, and all others in the
+// background. Before each request, the background waits until no reader has needed a frame for the
+// time quiet, but never longer than three times quiet.
 func (q *queue) run(ctx context.Context, quiet time.Duration,
 	fetch func(ctx context.Context, in *incoming, first, end int, came func(int)) error) error {
 	g, ctx := errgroup.WithContext(ctx)
@@ -216,7 +217,7 @@ func (q *queue) run(ctx context.Context, quiet time.Duration,
 	return g.Wait()
 }
 
-// drain fetches the needed frames that are left when the background has ended.
+// drain fetches the needed frames that remain when the background has finished.
 func (q *queue) drain(ctx context.Context,
 	fetch func(ctx context.Context, in *incoming, first, end int, came func(int)) error) error {
 	for f, ok := q.take(); ok; f, ok = q.take() {

@@ -42,7 +42,7 @@ func (s *Set) disk(slot int, m Mount) volume.Disk {
 }
 
 // Inherit returns the mounts of a child of a snapshot. The child has copies of the volumes in the
-// snapshot, and in the slots after them the volumes of its fork.
+// snapshot, and in the slots after them the volumes own, which the fork's request names.
 func Inherit(parent *snapshot.Manifest, own []Mount) []Mount {
 	var list []Mount
 	for i := range parent.Volumes {
@@ -106,8 +106,8 @@ type Snapshot interface {
 // Disks are the open disks of a sandbox for a VM that is about to run a snapshot.
 type Disks struct {
 	Volumes []chain.Volume
-	// Again has the volumes that the snapshot lacks, and that the present guest must unmount before. The
-	// index of a volume is the number of its slot; the other elements are no writers.
+	// Again has a mount for each slot. Mounts with the mode record.MountWriter are volumes that the
+	// snapshot lacks: the present guest must unmount them before the restore.
 	Again []Mount
 
 	leave   func() // leaves the place that Open has taken; nil if it has taken none
@@ -117,10 +117,10 @@ type Disks struct {
 	ended   bool
 }
 
-// Open opens the disks of a sandbox for a VM that is about to run a snapshot. Volumes that the snapshot
-// has get the content that they have in the snapshot. The sandbox becomes the writer of the other
-// volumes with the mode record.MountWriter, until Store.ReleaseAll; copies of other volumes have the
-// present content of the volumes. The caller must call Commit before the restore, End after it, and Close.
+// Open opens the disks of a sandbox for a VM that is about to run a snapshot. Volumes in the snapshot get
+// the content that they have there. For the other volumes: with the mode record.MountWriter, the sandbox
+// becomes the writer until Store.ReleaseAll; in other modes, it gets a copy of the present content. The
+// caller must call Commit before the restore, End after it, and Close.
 //
 // If running is set, a VM of the sandbox runs, and uses the disks until it is restored. Otherwise an
 // earlier VM has ended.
@@ -151,9 +151,9 @@ func (s *Set) Open(ctx context.Context, mounts []Mount, from Snapshot, running b
 	return d, nil
 }
 
-// OpenFirst is like Open, for a new sandbox. The function leave leaves the caller's place in the gate.
-// OpenFirst calls it if there are volumes, because others must not wait while OpenFirst waits for the
-// lock of a volume. It then takes another place.
+// OpenFirst is like Open, for a new sandbox. The function leave gives back the caller's place in the gate
+// places. If there are volumes, OpenFirst calls leave, because other forks must not wait while OpenFirst
+// waits for the lock of a volume. Then it takes a new place.
 func (s *Set) OpenFirst(ctx context.Context, mounts []Mount, from Snapshot, leave func(), places *gate.Gate) (
 	*Disks, error) {
 	if len(mounts) == 0 {
@@ -330,8 +330,8 @@ func (s *Set) Settle(ctx context.Context, mounts []Mount, names []string, swappe
 	return nil
 }
 
-// merge merges the layers of volumes with too many layers, for new snapshots and in the VMM. After an
-// error, the volumes keep their layers, or the VMM keeps the old files.
+// merge merges the layers of volumes that have too many, and makes the VMM use the merged layers. It logs
+// errors. After an error, the volume keeps its layers, or the VMM keeps the old files.
 func (s *Set) merge(ctx context.Context, log *slog.Logger, mounts []Mount, v vmpool.VMM) {
 	for i, m := range mounts {
 		err := s.Store.MergeBelow(ctx, s.disk(i, m), func(merged *os.File) error {
@@ -366,8 +366,8 @@ func (s *Set) Save(ctx context.Context, log *slog.Logger, v vmpool.VMM, mounts [
 	return g.LinkVolumes(m.Volumes, files)
 }
 
-// Suspend makes the volumes of a sandbox whose VM has ended hold the data that the VM has written. The
-// sandbox stays their writer.
+// Suspend makes the data that a sandbox has written a part of its volumes. The sandbox's VM must have
+// ended. The sandbox stays the writer of the volumes.
 func (s *Set) Suspend(ctx context.Context, log *slog.Logger, mounts []Mount) {
 	for i, m := range mounts {
 		if m.Mode != record.MountWriter {

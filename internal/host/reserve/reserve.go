@@ -42,7 +42,7 @@ func (r *Reserve) Keep() {
 	}
 	err = unix.Fallocate(int(f.Fd()), 0, 0, Bytes)
 	if errors.Join(err, f.Close()) != nil {
-		_ = os.Remove(r.file) // a reserve that is too small is useless
+		_ = os.Remove(r.file) // a partial reserve is useless
 	}
 }
 

@@ -88,7 +88,7 @@ func EachData(src *os.File, p Part, f func(data Part) error) error {
 }
 
 // Punch makes holes in a file where the file like, of the given size, has holes. It moves the offset
-// of the latter.
+// of like.
 func Punch(f, like *os.File, size int64) error {
 	const punch = unix.FALLOC_FL_PUNCH_HOLE | unix.FALLOC_FL_KEEP_SIZE
 	for at := int64(0); at < size; {

@@ -17,11 +17,11 @@ import (
 	"github.com/forkd/forkd/internal/host/phase"
 )
 
-// A snapshot from another host can be forked before all of its files are there. Its layers and its
-// base image are then files that a forkd-feed process serves, and reads of them may wait. When all
-// has arrived, the files are imported as always, and verified, and the snapshot is published. It
-// keeps its ID. Forks from then on use the imported files. A snapshot that is still arriving can
-// only be forked: other operations need its real files.
+// A snapshot from another host can be forked before all of its files are there. Until then, a
+// forkd-feed process serves its layers and its base image, and reads of them may wait. When all parts
+// have arrived, the store imports and verifies the files as for other imports, and publishes the
+// snapshot with the same ID. Later forks use the imported files. A snapshot that is still arriving
+// can only be forked, because other operations need its real files.
 
 // arrivingFile is the name of an empty file in the staging directory of an arriving snapshot. The
 // next daemon removes such a snapshot, and its sandboxes end.
@@ -35,15 +35,15 @@ type arriving struct {
 	release func()
 }
 
-// later has the files of an Import that are added after the snapshot has become usable.
+// later has the parts of an Import that are added after the snapshot has become usable.
 type later struct {
 	open  func(part int) (*os.File, error) // opens the served file
 	files map[string]*os.File              // open files, by the name of the part
 	todo  []func() error
 }
 
-// soon calls add now or, if the snapshot is to be usable earlier, opens the served file instead and
-// calls add later.
+// soon calls add at once. If the snapshot is arriving, soon instead opens the served file, and keeps
+// add for Arrived.
 func (i *importing) soon(n int, p artifact.Part, add func() error) error {
 	if i.later == nil {
 		return add()
@@ -184,8 +184,8 @@ func (g *Staging) publishArrived(m *snapshot.Manifest, calm func()) (Info, error
 	return s.infoLocked(e), nil
 }
 
-// Lose ends a snapshot whose files will not all arrive. It is listed as failed, with the reason, and
-// the leases learn the reason.
+// Lose gives up an arriving snapshot. The snapshot is listed as failed, with the reason, and its
+// leases receive the reason.
 func (g *Staging) Lose(reason error) {
 	s, a := g.store, g.arriving
 	s.mu.Lock()

@@ -126,7 +126,7 @@ func (s *Store) Family(ctx context.Context, tag string) (family []Member, err er
 	return family, err
 }
 
-// idleFamilyLocked returns a family of which no member is in use.
+// idleFamilyLocked returns a family. If a member is in use, it returns an error.
 func (s *Store) idleFamilyLocked(tag string) ([]*entry, error) {
 	e := s.byTag[tag]
 	if e == nil || !e.Listed() {

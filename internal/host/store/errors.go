@@ -80,8 +80,8 @@ func (e *TornError) Error() string {
 	return fmt.Sprintf("snapshot %q: the daemon ended before all of it had arrived", e.Tag)
 }
 
-// EncryptedError reports an operation that is impossible because a snapshot is encrypted or, for the
-// destruction of a key, because a snapshot is not encrypted or has another one's key.
+// EncryptedError reports an operation that is impossible because a snapshot is encrypted. Encrypt,
+// Decrypt and Shred also return it for snapshots that they cannot change. Reason says why.
 type EncryptedError struct {
 	Tag    string
 	Reason string

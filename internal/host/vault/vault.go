@@ -1,7 +1,8 @@
 // Package vault keeps the keys of encrypted snapshots, and decrypts their files into RAM.
 //
-// Each key is wrapped: the file of --key-file or the program of --kms-command encrypts it. Only
-// wrapped keys are on the disk. The vault keeps a key that it has unwrapped in memory for a minute.
+// Each key is wrapped, that is, encrypted with the secret of --key-file or by the program of
+// --kms-command. Only wrapped keys are on the disk. The vault keeps an unwrapped key in memory for a
+// minute.
 // Decrypted files are on a RAM file system and have no names, so they disappear with the last
 // process that has them open.
 //
@@ -39,7 +40,7 @@ type Config struct {
 	KeyFile string   // file with the secret that wraps keys; empty: none
 	Command []string // program that wraps keys, with its arguments; empty: none
 
-	AnyDisk bool // accept a RAM that is not a RAM file system; only for tests
+	AnyDisk bool // accept a directory RAM that is not on a RAM file system; only for tests
 }
 
 // Vault holds keys. Its methods may be called concurrently.
@@ -78,7 +79,7 @@ func (e *KeyError) Unwrap() error { return e.Err }
 // RoomError reports that a decrypted file does not fit into RAM.
 type RoomError struct {
 	Dir   string
-	Bytes uint64 // what the file takes
+	Bytes uint64 // size of the file's data
 }
 
 func (e *RoomError) Error() string {
@@ -230,15 +231,15 @@ func (v *Vault) unwrap(ctx context.Context, rec *record.Key) (key crypt.Key, err
 	return key, nil
 }
 
-// checkOf returns a text that tells a key from other keys without revealing it.
+// checkOf returns a text by which a wrong key is detected. It does not reveal the key.
 func checkOf(key *crypt.Key) string {
 	mac := hmac.New(sha256.New, key[:])
 	mac.Write([]byte("forkd check of a key"))
 	return base64.StdEncoding.EncodeToString(mac.Sum(nil))
 }
 
-// Destroy removes a key. When it returns nil, nobody can unwrap the key from this directory any
-// more. A key that is not there is no error.
+// Destroy removes a key. When it returns nil, the directory no longer has the wrapped key. A missing
+// key is no error.
 func (v *Vault) Destroy(id string) error {
 	if err := crypt.CheckID(id); err != nil {
 		return err
@@ -269,9 +270,9 @@ func overwrite(path string) error {
 	return errors.Join(err, f.Sync(), f.Close())
 }
 
-// Decrypt decrypts a file of a snapshot into RAM. The file must have the given name, see
-// crypt.Header. The function hasRoom says whether RAM has room for a number of bytes. Errors are
-// *KeyError, *RoomError, or about the file.
+// Decrypt decrypts a file of a snapshot into RAM. The header of the file must have the given name. The
+// function hasRoom reports whether RAM has room for a number of bytes. Errors are *KeyError,
+// *RoomError, or about the file.
 func (v *Vault) Decrypt(ctx context.Context, enc *os.File, name string, hasRoom func(bytes uint64) bool) (
 	*os.File, error) {
 	r, key, err := v.Reader(ctx, enc, name)
@@ -328,7 +329,7 @@ func (v *Vault) checkRAM() error {
 	return nil
 }
 
-// Fill writes the content of an encrypted file to an empty file, which keeps its holes.
+// Fill writes the decrypted content of a file to the empty file out. Holes stay holes.
 func (v *Vault) Fill(out *os.File, r *crypt.Reader, key *crypt.Key) error { return fill(out, r, key) }
 
 func fill(out *os.File, r *crypt.Reader, key *crypt.Key) error {

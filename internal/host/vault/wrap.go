@@ -25,12 +25,12 @@ import (
 const (
 	minSecret  = 32
 	maxSecret  = 4096
-	maxWrapped = 32 << 10 // of what the program of --kms-command writes
+	maxWrapped = 32 << 10 // of the output of the program of --kms-command
 	saltBytes  = 32
 )
 
-// checkKeyFile makes the path of the key file absolute, and refuses a key file that is stolen
-// together with the wrapped keys.
+// checkKeyFile makes the path of the key file absolute. It refuses a key file in the state directory,
+// because a thief of the wrapped keys would have it too.
 func checkKeyFile(cfg *Config) (err error) {
 	if cfg.KeyFile == "" {
 		return nil
@@ -65,8 +65,8 @@ func secret(path string) ([]byte, error) {
 	return p, nil
 }
 
-// wrapper returns the cipher that wraps one key by the key file. The salt is random and used once,
-// so the nonce may be constant.
+// wrapper returns the cipher that wraps one key with the secret in the key file. The salt is random
+// and used once, so the nonce may be constant.
 func (v *Vault) wrapper(id string, salt []byte) (cipher.AEAD, error) {
 	p, err := secret(v.cfg.KeyFile)
 	if err != nil {
@@ -108,8 +108,8 @@ func (v *Vault) unwrapByFile(id string, wrapped []byte) ([]byte, error) {
 	return p, nil
 }
 
-// run runs the program of --kms-command with "wrap" or "unwrap" and the ID of the key. The program
-// reads in and writes the result.
+// run runs the program of --kms-command with the arguments "wrap" or "unwrap" and the ID of the key.
+// The program reads the bytes in from standard input, and writes the result to standard output.
 func (v *Vault) run(ctx context.Context, verb, id string, in []byte) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, v.time)
 	defer cancel()
@@ -137,8 +137,8 @@ func (v *Vault) run(ctx context.Context, verb, id string, in []byte) ([]byte, er
 	return nil, fmt.Errorf("%s %s: %w", v.cfg.Command[0], verb, err)
 }
 
-// bounded keeps the beginning of what is written to it. It embeds no buffer, because io.Copy would
-// use the buffer's ReadFrom, which has no bound.
+// bounded keeps the first bytes that are written to it. It embeds no bytes.Buffer, because io.Copy
+// would use the buffer's ReadFrom, which has no bound.
 type bounded struct {
 	kept []byte
 	most int

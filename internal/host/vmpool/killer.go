@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// maxEnding is the maximum number of killed VMs for whose end no caller waits. There is a maximum,
-// because a VM keeps its memory until it has ended. Otherwise a client that makes and kills sandboxes
+// maxEnding is the maximum number of killed VMs that have not ended while no caller waits for them. A
+// VM keeps its memory until it has ended, so without a maximum a client that makes and kills sandboxes
 // could use the memory of any number of VMs.
 const maxEnding = 64
 

@@ -118,9 +118,9 @@ func (s *Store) IDOf(ctx context.Context, d Disk) (string, error) {
 	return v.ID, nil
 }
 
-// BeginSwap opens the files of a disk for a VM that will write to a new top instead of the present
-// one. From now on, the VM may write to both. EndSwap records which of them it writes to. The last of
-// the lower files is the present top, open for reading.
+// BeginSwap makes a new top for a disk, and opens the files of the disk for a VM that will switch to
+// the new top. The last of the lower files is the present top, open for reading. Until EndSwap records
+// which top the VM uses, the VM may write to either.
 func (s *Store) BeginSwap(ctx context.Context, d Disk) (f *Files, top string, err error) {
 	v, unlock, err := s.hold(ctx, d)
 	if err != nil {
@@ -187,8 +187,8 @@ func (s *Store) EndSwap(ctx context.Context, d Disk, top string, swapped bool) e
 	return nil
 }
 
-// Content returns the immutable content of a disk: all but the data that the sandbox has written since
-// its latest branch. The caller sets the name and the path, and must close the files.
+// Content returns the immutable content of a disk: all data except that written since the sandbox's
+// latest branch. The caller sets the name and the path, and must close the files.
 func (s *Store) Content(ctx context.Context, d Disk) (c snapshot.Volume, files []*os.File, err error) {
 	v, unlock, err := s.hold(ctx, d)
 	if err != nil {
@@ -229,8 +229,8 @@ type Back struct {
 	done   bool     // whether the record may name the new files
 }
 
-// GoBack prepares the change of a disk to the content that it has in a snapshot. The parameter files has
-// the snapshot's files of the volume. Until Commit, the disk is unchanged.
+// GoBack prepares the return of a disk to its content in a snapshot. The parameter files has the
+// snapshot's files of the volume. Until Commit, the disk is unchanged.
 func (s *Store) GoBack(ctx context.Context, d Disk, to *snapshot.Volume, files []*os.File) (b *Back, err error) {
 	v, unlock, err := s.hold(ctx, d)
 	if err != nil {
@@ -284,8 +284,8 @@ func (b *Back) Commit(ctx context.Context) error {
 	return nil
 }
 
-// Finish removes the files that the disk does not need any more: its old files after Commit, and
-// otherwise the new ones. Files that the VM has still open for writing stay until the next start.
+// Finish removes files that the disk no longer needs: its old files if Commit was called, and otherwise
+// the new ones. Files that the VM still has open for writing stay until the daemon's next start.
 func (b *Back) Finish(ctx context.Context) {
 	b.Files.Close()
 	v, unlock, err := b.store.hold(ctx, b.disk)

@@ -145,8 +145,8 @@ func (s *Store) endMerge(ctx context.Context, m *merge) error {
 const maxBranched = 16
 
 // MergeBelow merges all layers of a disk into one, if branches have left too many of them. The VM writes
-// to the top during the merge. MergeBelow calls inVMM to make the VMM use the merged layer instead of
-// all others below the top; after an error of inVMM, the VMM uses the old files, whose content is the same.
+// to the top during the merge. MergeBelow calls inVMM, which makes the VMM use the merged layer in place
+// of the old ones. If inVMM fails, the VMM keeps the old files, whose content is the same.
 func (s *Store) MergeBelow(ctx context.Context, d Disk, inVMM func(merged *os.File) error) error {
 	v, unlock, err := s.hold(ctx, d)
 	if err != nil {

@@ -237,11 +237,12 @@ func (s *Store) ReleaseEnded(ctx context.Context) {
 	})
 }
 
-// seal turns the writer's tops into layers, and makes now the writer of the volume; nil means none.
-// Usually there is one top. If a branch or a rollback was interrupted, there are two: a top that no VM
-// has written to is empty, so both count. seal drops an empty top. It also drops a top that is missing
-// or not a valid layer, but keeps its file under another name until the next damaged top, because the
-// file may be large. Only a VMM that its guest controls damages a top.
+// seal turns the writer's tops into layers. The parameter now is the next writer of the volume; nil:
+// none. Usually there is one top. If a branch or a rollback was interrupted, there are two, and both
+// become layers, unless they are empty, because a VM may have written to either. seal also drops a top
+// that is missing or not a valid layer. It keeps the file of an invalid top under another name, but
+// only until the next invalid top, because the file may be large. Only a VMM that its guest controls
+// damages a top.
 func (s *Store) seal(ctx context.Context, v *volume, now *record.VolumeWriter) error {
 	var kept, empty, damaged []string
 	for _, top := range v.Tops() {

@@ -41,7 +41,8 @@ const Header = "Forkd-Held"
 
 // List holds the requests of one sandbox. Its methods may be called concurrently.
 type List struct {
-	// take counts memory of all sandboxes, given also what the sandbox has then; false: there is no room
+	// take takes memory from the room of all sandboxes. The parameter own is the total of this list after
+	// that. take returns false if there is no room.
 	take func(bytes, own int64) bool
 	give func(bytes int64)
 	wait time.Duration // waitTime, except in tests
@@ -94,9 +95,10 @@ func (l *List) Effects() netproto.Effects {
 }
 
 // Acts reports whether a request may change something at its server, as far as the request shows.
-// A request without a body and with a method that RFC 9110 §9.2.1 calls safe does not act. A
-// connection that changes its protocol, such as a WebSocket, acts, because nobody can read what
-// follows. A header that names another method also acts: some servers obey it.
+// A request without a body and with a method that RFC 9110 §9.2.1 calls safe does not act. A request
+// that changes the protocol, for example to WebSocket, acts, because this process cannot read the
+// messages that follow. A request with a header that names another method acts, because some servers
+// obey it.
 func Acts(r *http.Request) bool {
 	switch r.Method {
 	case http.MethodGet, http.MethodHead, http.MethodOptions:
@@ -196,8 +198,7 @@ func (l *List) await(w http.ResponseWriter, r *http.Request, e *netproto.Effect,
 	return true
 }
 
-// read returns a request as it is listed. The parts of the body that it reads can be read from
-// r.Body again.
+// read returns the request in the form for the list. Afterwards r.Body has the complete body again.
 func read(w http.ResponseWriter, r *http.Request, url string) (*netproto.Effect, error) {
 	e := &netproto.Effect{Unix: time.Now().Unix(), Method: r.Method[:min(len(r.Method), maxMethod)],
 		URL: url[:min(len(url), netproto.MaxEffectHead)]}
@@ -273,7 +274,7 @@ func (l *List) add(e *netproto.Effect) bool {
 	return true
 }
 
-// set changes what has become of a listed request.
+// set changes the outcome of a listed request.
 func (l *List) set(e *netproto.Effect, outcome string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -45,8 +45,9 @@ type Proxy struct {
 	Dial   func(context.Context) (net.Conn, error) // returns a connection to the server
 	Failed func(error)                             // called with the reason why a server could not be reached
 
-	// Pass reports whether a request with the given URL may go to the server. Otherwise Pass has
-	// answered it. If Pass is nil, all requests may. Its http.ResponseWriter supports read deadlines.
+	// Pass reports whether a request with the given URL may go to the server. If not, Pass has answered
+	// the request. Its http.ResponseWriter supports read deadlines. If Pass is nil, all requests may go
+	// to the server.
 	Pass func(w http.ResponseWriter, r *http.Request, url string) bool
 
 	server atomic.Pointer[headed] // the latest connection to the server
@@ -204,7 +205,7 @@ func (p *Proxy) scheme() string {
 	return "https"
 }
 
-// port returns what a Host header may have behind the name.
+// port returns the port that a Host header may have after the name.
 func (p *Proxy) port() string {
 	if p.Plain {
 		return ":80"

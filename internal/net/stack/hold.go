@@ -12,8 +12,8 @@ import (
 // host in a way in which its requests cannot be read.
 const heldHost = "held-host"
 
-// setHoldLocked replaces the hold and the policy that applies to flows that it cannot hold. It must
-// be called after each change of the policy.
+// setHoldLocked replaces the hold, and the policy for flows whose requests cannot be held. It must be
+// called after each change of the policy.
 func (s *Stack) setHoldLocked(hold netproto.Hold) {
 	s.hold = hold
 	s.around = s.policy
@@ -33,9 +33,9 @@ func isWeb(f *flow) bool {
 }
 
 // verdictLocked decides about a flow by the policy and the hold. A flow to a held host passes only
-// if it is HTTP or HTTPS at the usual port, because only then this process can read its requests. To
-// all other flows the held hosts are denied: other ports and protocols, servers that share an
-// address with a held host, and first bytes that could name a held host.
+// if it is HTTP or HTTPS at the usual port, because only then can this process read its requests. For
+// all other flows, the policy denies the held hosts. This covers other ports and protocols, servers
+// that share an address with a held host, and first bytes that could name a held host.
 func (s *Stack) verdictLocked(f *flow) (policy.Verdict, policy.Reason) {
 	verdict, reason := policy.Decide(&s.policy, &f.Flow)
 	switch {

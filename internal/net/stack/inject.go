@@ -37,14 +37,14 @@ func (s *Stack) mayInject(f *flow) bool {
 	return len(s.secrets) > 0 && f.To.Port() == httpsPort
 }
 
-// proxied says what the requests of a permitted flow need, which this process must read for it.
+// proxied says what to do with the requests of a flow, which this process reads.
 type proxied struct {
 	secrets []netproto.Secret // headers to add
 	held    bool              // whether the flow's server is held
 }
 
-// proxyFor returns what the requests of a flow need. The result is nil if the flow can be forwarded
-// as it is. If the requests need something that cannot be done safely, proxyFor refuses the flow.
+// proxyFor returns what to do with the requests of a permitted flow. The result is nil if the flow can
+// be forwarded unread. If the requests cannot be handled safely, proxyFor refuses the flow.
 func (s *Stack) proxyFor(f *flow) (need *proxied, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -8,7 +8,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/codec"
 )
 
-// Answer is what the guest gets in place of the server's answer to a request that is held.
+// Answer is the answer that the guest gets to a held request in place of the server's.
 type Answer uint8
 
 // Answers to held requests.
@@ -90,7 +90,7 @@ func (h *Hold) parse(r *codec.Reader) error {
 	return err
 }
 
-// What has become of a held request.
+// Outcomes of held requests.
 const (
 	OutcomeRefused  = "refused"
 	OutcomeRecorded = "recorded"
@@ -104,8 +104,8 @@ const (
 const (
 	MaxEffects     = 200
 	MaxEffectBytes = 256 << 10 // all of them together
-	MaxEffectBody  = 16 << 10  // what is kept of a body
-	MaxEffectHead  = 8 << 10   // what is kept of the headers, and of the URL
+	MaxEffectBody  = 16 << 10  // the kept part of a body
+	MaxEffectHead  = 8 << 10   // the kept parts of the headers, and of the URL
 )
 
 // Effect is a request that was held. The guest chooses all of its texts.

@@ -209,9 +209,9 @@ func gaps(outer, inner []guestmem.Range) []guestmem.Range {
 	return out
 }
 
-// swapTops puts the new tops on the disks. The former tops become immutable. After an error, no disk
-// has a new top: the daemon learns only whether all disks have new tops. swapTops removes from cfg the
-// files that the disks now own.
+// swapTops puts the new tops on the disks. The former tops become immutable. After an error, no disk has
+// a new top, because the daemon can learn only whether all disks have new tops. swapTops removes from cfg
+// the files that the disks now own.
 func (m *Machine) swapTops(cfg *BranchConfig) error {
 	disks := 0
 	for _, d := range m.disks {

@@ -70,7 +70,7 @@ func run(ctx context.Context, recipes []string) error {
 	if err != nil {
 		return err
 	}
-	// Most steps of the images use one processor, and a few steps of the kernel do too.
+	// Most steps for images use only one processor, and so do a few steps for kernels.
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return kernels(ctx, cache, agent, &a) })
 	group.Go(func() error { return images(ctx, cache, append(recipes, "base", "python-numpy"), a.Images) })

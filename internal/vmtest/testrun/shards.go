@@ -12,9 +12,9 @@ import (
 	"sync"
 )
 
-// Numbers of tests of a package in one shard. Shards let several hosts share a large package. With
-// smaller shards, the preparations of the package would be repeated more often. The last shards are
-// small, so that no host waits long for another host at the end.
+// Numbers of tests in one shard. Shards let several hosts share a large package. Smaller shards would
+// repeat the preparations of the package more often. The last shards are small, so that no host waits
+// long for another host at the end.
 const (
 	maxShard = 12
 	minShard = 4

@@ -237,9 +237,9 @@ type Swap struct {
 	swap   *swap
 }
 
-// PrepareSwap does everything in a change of the top that can fail, and changes nothing; see
-// Overlay.prepareSwap. So the tops of several devices change together or not at all. Preconditions: the
-// transport is quiesced until Commit or Cancel.
+// PrepareSwap does those parts of a change of the top that can fail, and changes nothing; see
+// Overlay.prepareSwap. So a caller can change the tops of several devices together or not at all.
+// Preconditions: the transport is quiesced until Commit or Cancel.
 func (d *Device) PrepareSwap(newTop, frozen *os.File) (*Swap, error) {
 	if d.disk == nil {
 		return nil, errEmpty

@@ -103,10 +103,11 @@ type swap struct {
 
 // prepareSwap prepares a swap that makes the top an immutable layer and puts newTop above it. It does
 // everything that can fail, and changes nothing. The file newTop must be an empty layer of the same
-// size. The parameter frozen is the file of the former top, open for reading only. After commit, the
-// Overlay owns both files, and reads the former top through frozen. It closes the descriptor through
-// which it wrote, so this process can no longer change the file. Nothing is copied. Before, and after an
-// error, the caller owns both files.
+// size. The parameter frozen is the file of the present top, open for reading only.
+//
+// Until commit, and after an error, the caller owns both files. After commit, the Overlay owns them. It
+// then reads the former top through frozen, and has closed its writable descriptor, so this process can
+// no longer change the file. A swap copies no data.
 func (o *Overlay) prepareSwap(newTop, frozen *os.File) (s *swap, err error) {
 	s = &swap{disk: o}
 	if err := sameFile(o.top.File(), frozen); err != nil {
