@@ -35,8 +35,8 @@ type child struct {
 	private  func() (float64, error) // returns the value for cell.private
 }
 
-// quietTime is the pause before a request. A fork is also measured for this time after its last
-// answer, because work after the answer also counts.
+// quietTime is the pause before a request. The measurement of a fork continues for this time after the
+// VMM's last answer, to include work that the VMM does after the answer.
 const quietTime = 100 * time.Millisecond
 
 // begin is called just before a request.

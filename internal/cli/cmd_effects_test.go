@@ -29,7 +29,7 @@ func TestHoldFlags(t *testing.T) {
 	}
 }
 
-// A guest chooses the texts of a request. They do not control the terminal.
+// A guest chooses the texts of a request. Control characters in them do not reach the terminal.
 func TestPrintEffects(t *testing.T) {
 	cmd, out, notes := &cobra.Command{}, &bytes.Buffer{}, &bytes.Buffer{}
 	cmd.SetOut(out)

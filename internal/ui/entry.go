@@ -127,7 +127,8 @@ func (e *entry) addLocked(s session) *http.Cookie {
 		SameSite: http.SameSiteStrictMode}
 }
 
-// session returns the session of a request to one of the session's pages.
+// session returns the session that a request's cookie names. The path of the request must be below the
+// session's path.
 func (e *entry) session(r *http.Request) (s session, ok bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -9,10 +9,10 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// writeHard is a script that overwrites 64 blocks on the volume one after another, each with a sync. It
-// keeps the content that each block must have in the guest's memory (/run is a tmpfs), and there the
-// number of the last block that was written. So memory and volume fit together only if they are of the
-// same instant; the next block may be the one that was being written.
+// writeHard is a script that overwrites 64 blocks on the volume one after another, each with a sync. In
+// the guest's memory (/run is a tmpfs), it keeps the expected content of each block, and the number of
+// the last block that was written. So memory and volume fit together only if they are of the same
+// instant. The block after the last one may be half-written.
 const writeHard = `mkdir -p /run/w /data/b && cat >/run/w/run <<'END'
 n=$(cat /run/w/n)
 while :; do
@@ -29,8 +29,8 @@ setsid sh /run/w/run >/dev/null 2>&1 & echo $! >/run/w/pid`
 // writeOn continues after checkHard.
 const writeOn = `setsid sh /run/w/run >/dev/null 2>&1 & echo $! >/run/w/pid`
 
-// checkHard ends the writer, drops all clean pages, so that the volume is read from its disk, and compares
-// the volume with the memory. It prints the number of the last block.
+// checkHard ends the writer. It drops all clean pages, so that the volume is read from its disk, and then
+// compares the volume with the memory. It prints the number of the last block.
 const checkHard = `kill -9 $(cat /run/w/pid); while kill -0 $(cat /run/w/pid) 2>/dev/null; do sleep 0.02; done
 sync; echo 3 >/proc/sys/vm/drop_caches
 n=$(cat /run/w/n); next=$(((n+1)%64))

@@ -25,8 +25,8 @@ const Answer = 'v'
 
 // Layout has the guest physical addresses that the stub reads. They differ between VMMs.
 type Layout struct {
-	Register   uint32 // registers of a virtio-mmio device between 3 and 4 GiB; reading them causes an exit to the VMM
-	Generation uint32 // 8 bytes in the first 2 MiB of RAM that are different in a copy
+	Register   uint32 // of the registers of a virtio-mmio device, from 3 to 4 GiB; a read causes an exit to the VMM
+	Generation uint32 // of 8 bytes in the first 2 MiB of RAM that are different in a copy
 }
 
 // Note is used as Layout.Generation for VMMs that restore memory unchanged. It is the address of 8

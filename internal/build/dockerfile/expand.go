@@ -120,8 +120,8 @@ func (e *Expander) expanding(lex *shell.Lex, v vars) instructions.SingleWordExpa
 	}
 }
 
-// maxErrorText bounds the text of an error of the library, in bytes. Such a text quotes whole
-// words.
+// maxErrorText is the maximum length of an error text of the library, in bytes. The library quotes
+// words of the Dockerfile of any length.
 const maxErrorText = 1000
 
 // bounded provides the values of variables until their total length exceeds a limit.

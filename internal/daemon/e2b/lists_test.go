@@ -166,8 +166,8 @@ func TestAnswersShareTheMemory(t *testing.T) {
 	}
 }
 
-// Clients choose metadata. No metadata can make a sandbox look like a sandbox of a build, which
-// lists omit and the next daemon deletes.
+// Clients choose metadata. Whatever they choose, a sandbox does not look like a sandbox of a build.
+// Lists omit the sandboxes of builds, and the next daemon deletes them.
 func TestMetadataMakesNoBuild(t *testing.T) {
 	r := start(t)
 	for _, metadata := range []string{`{"build":"x"}`, `{"Build":"x"}`, `{"x\",\"build":"x"}`} {

@@ -70,7 +70,7 @@ func (w *world) reopen() {
 	w.open()
 }
 
-// secretOf is what memory, state and disk of a snapshot have.
+// secretOf returns the text that is in the memory, the state and the disk of a snapshot.
 func secretOf(tag string) string { return "secret of " + tag + " in every file" }
 
 // make makes a snapshot whose files have its secret. If from is not empty, the snapshot is a branch.

@@ -95,8 +95,8 @@ func TestRecordRoundTrip(t *testing.T) {
 	}
 }
 
-// A record without a network setting can be neither written nor read. A hold that is not known is
-// not read as no hold.
+// A record without a network setting can be neither written nor read. An unknown hold is an error, and
+// does not mean that there is no hold.
 func TestRecordWithoutANetwork(t *testing.T) {
 	r, dir := wholeRecord(t), t.TempDir()
 	r.Network = netclient.Setting{}

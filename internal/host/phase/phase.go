@@ -29,7 +29,7 @@ type Phase int
 //	              ▼ │           ▼ │
 //	          unnamedHot      unnamed ◀── a start
 //
-// A snapshot is deleting from the time when a deletion has chosen it until its files are removed.
+// The phase deleting begins when a deletion has chosen a snapshot, and ends when the files are removed.
 // If sandboxes follow the snapshot, it becomes unnamed instead, and is deleted when the last of
 // these sandboxes stops following it. If a deletion fails, the snapshot returns to its previous
 // phase, or to stored if it was flushed during the deletion.

@@ -213,9 +213,9 @@ func (v *View) base(ctx context.Context, undo *cleanup.Stack, req *ApplyRequest,
 //
 // After many branches, a sandbox merges the layers that it has written since its fork. If the other
 // side comes from one of these branches, the topmost shared layer is older than the nearest common
-// ancestor of both sides. This is possible only if both sides have layers that the same sandbox has
-// written above the shared layers. In that case ancestor returns an error. With an older base, a
-// change of one side could look like a change of the other side.
+// ancestor. With an older base, a change of one side could look like a change of the other side. So
+// ancestor returns an error if, above the shared layers, both sides have layers that the same sandbox
+// has written.
 func (v *View) ancestor(req *ApplyRequest, from, onto *store.Lease) (string, error) {
 	n := diff.Shared(from, onto)
 	if n == 0 {

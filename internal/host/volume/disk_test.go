@@ -112,8 +112,8 @@ func TestKilledDuringASwap(t *testing.T) {
 	}
 }
 
-// A volume goes back to the content of a snapshot, whole or not at all. Nothing else of it is lost before
-// Commit.
+// A volume goes back to the content of a snapshot completely or not at all. Until Commit, it loses no
+// data.
 func TestKilledWhileGoingBack(t *testing.T) {
 	s := open(t, filepath.Join(t.TempDir(), "volumes"))
 	create(t, s, "a")
@@ -169,7 +169,7 @@ func TestKilledWhileGoingBack(t *testing.T) {
 	}
 }
 
-// Of two tops, the upper one is of no use without the lower one.
+// If the lower one of two tops is damaged, the upper one is dropped too.
 func TestDamagedLowerTop(t *testing.T) {
 	s := open(t, filepath.Join(t.TempDir(), "volumes"))
 	create(t, s, "a")

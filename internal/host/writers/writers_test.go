@@ -15,8 +15,8 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(writertest.Main(m)) }
 
-// None finds a process that can still write to a file, through a descriptor or through a mapping
-// that outlives the descriptor.
+// The function None detects a process that can still write to a file, through a descriptor or through
+// a mapping that outlives the descriptor.
 func TestWritersAreFound(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "f")
 	if err := os.WriteFile(path, make([]byte, 4096), 0o600); err != nil {

@@ -186,8 +186,8 @@ func TestANewHoldResets(t *testing.T) {
 	}
 }
 
-// TestAttackHeldRequest sends a request with effects in every form that some server could accept, so
-// that it does not look like one.
+// TestAttackHeldRequest sends a request with effects in forms that some servers accept, but in which
+// forkd-net could overlook it.
 func TestAttackHeldRequest(t *testing.T) {
 	v, s := newHeld(t, "public", "record")
 	const head = "POST /evil HTTP/1.1\r\nHost: api.example\r\n"

@@ -35,7 +35,7 @@ func TestParseHold(t *testing.T) {
 	}
 }
 
-// A hold that is not valid is not read as no hold.
+// An invalid hold is an error, and does not mean that there is no hold.
 func TestAnInvalidHoldIsRefused(t *testing.T) {
 	for _, h := range []Hold{{Answer: AnswerRecord}, {Hosts: []Rule{{Name: "a.b"}}},
 		{Hosts: []Rule{{Name: "a.b"}}, Answer: 9}, {Hosts: []Rule{{Name: "a.b", First: 1, Last: 2}}, Answer: AnswerWait}} {

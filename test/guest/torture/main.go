@@ -6,11 +6,11 @@
 //	torture ask SOCKET [mark N] [hot N] [rest MICROSECONDS] [verify]   set things and verify; prints a JSON report
 //
 // One thread per vCPU writes pages. Another thread writes disk blocks, and another takes memory
-// from the kernel and gives it back. Every word of a page shows which write has written the word.
-// Tables, records, hash chains and a common counter, which are on other pages, determine which
-// write must have written the word. So a page contradicts these other pages if it is lost, stale,
-// early, late or half-written. A contradiction also appears if registers, memory and disk belong to
-// different instants. Writers also check every page that they overwrite.
+// from the kernel and gives it back. Every word of a page identifies the write that wrote it. Other
+// pages have tables, records, hash chains and a common counter, from which a verification computes
+// which write this must be. So it detects a page that is lost, stale, early, late or half-written, and
+// registers, memory and disk that belong to different instants. Writers also check every page that
+// they overwrite.
 //
 // A verification stops the writers between two writes, compares all data, and lets the writers
 // continue. It cannot detect a copy that belongs as a whole to one wrong instant. To detect such a
