@@ -39,7 +39,7 @@ func TestPrintEffects(t *testing.T) {
 			{ID: 1, Method: "PO\x1bST", URL: "https://a.b/\x1b[2J", Body: "x\n\x1b]0;y", Outcome: "recorded"},
 			{ID: 2, Method: "PUT", URL: "https://a.b/", BodyBase64: "AA==", Outcome: "recorded"}}})
 	if err != nil || strings.Contains(out.String(), "\x1b") || strings.Count(out.String(), "\n") != 3 ||
-		!strings.Contains(out.String(), "(binary)") || !strings.Contains(notes.String(), "3 requests more") ||
+		!strings.Contains(out.String(), "(binary)") || !strings.Contains(notes.String(), "3 requests were refused") ||
 		!strings.Contains(notes.String(), "held: a.b (record)") {
 		t.Errorf("%v\n%q\n%q", err, out, notes)
 	}
