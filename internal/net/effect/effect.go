@@ -28,6 +28,7 @@ const (
 	waitTime   = 15 * time.Minute // time for which a request waits
 	bodyTime   = 30 * time.Second // time limit for the part of a body that is kept
 	drainTime  = 10 * time.Minute // time limit for the rest of the body of a recorded request
+	lookTime   = time.Second      // time between two looks whether the guest of a waiting request has gone
 )
 
 // Sizes of a listed request, in bytes.
@@ -117,8 +118,9 @@ func Acts(r *http.Request) bool {
 }
 
 // Pass reports whether a request may go to its server. If not, Pass has answered it. The URL is the
-// request's complete URL. A request that waits blocks Pass.
-func (l *List) Pass(w http.ResponseWriter, r *http.Request, url string) bool {
+// request's complete URL. A request that waits blocks Pass. The function open reports whether the
+// guest has closed neither side of the request's connection.
+func (l *List) Pass(w http.ResponseWriter, r *http.Request, url string, open func() bool) bool {
 	l.mu.Lock()
 	answer, ended := l.hold.Answer, l.ended
 	l.mu.Unlock()
@@ -143,7 +145,7 @@ func (l *List) Pass(w http.ResponseWriter, r *http.Request, url string) bool {
 	case answer == netproto.AnswerRecord:
 		l.record(w, r, e)
 	default:
-		return l.await(w, r, e, ended)
+		return l.await(w, r, e, ended, open)
 	}
 	return false
 }
@@ -172,23 +174,35 @@ func (l *List) record(w http.ResponseWriter, r *http.Request, e *netproto.Effect
 }
 
 // await waits until the hold ends. It reports whether the request may then go to its server.
-func (l *List) await(w http.ResponseWriter, r *http.Request, e *netproto.Effect, ended <-chan struct{}) bool {
+//
+// Package http does not notice that the guest has closed the connection before the body has been read,
+// or after the guest has sent another request. So await also asks the function open. Otherwise a
+// guest that repeats a request after a time limit would find both requests sent.
+func (l *List) await(w http.ResponseWriter, r *http.Request, e *netproto.Effect, ended <-chan struct{},
+	open func() bool) bool {
 	defer func() {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		l.waiting--
 	}()
-	timer := time.NewTimer(l.wait)
+	timer, look := time.NewTimer(l.wait), time.NewTicker(lookTime)
 	defer timer.Stop()
-	select {
-	case <-ended:
-	case <-r.Context().Done():
-	case <-timer.C:
-		l.set(e, netproto.OutcomeExpired)
-		refuse(w, http.StatusGatewayTimeout, netproto.OutcomeExpired, fmt.Sprintf("this request has waited for %v", l.wait))
-		return false
+	defer look.Stop()
+	for waits := true; waits; {
+		select {
+		case <-ended:
+			waits = false
+		case <-r.Context().Done():
+			waits = false
+		case <-look.C:
+			waits = open()
+		case <-timer.C:
+			l.set(e, netproto.OutcomeExpired)
+			refuse(w, http.StatusGatewayTimeout, netproto.OutcomeExpired, fmt.Sprintf("this request has waited for %v", l.wait))
+			return false
+		}
 	}
-	if errors.Is(r.Context().Err(), context.Canceled) {
+	if errors.Is(r.Context().Err(), context.Canceled) || !open() {
 		l.set(e, netproto.OutcomeGivenUp)
 		w.Header().Set("Connection", "close") // a client that only stopped sending must not get a 200
 		refuse(w, http.StatusServiceUnavailable, netproto.OutcomeGivenUp, "the client has closed its side of the connection")

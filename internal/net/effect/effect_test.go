@@ -22,7 +22,7 @@ func serve(t *testing.T, answer string) (*List, *httptest.Server) {
 	}
 	l := New(hold, func(_, _ int64) bool { return true }, func(int64) {})
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if l.Pass(w, r, "http://a.b"+r.RequestURI) {
+		if l.Pass(w, r, "http://a.b"+r.RequestURI, func() bool { return true }) {
 			_, _ = io.Copy(io.Discard, r.Body)
 			fmt.Fprint(w, "passed")
 		}

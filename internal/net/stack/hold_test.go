@@ -159,6 +159,42 @@ func TestEffectsWait(t *testing.T) {
 	}
 }
 
+// A request whose guest has gone is not sent, also if its body was not read yet, or if another request
+// follows it. The guest may have repeated it.
+func TestAWaitingRequestWhoseGuestHasGone(t *testing.T) {
+	v, s := newHeld(t, "public", "wait")
+	gone := func(n int) bool {
+		given := 0
+		for _, e := range v.Effects().List {
+			if e.Outcome == netproto.OutcomeGivenUp {
+				given++
+			}
+		}
+		return given == n
+	}
+	requests := []string{post("api.example", "/", strings.Repeat("x", 2*netproto.MaxEffectBody)),
+		post("api.example", "/", "b") + get("api.example", "/fine")}
+	for _, request := range requests {
+		for _, c := range v.both(t) {
+			before := len(v.Effects().List)
+			_, _ = io.WriteString(c, request)
+			waitFor(t, "it waits", func() bool { return len(v.Effects().List) == before+1 })
+			_ = c.Close()
+		}
+	}
+	waitFor(t, "all have given up", func() bool { return gone(4) })
+	late := v.mustDialTLS(t, web+":443", "api.example")
+	_, _ = io.WriteString(late, requests[0])
+	waitFor(t, "it waits", func() bool { return len(v.Effects().List) == 5 })
+	_ = late.Close()
+	time.Sleep(100 * time.Millisecond) // shorter than the time after which the stack looks
+	v.hold(t, "")
+	waitFor(t, "it has given up", func() bool { return gone(5) })
+	if got := s.heard(); len(got) != 0 {
+		t.Errorf("the server heard %.100q", got)
+	}
+}
+
 // A new hold resets connections that it could not have read, and requests that wait are not sent.
 func TestANewHoldResets(t *testing.T) {
 	v, s := newHeld(t, "allow api.example", "wait")

@@ -3,6 +3,7 @@ package stack
 import (
 	"context"
 	"net"
+	"net/http"
 
 	"gvisor.dev/gvisor/pkg/tcpip/adapters/gonet"
 
@@ -90,7 +91,9 @@ func (s *Stack) inject(f *flow, c *conn, sent []byte, need *proxied) {
 		Dial: func(ctx context.Context) (net.Conn, error) { return s.host.dial(ctx, f) },
 	}
 	if need.held {
-		p.Pass = s.effects.Pass
+		p.Pass = func(w http.ResponseWriter, r *http.Request, url string) bool {
+			return s.effects.Pass(w, r, url, c.open)
+		}
 	}
 	if err := p.Serve(f.ctx, &counted{Conn: gonet.NewTCPConn(c.wq, c.ep), flow: f, sent: sent}); err != nil {
 		f.fail(err)

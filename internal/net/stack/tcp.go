@@ -26,6 +26,9 @@ type conn struct {
 	wq *waiter.Queue
 }
 
+// open reports whether the guest has closed neither side of the connection.
+func (c *conn) open() bool { return tcp.EndpointState(c.ep.State()) == tcp.StateEstablished }
+
 func destination(addr tcpip.Address, port uint16) netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom4(addr.As4()), port)
 }
