@@ -89,8 +89,8 @@ type ForkRequest struct {
 
 	Network *Network `json:"network,omitempty"` // nil: the policy of the snapshot or the source
 	Limits  *Limits  `json:"limits,omitempty"`  // nil: the limits of the snapshot or the source
-	// HoldEffects holds back requests of the children. nil: the hold of the snapshot or the source, if
-	// it has one, even if Network is set.
+	// HoldEffects holds back requests of the children, in addition to those that the snapshot or the
+	// source holds. nil: the hold of the snapshot or the source, if it has one, even if Network is set.
 	HoldEffects *Hold  `json:"hold_effects,omitempty"`
 	Hooks       *Hooks `json:"hooks,omitempty"` // nil: the hooks of the snapshot or the source
 

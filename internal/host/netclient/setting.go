@@ -2,8 +2,10 @@ package netclient
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
@@ -27,10 +29,15 @@ func Default() Setting { return Setting{Policy: netproto.Public()} }
 func Isolated() Setting { return Setting{Policy: netproto.Policy{Mode: netproto.ModeNone}} }
 
 // ForChildren returns the network setting of children: the setting in the request or, if the request
-// has none, the setting of their snapshot. If the request has no hold, they have the hold of their
-// snapshot, even if the request has a setting: a fork must not end a hold by accident.
-func ForChildren(asked *Setting, hold netproto.Hold, of *snapshot.Network) (Setting, error) {
+// has none, the setting of their snapshot. The hold of their snapshot applies to them even if the
+// request has a setting or a hold for other hosts, because only a release ends a hold. The request's
+// hold adds hosts, and its answer replaces that of the snapshot. If present is set, it replaces the
+// setting of the snapshot, because a suspended sandbox is forked, whose setting has changed since.
+func ForChildren(asked *Setting, hold netproto.Hold, present *Setting, of *snapshot.Network) (Setting, error) {
 	inherited, err := FromSnapshot(of)
+	if present != nil {
+		inherited, err = *present, nil
+	}
 	switch {
 	case err != nil && (asked == nil || of.Hold != nil):
 		return Setting{}, err
@@ -40,6 +47,15 @@ func ForChildren(asked *Setting, hold netproto.Hold, of *snapshot.Network) (Sett
 		inherited.Hold = held
 	}
 	if hold.On() {
+		for _, host := range inherited.Hold.Hosts {
+			if !slices.Contains(hold.Hosts, host) {
+				hold.Hosts = append(slices.Clip(hold.Hosts), host)
+			}
+		}
+		if len(hold.Hosts) > netproto.MaxHeldHosts {
+			return Setting{}, invalid.Errorf("hold_effects.hosts", "%d, with those that the snapshot holds: want at most %d",
+				len(hold.Hosts), netproto.MaxHeldHosts)
+		}
 		inherited.Hold = hold
 	}
 	return inherited, nil

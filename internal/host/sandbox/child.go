@@ -76,7 +76,7 @@ func (m *Manager) restoreChild(ctx context.Context, start time.Time, req ForkReq
 	}
 	undo.Add(lease.Release)
 	manifest := lease.Manifest()
-	network, err := netclient.ForChildren(req.Network, req.Hold, manifest.Guest.Network)
+	network, err := netclient.ForChildren(req.Network, req.Hold, req.present, manifest.Guest.Network)
 	if err != nil {
 		return nil, err
 	}

@@ -1,6 +1,9 @@
 package sandbox
 
 import (
+	"fmt"
+	"slices"
+	"strings"
 	"syscall"
 	"testing"
 
@@ -108,7 +111,46 @@ func TestAHoldStaysUntilItsRelease(t *testing.T) {
 	w.wantAnswer(t, id, "public")
 }
 
-// A hold can be released while its sandbox is suspended.
+// A fork of a held branch can hold more hosts, but does not end the hold of others.
+func TestAForkAddsToAHold(t *testing.T) {
+	w := newOnline(t)
+	w.vmms.Told = (&told{}).hear
+	mustBake(t, w)
+	r, err := w.Fork(t.Context(), ForkRequest{Tag: "p", N: 1, Hold: makeHold(t, "refuse")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.branch(t, r.Sandboxes[0].ID, "b", vm.BranchLive)
+	var names []string
+	for i := range netproto.MaxHeldHosts {
+		names = append(names, fmt.Sprintf("h%d.example.com", i))
+	}
+	fork := func(n int) (Info, error) {
+		more, err := netproto.ParseHold(names[:n], "record")
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := w.Fork(t.Context(), ForkRequest{Tag: "b", N: 1, Hold: more})
+		if err != nil {
+			return Info{}, err
+		}
+		return r.Sandboxes[0], nil
+	}
+	i, err := fork(netproto.MaxHeldHosts - 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := netproto.Texts(i.Network.Hold.Hosts); len(got) != netproto.MaxHeldHosts ||
+		!slices.Contains(got, "api.example.com") || i.Network.Hold.Answer != netproto.AnswerRecord {
+		t.Errorf("%v %v", got, i.Network.Hold.Answer)
+	}
+	if _, err := fork(netproto.MaxHeldHosts); err == nil || !strings.Contains(err.Error(), "hold_effects.hosts") {
+		t.Errorf("too many hosts: %v", err)
+	}
+}
+
+// A hold can be released while its sandbox is suspended. Copies of the suspended sandbox have its present
+// hold.
 func TestReleaseOfASuspendedSandbox(t *testing.T) {
 	w := newOnline(t)
 	w.vmms.Told = (&told{}).hear
@@ -121,9 +163,25 @@ func TestReleaseOfASuspendedSandbox(t *testing.T) {
 	if _, err := w.Suspend(t.Context(), id); err != nil {
 		t.Fatal(err)
 	}
+	copied := func() (id string) {
+		t.Helper()
+		err := w.With(t.Context(), r.Sandboxes[0].ID, func(h *Held) error {
+			copies, err := h.Fork(t.Context(), ForkRequest{N: 1})
+			if err == nil {
+				id = copies.Sandboxes[0].ID
+			}
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return id
+	}
+	w.wantAnswer(t, copied(), "public wait")
 	if _, err := w.ReleaseEffects(t.Context(), id); err != nil {
 		t.Fatal(err)
 	}
+	w.wantAnswer(t, copied(), "public")
 	if _, err := w.Resume(t.Context(), id); err != nil {
 		t.Fatal(err)
 	}

@@ -779,7 +779,7 @@ class CreateSandboxes(Record):
     network: Network | None = None
     """absent: that of the snapshot or of source_id"""
     hold_effects: Hold | None = None
-    """absent: the hold of the snapshot or of source_id, if it has one, even with network"""
+    """held in addition to the hosts that the snapshot or source_id holds; absent: only those, even with network"""
     per_child_netns: bool | None = None
     """of forkd 0.5; no effect: every child has its own network"""
     prewarm: bool | None = None
@@ -1051,7 +1051,7 @@ class Try(Record):
     labels: dict[str, str] | None = None
     """of the children"""
     hold_effects: Hold | None = None
-    """requests of the children that are held; absent: as in the sandbox"""
+    """held in addition to the hosts that the sandbox holds; absent: only those"""
     _nested: ClassVar[Nested] = {
         "hold_effects": Hold,
     }

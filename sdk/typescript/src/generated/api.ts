@@ -336,7 +336,7 @@ export interface components {
             volumes?: components["schemas"]["VolumeMount"][];
             /** @description absent: that of the snapshot or of source_id */
             network?: components["schemas"]["Network"];
-            /** @description absent: the hold of the snapshot or of source_id, if it has one, even with network */
+            /** @description held in addition to the hosts that the snapshot or source_id holds; absent: only those, even with network */
             hold_effects?: components["schemas"]["Hold"];
             /** @description of forkd 0.5; no effect: every child has its own network */
             per_child_netns?: boolean;
@@ -747,7 +747,7 @@ export interface components {
             mode?: "" | "live" | "diff" | "full";
             /** @description of the children */
             labels?: components["schemas"]["Labels"];
-            /** @description requests of the children that are held; absent: as in the sandbox */
+            /** @description held in addition to the hosts that the sandbox holds; absent: only those */
             hold_effects?: components["schemas"]["Hold"];
         };
         /** @description one line of a try, with exactly one field: the first has started, the last end or error */
