@@ -63,7 +63,7 @@ func TestOpenAPIHasTheFieldsOfTheCode(t *testing.T) {
 		"CreateVolume": apiv1.VolumeRequest{}, "SnapshotVolume": apiv1.VolumeSnapshotRequest{},
 		"VolumeInfo": apiv1.Volume{}, "Error": apiv1.Error{},
 		"Health": apiv1.Health{}, "Ready": apiv1.Ready{}, "Version": apiv1.Version{}, "Verified": apiv1.Verified{},
-		"Pong":    apiv1.Pong{},
+		"Pong": apiv1.Pong{}, "Family": apiv1.Family{},
 		"Network": apiv1.Network{}, "NetworkLimits": apiv1.NetworkLimits{}, "NetworkStats": apiv1.NetworkStats{},
 		"NetworkAllowed": apiv1.NetworkAllowed{}, "NetworkRefusal": apiv1.NetworkRefusal{},
 		"NetworkSecret":  apiv1.NetworkSecret{},
