@@ -83,8 +83,8 @@ func (m *Manager) tryBringBack(ctx context.Context, s *Sandbox, expiry func() Ex
 	if err != nil {
 		return err
 	}
-	defer disks.Close()
 	timing, err := m.restore(ctx, start, v, s.data, &rec, disks)
+	disks.Close() // now, because it leaves a place, and the hook below may take minutes
 	release()
 	if err != nil {
 		return err

@@ -14,6 +14,7 @@ import (
 	"github.com/forkd/forkd/internal/host/failure"
 	"github.com/forkd/forkd/internal/host/mounts"
 	"github.com/forkd/forkd/internal/host/unique"
+	"github.com/forkd/forkd/internal/host/vmfake"
 	"github.com/forkd/forkd/internal/host/volume"
 	"github.com/forkd/forkd/internal/proto/agentproto"
 	"github.com/forkd/forkd/internal/proto/vm"
@@ -335,5 +336,32 @@ func TestBranchesMergeLayersOfVolumes(t *testing.T) {
 	w.wantStamp(t, "the first branch", w.forkFrom(t, ForkRequest{Tag: "ba"}), 0, 1)
 	w.wantStamp(t, "the last branch", w.forkFrom(t, ForkRequest{Tag: "bn2"}), 0, 40)
 	w.KillAll()
+	w.checkClean(t)
+}
+
+// While the hook of a resumed sandbox runs, the sandbox holds no place for restores.
+func TestResumedVolumesHoldNoPlace(t *testing.T) {
+	w, _ := newVolumeWorld(t)
+	defer w.stop()
+	guest := sleeper{vmfake.Guest{All: w.vmms}, make(chan struct{}, 10)}
+	w.Manager.cfg.Guest = func(string, string) Guest { return guest }
+	endless := &snapshot.Hook{Args: []string{"sleep", "300"}, TimeoutSecs: 300, OnFailure: snapshot.HookContinues}
+	id := forkOne(t, w, ForkRequest{Volumes: writes("a"), Hooks: &snapshot.Hooks{AfterResume: endless}})
+	if _, err := w.Suspend(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error)
+	go func() {
+		_, err := w.Resume(t.Context(), id)
+		done <- err
+	}()
+	<-guest.runs
+	if taken, _ := w.restores.Count(); taken != 0 {
+		t.Errorf("%d places are taken", taken)
+	}
+	if err := w.Kill(id); err != nil {
+		t.Fatal(err)
+	}
+	<-done
 	w.checkClean(t)
 }
