@@ -365,3 +365,24 @@ func TestResumedVolumesHoldNoPlace(t *testing.T) {
 	<-done
 	w.checkClean(t)
 }
+
+// The daemon compares the root disks of sandboxes and snapshots that have volumes.
+func TestRootDisksBesideVolumes(t *testing.T) {
+	w, _ := newVolumeWorld(t)
+	defer w.stop()
+	id := forkOne(t, w, ForkRequest{Volumes: writes("a")})
+	own := BranchRequest{Tag: "own", Mode: vm.BranchDisk, NoHooks: true}
+	if r, err := w.Branch(t.Context(), id, own); err != nil || !r.Info.DiskOnly {
+		t.Fatalf("%+v, %v", r.Info, err)
+	}
+	w.stamp(t, id, 0, 1)
+	w.mustBranch(t, id, "memory", vm.BranchDiff)
+	child := w.forkFrom(t, ForkRequest{Tag: "memory"})
+	own.Tag = "child"
+	if _, err := w.Branch(t.Context(), child, own); err != nil {
+		t.Error(err)
+	}
+	w.wantStamp(t, "a child afterwards", child, 0, 1)
+	w.KillAll()
+	w.checkClean(t)
+}
