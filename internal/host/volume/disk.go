@@ -273,6 +273,9 @@ func (b *Back) Commit(ctx context.Context) error {
 		return err
 	}
 	defer unlock()
+	if err := b.linkAgain(v); err != nil {
+		return fmt.Errorf("volume %q: %w", b.disk.Name, err)
+	}
 	b.old, b.done = v.Volume.Files(), true
 	err = b.store.save(v, func(r *record.Volume) {
 		r.Layers, r.Writer = b.layers, &record.VolumeWriter{SandboxID: b.disk.Sandbox, Top: b.top}
@@ -280,6 +283,26 @@ func (b *Back) Commit(ctx context.Context) error {
 	if err != nil {
 		b.drop(v)
 		return fmt.Errorf("volume %q: %w", b.disk.Name, err)
+	}
+	return nil
+}
+
+// linkAgain links the layers that were removed since GoBack. A merge that began before the sandbox became
+// the writer may have replaced layers that the volume had at the time of GoBack.
+func (b *Back) linkAgain(v *volume) error {
+	missing := false
+	for i, name := range b.layers {
+		path := filepath.Join(v.dir, name)
+		if _, err := os.Lstat(path); err == nil {
+			continue
+		}
+		if err := store.LinkFile(b.Files.Lower[i+1], path); err != nil {
+			return err
+		}
+		missing = true
+	}
+	if missing && !v.private {
+		return atomicfile.SyncDir(v.dir)
 	}
 	return nil
 }

@@ -192,3 +192,36 @@ func TestDamagedLowerTop(t *testing.T) {
 		t.Errorf("%v", got)
 	}
 }
+
+// A merge that began before the volume had its writer ends while the volume goes back. The record then
+// names only files that exist.
+func TestMergeWhileGoingBack(t *testing.T) {
+	s, d, back := twoLayers(t), Disk{Sandbox: "sb-1", Name: "a"}, (*Back)(nil)
+	s.step = func(done string) {
+		if done != "merged layers" {
+			return
+		}
+		s.step = func(string) {}
+		if err := closed(s.Write(t.Context(), "a", "sb-1")); err != nil {
+			t.Fatal(err)
+		}
+		first, files := swapTop(t, s, d, marks{4000: 9})
+		var err error
+		if back, err = s.GoBack(t.Context(), d, &first, files); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.Merge(t.Context(), "a"); err != nil {
+		t.Fatal(err)
+	}
+	if err := back.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	back.Finish(t.Context())
+	s.ReleaseAll("sb-1")
+	for _, s := range []*Store{s, open(t, s.cfg.Dir)} {
+		if got, want := content(t, s, "a"), (marks{4000: 1, 4001: 2}); !equal(got, want) {
+			t.Errorf("%v, want %v", got, want)
+		}
+	}
+}
