@@ -240,6 +240,11 @@ func (o *opening) swap() (*volume.Files, error) {
 		return nil, err
 	}
 	o.ends = append(o.ends, func(ctx context.Context, restored bool) error {
+		if restored && o.disk.Copy == "" { // the guest's next flush does not include the former top
+			if err := o.set.Store.Sync(f.Lower); err != nil {
+				return err
+			}
+		}
 		return o.set.Store.EndSwap(ctx, o.disk, top, restored)
 	})
 	return f, nil

@@ -191,3 +191,26 @@ func TestOpen(t *testing.T) {
 		}
 	}
 }
+
+// A volume that a snapshot lacks keeps its former top, and after the rollback the VM syncs only the new
+// one. So the end of the rollback syncs the former top.
+func TestRollbacksSyncFormerTops(t *testing.T) {
+	st, list := newStore(t), []Mount{{Name: "a", Path: "/a"}}
+	d, err := openAll(t, st, "sb-1", "", list)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.Close()
+	set := &Set{Store: st, Sandbox: "sb-1"}
+	if d, err = set.Open(t.Context(), list, bare{}, true); err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	files := d.Volumes[0].Files
+	if err := files[len(files)-2].Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.End(t.Context()); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("the former top could not be synced: %v", err)
+	}
+}

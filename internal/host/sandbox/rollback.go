@@ -86,14 +86,6 @@ func (h *Held) rollback(ctx context.Context, to string, strict unique.Strict, st
 	if rec.Volumes, err = s.mounts.Combine(ctx, rollBackOp, rec.Volumes, lease.Manifest()); err != nil {
 		return r, err
 	}
-	// Wait for a place before the sandbox's state is lost, so that the sandbox is unchanged if the
-	// client gives up during the wait.
-	release, err := owner.TakePlace(ctx, m.restores, rec.Owner)
-	if err != nil {
-		return r, err
-	}
-	release = sync.OnceFunc(release)
-	defer release()
 	name := rec.NextTop()
 	top, err := m.newTopOver(s.data, lease, name)
 	if err != nil {
@@ -108,6 +100,14 @@ func (h *Held) rollback(ctx context.Context, to string, strict unique.Strict, st
 		return r, err
 	}
 	defer disks.Close()
+	// Wait for a place before the sandbox's state is lost, so that the sandbox is unchanged if the
+	// client gives up during the wait. Open has waited for the disks of volumes, without a place.
+	release, err := owner.TakePlace(ctx, m.restores, rec.Owner)
+	if err != nil {
+		return r, err
+	}
+	release = sync.OnceFunc(release)
+	defer release()
 	if rec.Strict = strict.Or(was.Strict); rec.Strict && !was.Strict {
 		// An earlier suspended state must not bring back the earlier strictness. Write the new strictness
 		// before the sandbox's state is lost, because the disk may be full.

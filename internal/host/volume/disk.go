@@ -247,10 +247,16 @@ func (s *Store) GoBack(ctx context.Context, d Disk, to *snapshot.Volume, files [
 			return nil, fmt.Errorf("volume %q: %w", d.Name, err)
 		}
 	}
-	if b.Files, err = s.openLower(v, b.layers); err == nil {
+	if b.Files, err = s.openLower(v, b.layers); err == nil && !v.private {
+		err = s.Sync(b.Files.Lower)
+	}
+	if err == nil {
 		b.Files.Top, b.top, err = s.newTop(v) // also makes the links durable
 	}
 	if err != nil {
+		if b.Files != nil {
+			b.Files.Close()
+		}
 		b.drop(v)
 		return nil, fmt.Errorf("volume %q: %w", d.Name, err)
 	}

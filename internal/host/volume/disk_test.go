@@ -225,3 +225,37 @@ func TestMergeWhileGoingBack(t *testing.T) {
 		}
 	}
 }
+
+// What the record of a volume names is durable, although no guest has flushed it since a branch.
+func TestLayersAreSynced(t *testing.T) {
+	s := open(t, filepath.Join(t.TempDir(), "volumes"))
+	create(t, s, "a")
+	startWriter(t, s, marks{4000: 1})
+	d := Disk{Sandbox: "sb-1", Name: "a"}
+	first, files := swapTop(t, s, d, marks{4000: 2})
+	synced := map[string]bool{}
+	s.sync = func(f *os.File) error {
+		synced[filepath.Base(f.Name())] = true
+		return f.Sync()
+	}
+	frozen := recordOf(s).Layers
+	b, err := s.GoBack(t.Context(), d, &first, files)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range frozen {
+		if !synced[name] {
+			t.Errorf("going back to %q, which is not synced", name)
+		}
+	}
+	b.Finish(t.Context())
+	clear(synced)
+	if err := s.Release(t.Context(), "a", "sb-1"); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range recordOf(s).Layers {
+		if !synced[name] {
+			t.Errorf("a released volume has %q, which is not synced", name)
+		}
+	}
+}

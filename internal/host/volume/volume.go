@@ -55,9 +55,10 @@ type Config struct {
 // Store holds the volumes of a host. Its methods may be called concurrently.
 type Store struct {
 	cfg      Config
-	step     func(done string) // called after each step that changes files; tests replace it
-	patience time.Duration     // writers.Patience, except in tests
-	merges   *gate.Gate        // limits the merges at the same time
+	step     func(done string)    // called after each step that changes files; tests replace it
+	patience time.Duration        // writers.Patience, except in tests
+	merges   *gate.Gate           // limits the merges at the same time
+	sync     func(*os.File) error // (*os.File).Sync, except in tests
 
 	mu sync.Mutex // never held during file operations, except in Open
 	// +checklocks:mu
@@ -129,7 +130,7 @@ func (e *Error) Error() string {
 // of volumes whose creation or removal was interrupted.
 func Open(cfg Config) (*Store, error) {
 	s := &Store{cfg: cfg, step: func(string) {}, patience: writers.Patience, byName: make(map[string]*volume),
-		unread: make(map[string]bool), merges: gate.New(mergesAtOnce)}
+		unread: make(map[string]bool), merges: gate.New(mergesAtOnce), sync: (*os.File).Sync}
 	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
 		return nil, err
 	}

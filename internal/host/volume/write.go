@@ -261,7 +261,10 @@ func (s *Store) seal(ctx context.Context, v *volume, now *record.VolumeWriter) e
 			kept = append(kept, top)
 		}
 	}
-	err := s.save(v, func(r *record.Volume) { r.Writer, r.Layers = now, append(r.Layers, kept...) })
+	err := s.syncLayers(v)
+	if err == nil {
+		err = s.save(v, func(r *record.Volume) { r.Writer, r.Layers = now, append(r.Layers, kept...) })
+	}
 	if err != nil {
 		return err
 	}
@@ -285,6 +288,35 @@ func (s *Store) dropDamaged(v *volume) {
 			s.cfg.Log.Warn("a damaged file of a volume is left", "name", v.Name, "error", err)
 		}
 	}
+}
+
+// Sync makes the data of layers durable, which a VM may have written before a branch. A VMM syncs only
+// files that it has written since its latest restore.
+func (s *Store) Sync(layers []*os.File) error {
+	for _, f := range layers {
+		if err := s.sync(f); err != nil {
+			return fmt.Errorf("sync %s: %w", f.Name(), err)
+		}
+	}
+	return nil
+}
+
+// syncLayers syncs the layers of a volume. A branch may have made a layer of data that no guest has
+// flushed.
+func (s *Store) syncLayers(v *volume) error {
+	for _, name := range v.Layers {
+		f, err := os.Open(filepath.Join(v.dir, name))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // nothing to sync; its next use reports it
+		}
+		if err == nil {
+			err = errors.Join(s.Sync([]*os.File{f}), f.Close())
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // errFound ends the search for data in a top.
@@ -311,7 +343,7 @@ func (s *Store) settle(ctx context.Context, v *volume, path string) (empty bool,
 	if !errors.Is(err, errFound) {
 		return false, err
 	}
-	return false, f.Sync()
+	return false, s.sync(f)
 }
 
 // checkLayer returns disklayer.ErrFormat unless f is a layer of the volume.
