@@ -29,12 +29,13 @@ import (
 type Set struct {
 	Store   *volume.Store // nil: there are no volumes
 	Sandbox string
+	Owner   string // owner of the sandbox
 	Dir     string // the sandbox's data directory, which has its copies of volumes
 }
 
 // disk returns the disk in a slot.
 func (s *Set) disk(slot int, m Mount) volume.Disk {
-	d := volume.Disk{Sandbox: s.Sandbox, Name: m.Name}
+	d := volume.Disk{Sandbox: s.Sandbox, Owner: s.Owner, Name: m.Name}
 	if m.Mode != record.MountWriter {
 		d.Copy = filepath.Join(s.Dir, fmt.Sprint(ledger.VolumeFiles, slot))
 	}
@@ -299,8 +300,15 @@ type Tops struct {
 }
 
 // Freeze makes new tops for the volumes of a sandbox whose VM is about to be branched. From now on, the
-// VM may write to them. The stack undo closes the files.
-func (s *Set) Freeze(ctx context.Context, mounts []Mount, undo *cleanup.Stack) (t Tops, err error) {
+// VM may write to them. The stack undo closes the files. First it merges the layers of volumes that have
+// too many of them: earlier branches may have failed before their merges, or had no room for them.
+func (s *Set) Freeze(ctx context.Context, log *slog.Logger, v vmpool.VMM, mounts []Mount, undo *cleanup.Stack) (
+	t Tops, err error) {
+	if len(mounts) > 0 {
+		alive, stop := vmpool.WhileAlive(ctx, v) // a deletion waits for the volumes
+		s.merge(alive, log, mounts, v)
+		stop()
+	}
 	for i, m := range mounts {
 		f, name, err := s.Store.BeginSwap(ctx, s.disk(i, m))
 		if err != nil {

@@ -144,7 +144,7 @@ func (b *branch) prepareTop(ctx context.Context, rec ledger.Record) (*os.File, e
 	if err != nil {
 		return nil, err
 	}
-	if b.tops, err = s.mounts.Freeze(ctx, rec.Volumes, &b.undo); err != nil {
+	if b.tops, err = s.mounts.Freeze(ctx, b.m.cfg.Log, b.v.vmm, rec.Volumes, &b.undo); err != nil {
 		return nil, err
 	}
 	name := rec.NextTop()

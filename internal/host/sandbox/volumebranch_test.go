@@ -3,6 +3,7 @@ package sandbox
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -339,6 +340,45 @@ func TestBranchesMergeLayersOfVolumes(t *testing.T) {
 	w.checkClean(t)
 }
 
+// The daemon compares the root disks of sandboxes and snapshots that have volumes.
+func TestRootDisksBesideVolumes(t *testing.T) {
+	w, _ := newVolumeWorld(t)
+	defer w.stop()
+	id := forkOne(t, w, ForkRequest{Volumes: writes("a")})
+	own := BranchRequest{Tag: "own", Mode: vm.BranchDisk, NoHooks: true}
+	if r, err := w.Branch(t.Context(), id, own); err != nil || !r.Info.DiskOnly {
+		t.Fatalf("%+v, %v", r.Info, err)
+	}
+	w.stamp(t, id, 0, 1)
+	w.mustBranch(t, id, "memory", vm.BranchDiff)
+	child := w.forkFrom(t, ForkRequest{Tag: "memory"})
+	own.Tag = "child"
+	if _, err := w.Branch(t.Context(), child, own); err != nil {
+		t.Error(err)
+	}
+	w.wantStamp(t, "a child afterwards", child, 0, 1)
+	w.KillAll()
+	w.checkClean(t)
+}
+
+// Branches that do not merge the layers of volumes do not prevent later branches.
+func TestBranchesWithoutMerges(t *testing.T) {
+	w, _ := newVolumeWorld(t)
+	defer w.stop()
+	id := forkOne(t, w, ForkRequest{Volumes: writes("a")})
+	for i := range 40 {
+		own := BranchRequest{Tag: fmt.Sprint("d", i), Mode: vm.BranchDisk, NoHooks: true} // these save no volumes
+		if _, err := w.Branch(t.Context(), id, own); err != nil {
+			t.Fatalf("branch %d: %v", i, err)
+		}
+		w.stamp(t, id, 0, byte(i))
+	}
+	w.mustBranch(t, id, "b", vm.BranchDiff)
+	w.wantStamp(t, "a child", w.forkFrom(t, ForkRequest{Tag: "b"}), 0, 39)
+	w.KillAll()
+	w.checkClean(t)
+}
+
 // While the hook of a resumed sandbox runs, the sandbox holds no place for restores.
 func TestResumedVolumesHoldNoPlace(t *testing.T) {
 	w, _ := newVolumeWorld(t)
@@ -363,26 +403,5 @@ func TestResumedVolumesHoldNoPlace(t *testing.T) {
 		t.Fatal(err)
 	}
 	<-done
-	w.checkClean(t)
-}
-
-// The daemon compares the root disks of sandboxes and snapshots that have volumes.
-func TestRootDisksBesideVolumes(t *testing.T) {
-	w, _ := newVolumeWorld(t)
-	defer w.stop()
-	id := forkOne(t, w, ForkRequest{Volumes: writes("a")})
-	own := BranchRequest{Tag: "own", Mode: vm.BranchDisk, NoHooks: true}
-	if r, err := w.Branch(t.Context(), id, own); err != nil || !r.Info.DiskOnly {
-		t.Fatalf("%+v, %v", r.Info, err)
-	}
-	w.stamp(t, id, 0, 1)
-	w.mustBranch(t, id, "memory", vm.BranchDiff)
-	child := w.forkFrom(t, ForkRequest{Tag: "memory"})
-	own.Tag = "child"
-	if _, err := w.Branch(t.Context(), child, own); err != nil {
-		t.Error(err)
-	}
-	w.wantStamp(t, "a child afterwards", child, 0, 1)
-	w.KillAll()
 	w.checkClean(t)
 }

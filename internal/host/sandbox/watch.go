@@ -22,7 +22,7 @@ import (
 func (m *Manager) newSandbox(r ledger.Record) *Sandbox {
 	s := &Sandbox{id: r.ID, data: filepath.Join(m.cfg.DataDir, r.ID), ops: make(chan struct{}, 1), events: m.cfg.Events,
 		record: r}
-	s.mounts = mounts.Set{Store: m.cfg.Volumes, Sandbox: s.id, Dir: s.data}
+	s.mounts = mounts.Set{Store: m.cfg.Volumes, Sandbox: s.id, Owner: r.Owner, Dir: s.data}
 	s.usage = idle.New(r.IdleTimeout, func() { m.timed.Do(func() { m.suspendIdle(s) }) })
 	return s
 }

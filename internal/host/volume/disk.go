@@ -21,6 +21,7 @@ import (
 // it counts against no quota, and does not survive a power failure.
 type Disk struct {
 	Sandbox string
+	Owner   string // owner of the sandbox, who has few merges at a time
 	Name    string // name of the volume
 	Copy    string // directory of the copy; empty: the sandbox writes to the volume itself
 }

@@ -1,13 +1,18 @@
 package volume
 
 import (
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/gate"
+	"github.com/forkd/forkd/internal/proto/ctlsock"
+	"github.com/forkd/forkd/internal/proto/vm"
 )
 
 // saved returns the content of a disk, and the open files of a snapshot that has links to them.
@@ -257,5 +262,45 @@ func TestLayersAreSynced(t *testing.T) {
 		if !synced[name] {
 			t.Errorf("a released volume has %q, which is not synced", name)
 		}
+	}
+}
+
+// The merges below tops count for the owner of the sandbox.
+func TestMergesBelowAreBounded(t *testing.T) {
+	s := open(t, filepath.Join(t.TempDir(), "volumes"))
+	create(t, s, "a")
+	startWriter(t, s, marks{4000: 1})
+	d := Disk{Sandbox: "sb-1", Owner: "token:x", Name: "a"}
+	for range maxBranched {
+		swapTop(t, s, d, marks{4000: 2})
+	}
+	leave, err := s.merges.Enter(gate.Share{Key: "token:x", Most: mergesAtOnce - 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer leave()
+	inVMM := func(*os.File) error { return nil }
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- s.MergeBelow(ctx, d, inVMM) }()
+	for s.merges.Waiting() == 0 && len(ended) == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	cancel()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Errorf("a second merge of the owner: %v", err)
+	}
+	d.Owner = "token:y"
+	if err := s.MergeBelow(t.Context(), d, inVMM); err != nil || len(recordOf(s).Layers) != 1 {
+		t.Errorf("a merge of another owner: %v", err)
+	}
+}
+
+// The descriptors of the longest restore fit into one message to a VMM. Package chain bounds the layers
+// of memory and of the root disk.
+func TestRestoresFitIntoAMessage(t *testing.T) {
+	const depth, ends = 32, 2 // maximum number of layers; base image and top
+	if n := 1 + depth + (depth + ends) + vm.MaxVolumeSlots*(maxLayers+ends); n > ctlsock.MaxFDs {
+		t.Errorf("%d descriptors, at most %d", n, ctlsock.MaxFDs)
 	}
 }

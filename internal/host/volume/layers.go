@@ -157,7 +157,7 @@ func (s *Store) MergeBelow(ctx context.Context, d Disk, inVMM func(merged *os.Fi
 	if !many {
 		return nil
 	}
-	leave, err := s.merges.Wait(ctx, gate.Share{Key: d.Sandbox, Most: mergesAtOnce - 1})
+	leave, err := s.merges.Wait(ctx, gate.Share{Key: d.Owner, Most: mergesAtOnce - 1})
 	if err != nil {
 		return err
 	}

@@ -20,8 +20,9 @@ const (
 	layerSuffix   = ".layer"   // ends the names of layers
 	damagedSuffix = ".damaged" // added to the names of layers that a VM has damaged; no volume uses them any more
 	// maxLayers is the maximum number of layers of a volume that gets a new top. Each layer takes one
-	// descriptor of a request to a VMM, and a request has at most 253 descriptors.
-	maxLayers = 32
+	// descriptor of a request to a VMM, and a request has at most 253 descriptors: the state, 32 layers of
+	// memory, the root disk with 32 layers, and 8 volumes. Each disk also has a base image and a top.
+	maxLayers = 20
 )
 
 // InUseError reports that a volume has a writer.
