@@ -27,7 +27,7 @@ func (m *Manager) booted(ctx context.Context, tag string, n int) (_ string, rele
 	if err := m.unwatched.Wait(ctx, tag); err != nil {
 		return "", nil, err
 	}
-	lease, err := m.cfg.Store.Acquire(tag)
+	lease, err := m.cfg.Store.AcquireFork(tag)
 	if none := (*store.DiskOnlyError)(nil); !errors.As(err, &none) || m.boot == nil {
 		if err != nil {
 			return "", nil, err
