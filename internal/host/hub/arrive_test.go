@@ -339,3 +339,29 @@ func TestPullLazilyFromTheCache(t *testing.T) {
 		t.Errorf("%d bytes were fetched, though the base of %d was in the cache", out, base.Size)
 	}
 }
+
+// A snapshot that is still arriving is not deleted together with the snapshot that it builds on.
+func TestCascadesSpareArrivals(t *testing.T) {
+	t.Setenv("DOCKER_CONFIG", t.TempDir())
+	s, a, b := serve(t), newHost(t).hasty(), newHost(t).lazily(t)
+	a.makeLarge(t, "below")
+	a.make(t, "py", "below", 4, 'q')
+	a.push(t, "below", s.host+"/team/below:1")
+	a.push(t, "py", s.host+"/team/py:1")
+	if err := b.pullErr(t, s.host+"/team/below:1"); err != nil {
+		t.Fatal(err)
+	}
+	b.pack(t, "below") // its digests are known then
+	b.quiet = time.Second
+	b.pullLazily(t, s.host+"/team/py:1")
+	if d, err := b.store.Detail("below"); err != nil || len(d.Dependents) != 1 {
+		t.Fatalf("%+v, %v", d, err)
+	}
+	if gone, err := b.store.Delete("below", store.DeleteCascade); !errors.As(err, new(*store.ArrivingError)) {
+		t.Errorf("a deletion of the family: %v, %v", gone, err)
+	}
+	if i := b.whole(t, "py"); i.Damage != "" {
+		t.Fatal(i.Damage)
+	}
+	b.check(t, "py", map[int64]byte{2: 'p', 4: 'q'})
+}

@@ -76,9 +76,6 @@ func (s *Store) condemn(tag string, mode DeleteMode) ([]*entry, error) {
 	if e == nil || !e.Listed() {
 		return nil, &NotFoundError{Tag: tag}
 	}
-	if e.Phase == phase.Arriving {
-		return nil, &ArrivingError{Tag: tag}
-	}
 	victims := []*entry{e}
 	switch {
 	case mode == DeleteSingle:
@@ -99,8 +96,11 @@ func (s *Store) condemn(tag string, mode DeleteMode) ([]*entry, error) {
 	return victims, nil
 }
 
-// usedLocked returns an *InUseError if a sandbox uses e.
+// usedLocked returns an *InUseError if a sandbox uses e, and an *ArrivingError if e is still arriving.
 func (e *entry) usedLocked() error {
+	if e.Phase == phase.Arriving {
+		return &ArrivingError{Tag: e.tag}
+	}
 	if n := e.refs.keeping(); n > 0 {
 		return &InUseError{Tag: e.tag, Leases: n}
 	}
