@@ -95,7 +95,7 @@ func (p Program) Start(files []File, need func(feedproto.Frame)) (_ *Feeder, err
 	late := time.AfterFunc(startTime, func() { _ = started.Kill() })
 	defer late.Stop()
 	if err = f.setUp(files); err == nil {
-		err = f.openAll(m, len(files))
+		err = f.openAll(m, files)
 	}
 	if err != nil {
 		_ = started.Kill()
@@ -133,9 +133,9 @@ func (f *Feeder) setUp(files []File) error {
 	return nil
 }
 
-func (f *Feeder) openAll(m *mounted, n int) error {
-	for i := range n {
-		x, err := m.open(i)
+func (f *Feeder) openAll(m *mounted, files []File) error {
+	for i := range files {
+		x, err := m.open(i, files[i].Blob.Part.Bytes)
 		if err != nil {
 			return err
 		}
@@ -215,11 +215,17 @@ func (f *Feeder) Whole() error {
 // Lose makes all reads of missing frames fail.
 func (f *Feeder) Lose() error { return f.say(&feedproto.Lost{}) }
 
+// Arrival returns a new Arrival of the served files.
+func (f *Feeder) Arrival() *Arrival { return NewArrival(f.kill) }
+
+func (f *Feeder) kill() { _ = f.process.Kill() } // fails if it has exited
+
 // Close closes the connection, and the daemon's descriptors of the files. The process continues until
 // all other processes have closed the files.
 func (f *Feeder) Close() {
 	f.once.Do(func() {
 		_ = f.control.Close()
+		defer watch(answerTime, f.kill)()
 		for _, x := range f.Files {
 			_ = x.Close()
 		}

@@ -51,13 +51,24 @@ func mount() (_ *mounted, err error) {
 	return m, nil
 }
 
-// open opens the file with the given number. The server must answer requests already.
-func (m *mounted) open(n int) (*os.File, error) {
-	fd, err := unix.Openat(m.root, strconv.Itoa(n), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+// open opens the file with the given number, which has the given length. The server must answer
+// requests already. It is not trusted: in place of the file it could offer a link to a file of the
+// host, or a FIFO, at which the daemon would wait.
+func (m *mounted) open(n int, size uint64) (_ *os.File, err error) {
+	name := strconv.Itoa(n)
+	fd, err := unix.Openat(m.root, name, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
 	if err != nil {
 		return nil, fmt.Errorf("open file %d of the FUSE file system: %w", n, err)
 	}
-	return os.NewFile(uintptr(fd), "fuse:"+strconv.Itoa(n)), nil
+	var st unix.Stat_t
+	err = unix.Fstat(fd, &st)
+	if err == nil && (st.Mode&unix.S_IFMT != unix.S_IFREG || uint64(st.Size) != size) {
+		err = fmt.Errorf("file %d of the FUSE file system is no regular file of %d bytes", n, size)
+	}
+	if err != nil {
+		return nil, errors.Join(err, unix.Close(fd))
+	}
+	return os.NewFile(uintptr(fd), "fuse:"+name), nil
 }
 
 func (m *mounted) close() {
