@@ -30,8 +30,13 @@ func Restore(ctx context.Context, vmm vmpool.VMM, lease *store.Lease, top *os.Fi
 		Net: network, FirstWrites: lease.FirstWrites.Pages()}
 	if d := lease.Manifest().Disk; d != nil {
 		var undo cleanup.Stack
-		defer undo.Run()
+		defer func() {
+			defer lease.Arrival().Watch()()
+			undo.Run()
+		}()
+		opened := lease.Arrival().Watch()
 		own, err := Reopened(&undo, lease.Disk())
+		opened()
 		if err != nil {
 			return vmmproto.RestoreResult{}, err
 		}

@@ -1,16 +1,53 @@
 package feeder
 
-import "github.com/forkd/forkd/internal/proto/vm"
+import (
+	"time"
+
+	"github.com/forkd/forkd/internal/proto/vm"
+)
 
 // Arrival tells the users of served files if the missing parts will never arrive. It is nil for files
 // that were complete from the beginning.
 type Arrival struct {
 	lost chan struct{}
-	err  error // valid after lost is closed
+	err  error  // valid after lost is closed
+	kill func() // kills the process that serves the files
 }
 
-// NewArrival returns an Arrival for files whose missing parts may still arrive.
-func NewArrival() *Arrival { return &Arrival{lost: make(chan struct{})} }
+// NewArrival returns an Arrival for files whose missing parts may still arrive. The function kill ends
+// the process that serves them.
+func NewArrival(kill func()) *Arrival { return &Arrival{lost: make(chan struct{}), kill: kill} }
+
+// answerTime is how long a process may take to answer to an opening or a closing of a file. A process
+// that works answers at once, even if frames are missing.
+const answerTime = 30 * time.Second
+
+// Watch is called before the daemon opens or closes served files. While the process does not answer,
+// the calling thread waits in the kernel, and nothing else can wake it. So Watch kills the process
+// after answerTime, unless the function done is called first.
+func (a *Arrival) Watch() (done func()) {
+	if a == nil {
+		return func() {}
+	}
+	return watch(answerTime, a.kill)
+}
+
+// Apart calls f, which closes served files. It does not wait for f, unless a is nil.
+func (a *Arrival) Apart(f func()) {
+	if a == nil {
+		f()
+		return
+	}
+	go func() {
+		defer a.Watch()()
+		f()
+	}()
+}
+
+func watch(limit time.Duration, kill func()) (done func()) {
+	late := time.AfterFunc(limit, kill)
+	return func() { late.Stop() }
+}
 
 // Lose records that the missing parts will never arrive, and the reason. It may be called only once.
 func (a *Arrival) Lose(reason error) {

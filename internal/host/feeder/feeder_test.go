@@ -255,3 +255,30 @@ func TestLost(t *testing.T) {
 }
 
 func itoa(n int) string { return strconv.Itoa(n) }
+
+// A process that answers to nothing is killed, so that the daemon does not wait in the kernel.
+func TestSilentProcessesAreKilled(t *testing.T) {
+	r := newRig(t)
+	if err := unix.Kill(r.process.PID(), unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	opened := make(chan error)
+	go func() {
+		done := watch(100*time.Millisecond, r.kill)
+		f, err := os.Open(filepath.Join("/proc/self/fd", itoa(int(r.Files[0].Fd()))))
+		if err == nil {
+			f.Close()
+		}
+		done()
+		opened <- err
+	}()
+	select {
+	case err := <-opened:
+		if err == nil {
+			t.Error("a stopped process has opened a file")
+		}
+	case <-time.After(20 * time.Second):
+		_ = r.process.Kill()
+		t.Error("an opening of a file hangs")
+	}
+}

@@ -203,7 +203,9 @@ func (a *lazyPull) begin(ctx context.Context, who, tag string, o *Offer, on func
 		return store.Info{}, err
 	}
 	a.staging.For(who, nil)
+	arrival := a.feeder.Arrival()
 	open := func(part int) (*os.File, error) {
+		defer arrival.Watch()()
 		for i, in := range a.served {
 			if in.b.Digest == o.Blobs[part].Digest {
 				return disklayer.Reopen(a.feeder.Files[i])
@@ -212,7 +214,7 @@ func (a *lazyPull) begin(ctx context.Context, who, tag string, o *Offer, on func
 		return nil, fmt.Errorf("%s: the store had it a moment ago: try again", o.Blobs[part].Part.Name)
 	}
 	room := func() error { return a.hub.checkRoom(0) }
-	info, err := a.staging.Arrive(ctx, o.Snapshot, contents{o.Artifact, a.pull, on}, open, room)
+	info, err := a.staging.Arrive(ctx, o.Snapshot, contents{o.Artifact, a.pull, on}, arrival, open, room)
 	if err != nil {
 		a.staging.Discard()
 	}

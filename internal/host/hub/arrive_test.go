@@ -2,6 +2,7 @@ package hub
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"math/rand/v2"
 	"net/http"
@@ -168,9 +169,36 @@ func TestPullLazily(t *testing.T) {
 	}
 	b.leavesNothing(t, "after the arrival", 1)
 	lease.Release()
+	for range 400 {
+		if feeders(t) == 0 {
+			break
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	if n := feeders(t); n != 0 {
+		t.Errorf("%d processes still serve files that nothing uses", n)
+	}
 	if _, err := b.store.Delete("py", store.DeleteSingle); err != nil {
 		t.Error(err)
 	}
+}
+
+// feeders returns the number of forkd-feed processes of this test.
+func feeders(t *testing.T) (n int) {
+	t.Helper()
+	all, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range all {
+		name, err := os.ReadFile(path) // the process may have ended
+		status, err2 := os.ReadFile(filepath.Join(filepath.Dir(path), "status"))
+		mine := fmt.Sprintf("\nPPid:\t%d\n", os.Getpid())
+		if err == nil && err2 == nil && string(name) == feed.Name+"\x00" && strings.Contains(string(status), mine) {
+			n++
+		}
+	}
+	return n
 }
 
 // If the source lies or dies, readers get an error, sandboxes learn the reason, and nothing is left.

@@ -10,6 +10,7 @@ import (
 	"github.com/forkd/forkd/internal/format/artifact"
 	"github.com/forkd/forkd/internal/format/disklayer"
 	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/feeder"
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
@@ -45,6 +46,7 @@ func (w *world) arrive(t *testing.T, tag string) *store.Staging {
 		t.Fatal(err)
 	}
 	_, err = g.Arrive(t.Context(), m, copied{filepath.Join(w.dir, "state", "snapshots", "p")},
+		feeder.NewArrival(func() {}),
 		func(part int) (*os.File, error) {
 			return disklayer.Reopen(files[artifact.Parts(m)[part].Name])
 		}, func() error { return nil })

@@ -61,15 +61,16 @@ func (i *importing) soon(n int, p artifact.Part, add func() error) error {
 
 // Arrive makes a snapshot usable for forks while files are missing. The parameters are as for
 // Import. The function open opens the served file of a part: a layer that the store lacks, or the
-// base image. Arrive closes the file. The caller must then call Arrived, or Lose.
+// base image. Arrive closes the file. The parameter arrival is that of the served files. The caller
+// must then call Arrived, or Lose.
 func (g *Staging) Arrive(ctx context.Context, m *snapshot.Manifest, files Contents,
-	open func(part int) (*os.File, error), room func() error) (Info, error) {
+	arrival *feeder.Arrival, open func(part int) (*os.File, error), room func() error) (Info, error) {
 	if m.DiskOnly() {
 		return Info{}, fmt.Errorf("import snapshot %q: it has no memory", g.tag)
 	}
 	i := g.importing(ctx, m, files, room)
 	i.later = &later{open: open, files: make(map[string]*os.File)}
-	h := &hotFiles{arrival: feeder.NewArrival()}
+	h := &hotFiles{arrival: arrival}
 	err := i.addAll()
 	if err == nil {
 		h.manifest = i.provisional()
@@ -172,7 +173,7 @@ func (g *Staging) publishArrived(m *snapshot.Manifest, calm func()) (Info, error
 	s.mu.Lock()
 	delete(s.reserved, g.tag)
 	s.setManifestLocked(e, m)
-	e.published, e.calm = time.Now(), []func(){calm}
+	e.published, e.calm, e.served = time.Now(), []func(){calm}, true
 	e.EnterLocked(phase.Hot)
 	s.mu.Unlock()
 	e.hotMu.Unlock()

@@ -17,8 +17,8 @@ func (s *Store) releasedLocked(e *entry) (victim *entry) {
 		return nil
 	}
 	e.used = time.Now()
-	if len(e.keys) > 0 {
-		return e // its decrypted files must not stay in RAM
+	if len(e.keys) > 0 || e.served {
+		return e // its decrypted files must not stay in RAM, and the process that serves files can end
 	}
 	s.idle = append(slices.DeleteFunc(s.idle, func(i *entry) bool { return i == e }), e)
 	if len(s.idle) > maxIdle {
@@ -34,6 +34,7 @@ func (s *Store) closeIdle(e *entry) {
 	defer e.hotMu.Unlock()
 	s.mu.Lock()
 	busy := e.refs.using() > 0
+	e.served = e.served && busy
 	s.mu.Unlock()
 	if !busy {
 		e.closeHot()

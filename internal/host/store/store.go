@@ -136,6 +136,7 @@ type entry struct {
 	hot   *hotFiles  // nil until the first lease; guarded by hotMu
 	// the files with which the snapshot arrived, which older leases use; nil if there are none; guarded by hotMu
 	arrived *hotFiles
+	served  bool // a process may still serve the files in arrived; guarded by Store.mu
 }
 
 // id returns the snapshot's ID, or "" if the snapshot is damaged.

@@ -35,8 +35,12 @@ func (h *hotFiles) measureOwn() {
 
 // trim frees pages in the holes of layers that have grown. A layer that is not on disk yet is
 // skipped, and is trimmed at the end of a later lease. So is a decrypted layer, which ends with the
-// last lease. The caller must hold a lease.
+// last lease. A layer that was served while it arrived has no pages in RAM. The caller must hold a
+// lease.
 func (s *Store) trim(e *entry, h *hotFiles) {
+	if h.arrival != nil {
+		return
+	}
 	for i, l := range h.manifest.Memory {
 		if isDecrypted(h.layers[i]) || fileBlocks(h.layers[i]) <= h.usual[i].Load()+trimSlack {
 			continue
