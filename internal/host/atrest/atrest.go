@@ -68,33 +68,55 @@ func (c *Crypter) Encrypt(ctx context.Context, tag string) (r Result, err error)
 		return r, err
 	}
 	defer leave()
-	family, err := c.cfg.Store.Family(ctx, tag)
-	if err != nil {
-		return r, err
-	}
-	w := &work{ctx: ctx, cfg: &c.cfg, family: family}
-	if err := w.count(""); err != nil {
-		return r, err
-	}
-	if err := w.room(); err != nil {
-		return r, fmt.Errorf("encrypt snapshot %q: %w", tag, err)
-	}
-	for _, m := range family {
-		if len(w.todo[m.ID]) == 0 {
-			continue
-		}
-		if err := w.encrypt(m); err != nil {
-			err = fmt.Errorf("encrypt snapshot %q: %w", m.Tag, err)
-			if w.keyID != "" {
-				err = errors.Join(err, c.cfg.Store.ForgetKey(w.keyID))
-			}
+	w := &work{ctx: ctx, cfg: &c.cfg}
+	for n := 0; ; n++ {
+		todo, err := w.begin(tag)
+		if err != nil {
 			return r, err
 		}
-		r.Tags = append(r.Tags, m.Tag)
+		if len(todo) == 0 {
+			break
+		}
+		if n == maxRounds {
+			return r, &store.InUseError{Tag: tag, Leases: 1}
+		}
+		for _, m := range todo {
+			if err := w.encrypt(m); err != nil {
+				err = fmt.Errorf("encrypt snapshot %q: %w", m.Tag, err)
+				if w.keyID != "" {
+					err = errors.Join(err, c.cfg.Store.ForgetKey(w.keyID))
+				}
+				return r, err
+			}
+			r.Tags = append(r.Tags, m.Tag)
+		}
 	}
 	c.cfg.Log.Info("snapshots encrypted", "family", tag, "snapshots", r.Tags, "key", w.keyID)
 	r.Others = w.others
 	return r, nil
+}
+
+// maxRounds bounds how often Encrypt looks for more. While it encrypts a snapshot, a client can fork
+// the snapshot and make a branch, which then has its layers in clear.
+const maxRounds = 8
+
+// begin returns the snapshots of a family that have files to encrypt.
+func (w *work) begin(tag string) (todo []store.Member, err error) {
+	if w.family, err = w.cfg.Store.Family(w.ctx, tag); err != nil {
+		return nil, err
+	}
+	if err := w.count(""); err != nil {
+		return nil, err
+	}
+	if err := w.room(); err != nil {
+		return nil, fmt.Errorf("encrypt snapshot %q: %w", tag, err)
+	}
+	for _, m := range w.family {
+		if len(w.todo[m.ID]) > 0 {
+			todo = append(todo, m)
+		}
+	}
+	return todo, nil
 }
 
 // Decrypt decrypts the family of a snapshot. Keys that no snapshot has any more are destroyed.
@@ -186,6 +208,7 @@ func names(m *snapshot.Manifest) map[string]string {
 // count finds the files with the given suffix that only this family has.
 func (w *work) count(suffix string) error {
 	w.todo, w.bytes, w.done = map[string]map[string]bool{}, map[inode]uint64{}, map[inode]string{}
+	w.others = nil
 	type file struct {
 		member      store.Member
 		name, owner string

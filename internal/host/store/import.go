@@ -265,7 +265,7 @@ func (s *Store) findContent(kind string, p artifact.Part) (list []content) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, e := range s.byTag {
-		if e.Phase != phase.Stored || e.manifest == nil {
+		if e.Phase != phase.Stored || e.manifest == nil || len(e.keys) > 0 { // encrypted files cannot be shared
 			continue
 		}
 		layers := e.manifest.Memory

@@ -292,7 +292,9 @@ func (s *Store) scan() error {
 	if err := s.emptyDir(s.staging(), s.reload); err != nil {
 		return err
 	}
-	if err := s.emptyDir(s.ram, func(owner string) bool { return len(s.memory[owner]) > 0 }); err != nil {
+	// The copy of a layer in RAM is in clear. A daemon that was killed may have encrypted the file since.
+	plain := func(e *entry) bool { return len(e.keys) == 0 }
+	if err := s.emptyDir(s.ram, func(owner string) bool { return slices.ContainsFunc(s.memory[owner], plain) }); err != nil {
 		return err
 	}
 	return s.dropBases()
