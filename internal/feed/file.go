@@ -115,7 +115,18 @@ func openFile(number int, f feedproto.File, blob *os.File, a *arrivals, d *decod
 	return &file{number: uint32(number), bytes: f.Bytes, blob: blob, frames: frames, arrivals: a, decoded: d}, nil
 }
 
-// readAt fills p with the bytes at an offset. It waits until all of their frames are there.
+// await waits until all frames of n bytes at an offset are there.
+func (f *file) await(offset, n uint64) error {
+	first, end := f.frames.Covering(offset, n)
+	for i := first; i < end; i++ {
+		if err := f.arrivals.await(feedproto.Frame{File: f.number, Frame: uint32(i)}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// readAt fills p with the bytes at an offset. Their frames must be there, see await.
 func (f *file) readAt(p []byte, offset uint64) error {
 	first, end := f.frames.Covering(offset, uint64(len(p)))
 	for i := first; i < end; i++ {
@@ -131,9 +142,6 @@ func (f *file) readAt(p []byte, offset uint64) error {
 // frame returns the data of a frame.
 func (f *file) frame(i int) ([]byte, error) {
 	key := feedproto.Frame{File: f.number, Frame: uint32(i)}
-	if err := f.arrivals.await(key); err != nil {
-		return nil, err
-	}
 	if data := f.decoded.get(key); data != nil {
 		return data, nil
 	}
@@ -149,25 +157,28 @@ func (f *file) frame(i int) ([]byte, error) {
 	return data, err
 }
 
-// keptFrames is how many decoded frames are kept, because the kernel reads a frame in several
+// keptBytes bounds the decoded frames that are kept, because the kernel reads a frame in several
 // pieces.
-const keptFrames = 32
+const keptBytes = 8 << 20
 
-// decoders bounds how many frames are decoded at a time.
+// decoders bounds how many reads are answered at a time. Reads that wait for frames do not count, and
+// take no memory for data: VMMs under the control of their guests can have thousands of them.
 const decoders = 4
 
 // decoded keeps the frames that were decoded last.
 type decoded struct {
-	z *zstd.Decoder
+	z      *zstd.Decoder
+	places chan struct{} // has a value for each read that is being answered
 
 	mu    sync.Mutex
 	data  map[feedproto.Frame][]byte
 	order []feedproto.Frame // oldest first
+	bytes int               // length of data
 }
 
 func newDecoded() (*decoded, error) {
 	z, err := artifact.NewFrameDecoder(decoders)
-	return &decoded{z: z, data: make(map[feedproto.Frame][]byte)}, err
+	return &decoded{z: z, places: make(chan struct{}, decoders), data: make(map[feedproto.Frame][]byte)}, err
 }
 
 func (d *decoded) get(f feedproto.Frame) []byte {
@@ -182,9 +193,10 @@ func (d *decoded) put(f feedproto.Frame, data []byte) {
 	if d.data[f] != nil {
 		return
 	}
-	if len(d.order) == keptFrames {
+	for len(d.order) > 0 && d.bytes+len(data) > keptBytes {
+		d.bytes -= len(d.data[d.order[0]])
 		delete(d.data, d.order[0])
 		d.order = d.order[1:]
 	}
-	d.data[f], d.order = data, append(d.order, f)
+	d.data[f], d.order, d.bytes = data, append(d.order, f), d.bytes+len(data)
 }

@@ -158,6 +158,12 @@ func (s *server) read(r request, f *file, offset uint64, size uint32) {
 		s.answer(r, nil)
 		return
 	}
+	if err := f.await(offset, end-offset); err != nil {
+		s.fail(r, unix.EIO)
+		return
+	}
+	f.decoded.places <- struct{}{}
+	defer func() { <-f.decoded.places }()
 	out := make([]byte, headerOut+int(end-offset))
 	if err := f.readAt(out[headerOut:], offset); err != nil {
 		s.fail(r, unix.EIO)

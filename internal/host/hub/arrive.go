@@ -19,7 +19,8 @@ import (
 
 // errWhole means that a snapshot cannot be forked before all of it is there. PullLazily then pulls the
 // whole snapshot first.
-var errWhole = errors.New("the registry does not send ranges of blobs")
+var errWhole = errors.New("the registry does not send ranges of blobs, the indexes of its files are too long, or it " +
+	"has no memory")
 
 // PullLazily is like Pull, but returns as soon as the snapshot can be forked: when its description,
 // its saved state and the indexes of its blobs have arrived. The frames arrive later, and frames that
@@ -121,6 +122,13 @@ func (a *lazyPull) close() {
 // prepare fetches the map of the memory and all indexes.
 func (a *lazyPull) prepare(ctx context.Context, o *Offer) error {
 	var soon []artifact.Blob
+	indexes := int64(0)
+	for _, b := range slices.Concat(o.cached, o.lacks) {
+		indexes += b.IndexBytes
+	}
+	if indexes > a.hub.indexes { // this process and forkd-feed keep all of them until all has arrived
+		return errWhole
+	}
 	for _, b := range slices.Concat(o.cached, o.lacks) {
 		switch b.Part.Name {
 		case artifact.StatePart: // has been fetched
@@ -228,15 +236,18 @@ func (a *lazyPull) finish(who string, o *Offer) {
 	err := a.complete(ctx, who)
 	switch {
 	case err == nil:
-		for _, d := range a.came {
-			a.hub.cache.remove(d)
-		}
+		a.hub.cache.forgetFetched(o.Blobs)
 		a.hub.trim()
 		a.hub.cfg.Log.Info("a snapshot has arrived", "snapshot", o.Snapshot.Tag, "bytes", a.arrived.Load())
 	case ctx.Err() != nil: // the daemon stops; the next daemon ends the sandboxes
 	default:
 		_ = a.feeder.Lose()
 		reason := fmt.Errorf("the rest of the snapshot could not be fetched: %w", a.conn.failed(err))
+		if bad := (*artifact.Error)(nil); errors.As(err, &bad) { // a damaged blob would make the next pull fail too
+			for _, in := range a.served {
+				a.hub.cache.remove(in.b.Digest)
+			}
+		}
 		a.staging.Lose(reason)
 		a.hub.cfg.Log.Error("a snapshot has not arrived", "snapshot", o.Snapshot.Tag, "reason", reason)
 	}

@@ -330,6 +330,12 @@ func TestPulledAsAWhole(t *testing.T) {
 	}
 	b.check(t, "py", map[int64]byte{2: 'p'})
 	b.leavesNothing(t, "a registry without ranges", 1)
+	s.set(nil)
+	long := newHost(t).lazily(t)
+	long.indexes = 100
+	if got := long.pullLazily(t, s.host+"/team/py:1"); got.Info.Arriving {
+		t.Error("a snapshot with long indexes")
+	}
 }
 
 // Blobs that an earlier pull has left in the cache are served from there.

@@ -90,6 +90,7 @@ type Hub struct {
 
 	sourcePatience time.Duration // how long a snapshot that is arriving waits for a source that fails
 	quiet          time.Duration // see queue.run
+	indexes        int64         // maximum bytes of the indexes of a snapshot that is pulled lazily
 }
 
 // New returns a Hub. It removes the files that a killed daemon has left unfinished. From then on,
@@ -122,6 +123,7 @@ func New(cfg Config) (*Hub, error) {
 
 		sourcePatience: 2 * time.Minute,
 		quiet:          2 * time.Second,
+		indexes:        4 * maxFetchedIndex,
 	}
 	h.forgotten(errors.Join(h.cache.forgetOthers(cfg.Store.HasPart), h.detachOthers()))
 	cfg.Store.OnGone(func(gone *snapshot.Manifest) {
