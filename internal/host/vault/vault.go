@@ -52,13 +52,16 @@ type Vault struct {
 	mu sync.Mutex
 	// +checklocks:mu
 	known map[string]crypt.Key // keys that were unwrapped recently, by ID
+	// +checklocks:mu
+	silent time.Time // when the command last gave no answer in time
 }
 
 // Limits of a Vault.
 const (
 	commandTime = 30 * time.Second
 	keepTime    = time.Minute
-	maxRecord   = 64 << 10 // bytes of the record of a key
+	silentTime  = 10 * time.Second // how long the command is not run after it gave no answer
+	maxRecord   = 64 << 10         // bytes of the record of a key
 )
 
 // KeyError reports that a key cannot be used, and why.

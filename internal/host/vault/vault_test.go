@@ -189,6 +189,43 @@ func TestBadPrograms(t *testing.T) {
 	}
 }
 
+// silence sets when the program last gave no answer, and returns the time before.
+func (v *Vault) silence(at time.Time) (before time.Time) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	before, v.silent = v.silent, at
+	return before
+}
+
+// A program that hangs costs its limit once, and not for each fork that waits.
+func TestSilentProgramsAreNotRunAgain(t *testing.T) {
+	runs := filepath.Join(t.TempDir(), "runs")
+	v := open(t, Config{Command: script(t, "echo run >>"+runs+"; sleep 1000 & wait")})
+	v.time = 200 * time.Millisecond
+	var no *KeyError
+	for range 5 {
+		if _, _, err := v.New(ctx); !errors.As(err, &no) || !strings.Contains(err.Error(), "no answer") {
+			t.Errorf("%v", err)
+		}
+	}
+	if p, err := os.ReadFile(runs); err != nil || string(p) != "run\n" {
+		t.Errorf("the program ran: %q, %v", p, err)
+	}
+	v.silence(time.Now().Add(-silentTime))
+	if _, _, err := v.New(ctx); !errors.As(err, &no) {
+		t.Errorf("%v", err)
+	}
+	if p, _ := os.ReadFile(runs); string(p) != "run\nrun\n" {
+		t.Errorf("it is not run again: %q", p)
+	}
+	left, cancel := context.WithCancel(ctx)
+	cancel()
+	v.silence(time.Time{})
+	if _, _, err := v.New(left); err == nil || !v.silence(time.Time{}).IsZero() {
+		t.Errorf("a client that leaves counts as a silent program: %v", err)
+	}
+}
+
 func TestOpenRefuses(t *testing.T) {
 	state := t.TempDir()
 	inside := filepath.Join(state, "secret")

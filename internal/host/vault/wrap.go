@@ -110,7 +110,17 @@ func (v *Vault) unwrapByFile(id string, wrapped []byte) ([]byte, error) {
 
 // run runs the program of --kms-command with the arguments "wrap" or "unwrap" and the ID of the key.
 // The program reads the bytes in from standard input, and writes the result to standard output.
+// If the program gave no answer a moment ago, run returns an error at once: otherwise each fork that
+// waits for the same snapshot, and each sandbox that a starting daemon takes over, would wait for the
+// whole limit, one after the other.
 func (v *Vault) run(ctx context.Context, verb, id string, in []byte) ([]byte, error) {
+	v.mu.Lock()
+	silent := time.Since(v.silent) < silentTime
+	v.mu.Unlock()
+	if silent {
+		return nil, fmt.Errorf("%s gave no answer a moment ago: try again in %v", v.cfg.Command[0], silentTime)
+	}
+	client := ctx
 	ctx, cancel := context.WithTimeout(ctx, v.time)
 	defer cancel()
 	args := append(append([]string{}, v.cfg.Command[1:]...), verb, id)
@@ -125,6 +135,11 @@ func (v *Vault) run(ctx context.Context, verb, id string, in []byte) ([]byte, er
 	err := cmd.Run()
 	switch {
 	case ctx.Err() != nil:
+		if client.Err() == nil {
+			v.mu.Lock()
+			v.silent = time.Now()
+			v.mu.Unlock()
+		}
 		err = fmt.Errorf("gave no answer within %v", v.time)
 	case out.over, err == nil && len(out.kept) == 0:
 		err = fmt.Errorf("wrote no key, or more than %d bytes", maxWrapped)
