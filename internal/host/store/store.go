@@ -293,8 +293,9 @@ func (s *Store) scan() error {
 		return err
 	}
 	// The copy of a layer in RAM is in clear. A daemon that was killed may have encrypted the file since.
-	plain := func(e *entry) bool { return len(e.keys) == 0 }
-	if err := s.emptyDir(s.ram, func(owner string) bool { return slices.ContainsFunc(s.memory[owner], plain) }); err != nil {
+	inClear := func(e *entry) bool { return len(e.keys) == 0 }
+	hot := func(owner string) bool { return slices.ContainsFunc(s.memory[owner], inClear) }
+	if err := s.emptyDir(s.ram, hot); err != nil {
 		return err
 	}
 	return s.dropBases()
