@@ -1,6 +1,7 @@
 package atrest
 
 import (
+	"errors"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -94,6 +95,21 @@ func TestCopiesInRAMAfterAKill(t *testing.T) {
 		t.Errorf("it is in clear in %v", files)
 	}
 	w.holds("a")
+}
+
+// A snapshot that has lost its EncryptionFile, for example in a backup, is still not written in clear.
+func TestLostEncryptionFile(t *testing.T) {
+	w := newWorld(t)
+	w.make("a", "")
+	w.encrypt("a", []string{"a"}, nil)
+	if err := os.Remove(filepath.Join(w.state, "snapshots", "a", store.EncryptionFile)); err != nil {
+		t.Fatal(err)
+	}
+	w.reopen()
+	w.holds("a")
+	if _, err := w.store.AcquireInClear("a"); !errors.As(err, new(*store.EncryptedError)) {
+		t.Errorf("a lease for a branch: %v", err)
+	}
 }
 
 // A snapshot from another host cannot share encrypted files, so they count as missing.

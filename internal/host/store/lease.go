@@ -173,6 +173,7 @@ func (s *Store) heat(e *entry) (*hotFiles, error) {
 		h.close()
 		return nil, err
 	}
+	h.secret = h.secret || h.state != nil && isDecrypted(h.state) // even if its EncryptionFile is lost
 	h.measureOwn()
 	e.hot = h
 	return h, nil
