@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/forkd/forkd/internal/feed"
+	"github.com/forkd/forkd/internal/format/artifact"
 	"github.com/forkd/forkd/internal/format/disklayer"
 	"github.com/forkd/forkd/internal/host/feeder"
 	"github.com/forkd/forkd/internal/host/store"
@@ -338,13 +339,15 @@ func TestPulledAsAWhole(t *testing.T) {
 	}
 }
 
-// Blobs that an earlier pull has left in the cache are served from there.
-func TestPullLazilyFromTheCache(t *testing.T) {
+// cachedBase returns a registry with a snapshot, and a host whose cache has the blob of its base
+// image, as an earlier pull would have left it.
+func cachedBase(t *testing.T) (s *served, b *host, base artifact.Blob) {
+	t.Helper()
 	t.Setenv("DOCKER_CONFIG", t.TempDir())
 	s, a, b := serve(t), newHost(t).hasty(), newHost(t).lazily(t)
 	a.makeLarge(t, "py")
 	sent := a.push(t, "py", s.host+"/team/py:1")
-	base := baseOf(sent.Artifact)
+	base = baseOf(sent.Artifact)
 	f := a.cache.open(base.Digest)
 	if f == nil {
 		t.Fatal("the sender's cache lacks the base")
@@ -355,6 +358,32 @@ func TestPullLazilyFromTheCache(t *testing.T) {
 		t.Fatal(err)
 	}
 	kept.Close()
+	return s, b, base
+}
+
+// If a blob in the cache is damaged, the snapshot is lost, and the next pull fetches the blob again.
+func TestDamagedBlobsLeaveTheCache(t *testing.T) {
+	s, b, base := cachedBase(t)
+	f, err := os.OpenFile(b.cache.blob(base.Digest), os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.WriteAt([]byte("damage"), base.Size/2); err != nil {
+		t.Fatal(err)
+	}
+	f.Close()
+	b.pullLazily(t, s.host+"/team/py:1")
+	if i := b.whole(t, "py"); !strings.Contains(i.Damage, "differs") {
+		t.Errorf("%+v", i)
+	}
+	if err := b.pullErr(t, s.host+"/team/py:1"); err != nil {
+		t.Errorf("a pull after that: %v", err)
+	}
+}
+
+// Blobs that an earlier pull has left in the cache are served from there, and do not stay there.
+func TestPullLazilyFromTheCache(t *testing.T) {
+	s, b, base := cachedBase(t)
 	s.set(nil)
 	b.pullLazily(t, s.host+"/team/py:1")
 	lease, err := b.store.AcquireFork("py")
@@ -371,6 +400,14 @@ func TestPullLazilyFromTheCache(t *testing.T) {
 	b.check(t, "py", map[int64]byte{2: 'p'})
 	if _, _, out := s.set(nil); out > base.Size/10 {
 		t.Errorf("%d bytes were fetched, though the base of %d was in the cache", out, base.Size)
+	}
+	for range 100 { // it is removed soon after the arrival
+		if b.cache.has(base.Digest) {
+			time.Sleep(50 * time.Millisecond)
+		}
+	}
+	if b.cache.has(base.Digest) {
+		t.Error("the cache keeps a blob whose content the store has")
 	}
 }
 

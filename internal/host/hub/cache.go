@@ -176,6 +176,17 @@ func (c *cache) forgetParts(gone *snapshot.Manifest, has func(digest string) boo
 	return err
 }
 
+// forgetFetched removes the blobs of a snapshot that the store now has. An earlier pull may have left
+// some of them. Blobs that this host has packed stay: they have records, and are removed together
+// with their snapshots.
+func (c *cache) forgetFetched(list []artifact.Blob) {
+	for _, b := range list {
+		if packed, ok := c.known(b.Part); !ok || packed.Digest != b.Digest {
+			c.remove(b.Digest)
+		}
+	}
+}
+
 // forgetOthers removes the records and the blobs of all packed files that no snapshot has.
 func (c *cache) forgetOthers(has func(digest string) bool) error {
 	records, err := os.ReadDir(c.path("made", ""))

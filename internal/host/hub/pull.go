@@ -209,9 +209,7 @@ func (h *Hub) Pull(ctx context.Context, who, tag string, r Remote, on func(Progr
 	var bad *artifact.Error
 	switch {
 	case err == nil: // the store has the content
-		for _, d := range p.came {
-			h.cache.remove(d)
-		}
+		h.cache.forgetFetched(o.Blobs)
 	case errors.As(err, &bad): // remove the blobs, because a damaged one would make the next pull fail too
 		for _, b := range o.Blobs {
 			h.cache.remove(b.Digest)
