@@ -122,6 +122,7 @@ func TestEncryptedLayersAreNotShared(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	w.reopen() // open files have the manifest without digests
 	l, err := w.store.Acquire("a")
 	if err != nil {
 		t.Fatal(err)

@@ -198,25 +198,14 @@ func (e *entry) closeHot() {
 	}
 }
 
-// close closes the files. The process that serves files of an arriving snapshot may not answer, so
-// close does not wait for it: callers hold locks.
+// close closes the files. It does not wait for a process that serves some of them, because callers
+// hold locks.
 func (h *hotFiles) close() {
-	if h.arrival == nil {
-		h.closeAll()
-		return
-	}
-	go func() {
-		defer h.arrival.Watch()()
-		h.closeAll()
-	}()
-}
-
-func (h *hotFiles) closeAll() {
-	for _, f := range slices.Concat([]*os.File{h.state}, h.layers, h.disk, slices.Concat(h.volumes...)) {
-		if f != nil {
-			f.Close()
+	h.arrival.Apart(func() {
+		for _, f := range slices.Concat([]*os.File{h.state}, h.layers, h.disk, slices.Concat(h.volumes...)) {
+			_ = f.Close() // f may be nil, and then it returns an error
 		}
-	}
+	})
 }
 
 func (s *Store) openFiles(h *hotFiles, dir string, unflushed bool) error {

@@ -38,11 +38,8 @@ func (h *hotFiles) measureOwn() {
 // last lease. A layer that was served while it arrived has no pages in RAM. The caller must hold a
 // lease.
 func (s *Store) trim(e *entry, h *hotFiles) {
-	if h.arrival != nil {
-		return
-	}
 	for i, l := range h.manifest.Memory {
-		if isDecrypted(h.layers[i]) || fileBlocks(h.layers[i]) <= h.usual[i].Load()+trimSlack {
+		if h.arrival != nil || isDecrypted(h.layers[i]) || fileBlocks(h.layers[i]) <= h.usual[i].Load()+trimSlack {
 			continue
 		}
 		s.mu.Lock()
