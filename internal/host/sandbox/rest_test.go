@@ -74,6 +74,16 @@ func checkCallsOff(t *testing.T, suspend func(context.Context, *world, string) e
 	if len(asked) != 0 {
 		t.Errorf("the guest was asked for its rest %d more times", len(asked))
 	}
+	// A suspension holds the lock until it has released the VM, which is after the change of the state.
+	s, err := w.Get(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	unlock, err := s.lock(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	unlock()
 	w.KillAll()
 	w.checkClean(t)
 }
