@@ -172,7 +172,7 @@ func TestGolden(t *testing.T) {
 func TestGoldenFilesAreWhole(t *testing.T) {
 	all := golden(t)
 	for name, v := range map[string]any{
-		"sandbox.v0.json": &sandboxV0{}, "sandbox-hold.v1.json": &sandboxFile{}, "sandbox-volumetops.v1.json": &sandboxFile{},
+		"sandbox.v0.json": &sandboxV0{}, "sandbox-latest.v1.json": &sandboxFile{},
 		"workspace.v0.json": &workspaceV0{}, "workspace.v1.json": &workspaceFile{},
 		"once.v0.json": &onceV0{}, "once.v1.json": &onceFile{},
 		"secrets.v1.json": &secretsFile{}, "base.v0.json": &Base{}, "base.v1.json": &baseFile{},
