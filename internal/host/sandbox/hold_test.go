@@ -114,6 +114,8 @@ func TestAHoldStaysUntilItsRelease(t *testing.T) {
 // A fork of a held branch can hold more hosts, but does not end the hold of others.
 func TestAForkAddsToAHold(t *testing.T) {
 	w := newOnline(t)
+	defer w.stop()
+	defer w.KillAll()
 	w.vmms.Told = (&told{}).hear
 	mustBake(t, w)
 	r, err := w.Fork(t.Context(), ForkRequest{Tag: "p", N: 1, Hold: makeHold(t, "refuse")})
@@ -153,6 +155,8 @@ func TestAForkAddsToAHold(t *testing.T) {
 // hold.
 func TestReleaseOfASuspendedSandbox(t *testing.T) {
 	w := newOnline(t)
+	defer w.stop()
+	defer w.KillAll()
 	w.vmms.Told = (&told{}).hear
 	mustBake(t, w)
 	r, err := w.Fork(t.Context(), ForkRequest{Tag: "p", N: 1, Hold: makeHold(t, "wait")})
@@ -191,6 +195,8 @@ func TestReleaseOfASuspendedSandbox(t *testing.T) {
 // A sandbox that continues as a held child may act. The child stays held.
 func TestPromotionOfAHeldChild(t *testing.T) {
 	w := newOnline(t)
+	defer w.stop()
+	defer w.KillAll()
 	w.vmms.Told = (&told{}).hear
 	mustBake(t, w)
 	id := w.forkOne(t, "p", nil)
