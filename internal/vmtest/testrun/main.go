@@ -23,7 +23,7 @@ import (
 
 // Time limits of one package. VM tests run on an emulated CPU.
 const (
-	hostLimit = 10 * time.Minute
+	hostLimit = 20 * time.Minute
 	vmLimit   = 25 * time.Minute
 )
 
