@@ -194,7 +194,7 @@ func TestVolumesOfSandboxes(t *testing.T) {
 		t.Errorf("the volume has the writer %q, %v", v.Writer, err)
 	}
 	other, missing := client.VolumeMount{Name: "b", Path: "/b"}, client.VolumeMount{Name: "c", Path: "/c"}
-	branch := client.BranchRequest{Tag: "x"}
+	diskOnly := client.BranchRequest{Tag: "x", DiskOnly: true}
 	for what, c := range map[string]struct {
 		do   func() error
 		want error
@@ -202,13 +202,17 @@ func TestVolumesOfSandboxes(t *testing.T) {
 		"a second writer":  {func() error { return second(fork(1, data)) }, client.ErrVolumeInUse},
 		"too many volumes": {func() error { return second(fork(1, data, other)) }, client.ErrNoVolumeSlots},
 		"no such volume":   {func() error { return second(fork(1, missing)) }, client.ErrVolumeNotFound},
-		"a branch":         {func() error { return second(r.Branch(ctx, id, branch)) }, client.ErrSandboxHasVolumes},
-		"a suspension":     {func() error { return second(r.Suspend(ctx, id)) }, client.ErrSandboxHasVolumes},
+		"a disk's branch":  {func() error { return second(r.Branch(ctx, id, diskOnly)) }, client.ErrSandboxHasVolumes},
 		"a removal":        {func() error { return r.DeleteVolume(ctx, "a") }, client.ErrVolumeInUse},
 	} {
 		if err := c.do(); !errors.Is(err, c.want) {
 			t.Errorf("%s: %v, want %v", what, err, c.want)
 		}
+	}
+	must(t, second(r.Branch(ctx, id, client.BranchRequest{Tag: "x"})))
+	must(t, second(r.Suspend(ctx, id)))
+	if v, err := r.Volume(ctx, "a"); err != nil || v.Writer != id {
+		t.Errorf("while the sandbox is suspended: writer %q, %v", v.Writer, err)
 	}
 	for field, v := range map[string]client.VolumeMount{
 		"volumes[0].name": {Name: "-", Path: "/b"}, "volumes[0].path": {Name: "b", Path: "/proc/b"},
