@@ -18,8 +18,6 @@ import (
 	"fmt"
 	"os"
 
-	"github.com/opencontainers/go-digest"
-
 	"github.com/forkd/forkd/internal/jail"
 	"github.com/forkd/forkd/internal/proto/feedproto"
 )
@@ -104,5 +102,3 @@ func follow(control *feedproto.Control, a *arrivals) {
 		}
 	}
 }
-
-func digestOf(text string) digest.Digest { return digest.Digest(text) }

@@ -7,6 +7,7 @@ import (
 	"sync"
 
 	"github.com/klauspost/compress/zstd"
+	"github.com/opencontainers/go-digest"
 
 	"github.com/forkd/forkd/internal/format/artifact"
 	"github.com/forkd/forkd/internal/proto/feedproto"
@@ -103,7 +104,7 @@ type file struct {
 // openFile reads the index of a file, which is at the end of its blob.
 func openFile(number int, f feedproto.File, blob *os.File, a *arrivals, d *decoded) (*file, error) {
 	b := artifact.Blob{Part: artifact.Part{Name: f.Name, Bytes: f.Bytes}, Size: int64(f.Size),
-		IndexBytes: int64(f.IndexBytes), IndexDigest: digestOf(f.IndexDigest)}
+		IndexBytes: int64(f.IndexBytes), IndexDigest: digest.Digest(f.IndexDigest)}
 	p := make([]byte, f.IndexBytes)
 	if n, err := blob.ReadAt(p, b.Size-b.IndexBytes); n < len(p) {
 		return nil, fmt.Errorf("%s: read the index: %w", f.Name, err)

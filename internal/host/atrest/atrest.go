@@ -18,6 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/forkd/forkd/internal/atomicfile"
 	"github.com/forkd/forkd/internal/format/crypt"
 	"github.com/forkd/forkd/internal/format/record"
 	"github.com/forkd/forkd/internal/format/snapshot"
@@ -290,7 +291,7 @@ func (w *work) encrypt(m store.Member) (err error) {
 		keys := append(slices.Clone(m.Keys), w.keyID)
 		p, err := record.EncodeEncryption(&record.Encryption{SnapshotID: m.ID, Keys: keys})
 		if err == nil {
-			err = put(filepath.Join(to, store.EncryptionFile), p)
+			err = atomicfile.WriteDurable(filepath.Join(to, store.EncryptionFile), p, 0o600)
 		}
 		if err != nil {
 			return err
@@ -308,7 +309,7 @@ func (w *work) decrypt(m store.Member, from, to string) error {
 		if err != nil {
 			return err
 		}
-		return w.cfg.Vault.Fill(dst, r, &key)
+		return vault.Fill(dst, r, &key)
 	})
 }
 
@@ -318,7 +319,7 @@ func (w *work) each(m store.Member, from, to, suffix string,
 	change func(name string, src, dst *os.File) error) error {
 	manifest, err := os.ReadFile(filepath.Join(from, snapshot.ManifestFile))
 	if err == nil {
-		err = put(filepath.Join(to, snapshot.ManifestFile), manifest)
+		err = atomicfile.WriteDurable(filepath.Join(to, snapshot.ManifestFile), manifest, 0o600)
 	}
 	if err != nil {
 		return err
@@ -415,14 +416,4 @@ func (w *work) encryptFile(name string, src, dst *os.File) error {
 		return err
 	}
 	return out.Close()
-}
-
-// put writes a small file.
-func put(path string, p []byte) error {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(p)
-	return errors.Join(err, f.Sync(), f.Close())
 }

@@ -159,7 +159,7 @@ func (m *Manager) endRolledBack(s *Sandbox, v *liveVM, to string, err error) err
 		return &CutOffError{ID: s.id, Op: rollBackOp, By: byDelete}
 	}
 	failed := &failure.RollbackError{ID: s.id, Tag: to, Err: err}
-	if !errors.As(err, new(*failure.UnconfirmedError)) { // an failure.UnconfirmedError already quotes the console
+	if !errors.As(err, new(*failure.UnconfirmedError)) { // a failure.UnconfirmedError already quotes the console
 		console, _ := vmpool.Console(m.cfg.VMMs, v.dir)
 		failed.Console = excerpt.Console(console.Bytes, 5)
 	}

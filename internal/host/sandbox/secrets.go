@@ -9,7 +9,7 @@ import (
 
 // trust makes the guest of v trust forkd-net's CA, if the sandbox has secrets or a hold.
 func (m *Manager) trust(ctx context.Context, v *liveVM, setting netclient.Setting) error {
-	if m.cfg.Net == nil || !setting.EndsTLS() { // without a network, nobody acts as a server
+	if m.cfg.Net == nil || !setting.EndsTLS() { // without a network, there is no CA
 		return nil
 	}
 	certificate, err := m.cfg.Net.Authority()

@@ -2,9 +2,8 @@
 //
 // Each key is wrapped, that is, encrypted with the secret of --key-file or by the program of
 // --kms-command. Only wrapped keys are on the disk. The vault keeps an unwrapped key in memory for a
-// minute.
-// Decrypted files are on a RAM file system and have no names, so they disappear with the last
-// process that has them open.
+// minute. Decrypted files are on a RAM file system and have no names, so they disappear with the
+// last process that has them open.
 //
 // It does not know which snapshots are encrypted. Package atrest encrypts them.
 package vault
@@ -30,6 +29,7 @@ import (
 
 	"github.com/forkd/forkd/internal/atomicfile"
 	"github.com/forkd/forkd/internal/format/crypt"
+	"github.com/forkd/forkd/internal/format/disklayer"
 	"github.com/forkd/forkd/internal/format/record"
 )
 
@@ -294,17 +294,12 @@ func (v *Vault) Decrypt(ctx context.Context, enc *os.File, name string, hasRoom 
 	}
 	out := os.NewFile(uintptr(fd), filepath.Join(v.cfg.RAM, name))
 	defer out.Close()
-	if err := fill(out, r, &key); errors.Is(err, unix.ENOSPC) {
+	if err := Fill(out, r, &key); errors.Is(err, unix.ENOSPC) {
 		return nil, &RoomError{Dir: v.cfg.RAM, Bytes: r.Data}
 	} else if err != nil {
 		return nil, err
 	}
-	// VMMs get this descriptor: it must not be open for writing.
-	again, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", fd), unix.O_RDONLY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, err
-	}
-	return os.NewFile(uintptr(again), out.Name()), nil
+	return disklayer.Reopen(out) // VMMs get this descriptor: it must not be open for writing
 }
 
 // Reader returns a reader of an encrypted file, and the key for it.
@@ -333,9 +328,7 @@ func (v *Vault) checkRAM() error {
 }
 
 // Fill writes the decrypted content of a file to the empty file out. Holes stay holes.
-func (v *Vault) Fill(out *os.File, r *crypt.Reader, key *crypt.Key) error { return fill(out, r, key) }
-
-func fill(out *os.File, r *crypt.Reader, key *crypt.Key) error {
+func Fill(out *os.File, r *crypt.Reader, key *crypt.Key) error {
 	if err := out.Truncate(int64(r.Bytes)); err != nil {
 		return err
 	}
