@@ -45,11 +45,13 @@ func (a *api) build(w http.ResponseWriter, r *http.Request) error {
 	if err := move.End(err); err != nil {
 		return err
 	}
-	defer func() {
+	release := sync.OnceFunc(func() {
 		if err := files.Close(); err != nil {
 			a.Face.Log.Warn("remove a build context", "error", err)
 		}
-	}()
+		leave()
+	})
+	defer release()
 	req.Who = auth.From(r.Context()).Who
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
@@ -59,6 +61,7 @@ func (a *api) build(w http.ResponseWriter, r *http.Request) error {
 	begin := time.Now()
 	o := &buildObserver{out: out, gone: cancel}
 	result, err := a.Builds.Build(ctx, req, files, o)
+	release() // a client may start its next build as soon as it reads the last line
 	if err = buildError(err); err != nil && !out.hasBegun() {
 		return err
 	}
