@@ -92,6 +92,8 @@ type (
 	PrunedImages     = v1.PrunedImages
 
 	VolumeSnapshotRequest = v1.VolumeSnapshotRequest
+
+	NetworkConnection = v1.NetworkConnection
 )
 
 // CachedBlob is the Kind of a CachedImage that is a compressed file of a snapshot.

@@ -71,6 +71,19 @@ type NetworkStats struct {
 	Recent  []NetworkRefusal  `json:"recent,omitempty"`  // the last refused destinations, at most 8, newest first
 	// The last destinations of allowed connections that have ended, at most 8, newest first.
 	RecentAllowed []NetworkAllowed `json:"recent_allowed,omitempty"`
+	// Allowed connections that are open, at most 32, the one with the latest data first.
+	OpenConnections []NetworkConnection `json:"open_connections,omitempty"`
+}
+
+// NetworkConnection is an allowed connection that is open.
+type NetworkConnection struct {
+	Protocol  string `json:"protocol"` // "tcp", "udp" or "icmp"
+	Address   string `json:"address"`  // includes the port, except for "icmp"
+	Name      string `json:"name,omitempty"`
+	UpBytes   uint64 `json:"up_bytes"` // payload that the sandbox has sent so far
+	DownBytes uint64 `json:"down_bytes"`
+	BeganUnix int64  `json:"began_unix"` // in seconds since 1970
+	LastUnix  int64  `json:"last_unix"`  // time of the latest data, in seconds since 1970
 }
 
 // NetworkAllowed is a destination of allowed connections.

@@ -9,6 +9,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -204,6 +205,9 @@ func printNetwork(cmd *cobra.Command, n client.SandboxNetwork) error {
 		row("BYTES", fmt.Sprintf("%d up, %d down", n.Stats.UpBytes, n.Stats.DownBytes))
 		row("NAMES ASKED", n.Stats.DNSQueries)
 		row("REFUSED", list(refused))
+		for _, c := range n.Stats.OpenConnections {
+			row("OPEN", connectionText(c))
+		}
 		for _, a := range n.Stats.RecentAllowed {
 			row("LAST ALLOWED", allowedText(a))
 		}
@@ -226,6 +230,13 @@ func allowedText(a client.NetworkAllowed) string {
 		text += fmt.Sprintf(" %d times", a.Count)
 	}
 	return text + fmt.Sprintf(": %d bytes up, %d down", a.UpBytes, a.DownBytes)
+}
+
+// connectionText describes an open connection.
+func connectionText(c client.NetworkConnection) string {
+	text := allowedText(client.NetworkAllowed{Protocol: c.Protocol, Address: c.Address, Name: c.Name,
+		UpBytes: c.UpBytes, DownBytes: c.DownBytes})
+	return text + ", since " + time.Unix(c.BeganUnix, 0).Format(time.TimeOnly)
 }
 
 // refusalText describes a destination that the policy has refused.

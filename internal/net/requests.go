@@ -209,6 +209,9 @@ func (s *server) stats(r *codec.Reader, w *codec.Writer) error {
 		return unknown(m.ID)
 	}
 	stats := b.counters.Stats()
+	if b.stack != nil {
+		stats.Flows = b.stack.Flows()
+	}
 	stats.Append(w)
 	return nil
 }

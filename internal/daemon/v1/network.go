@@ -80,6 +80,11 @@ func networkOf(s netclient.Setting, stats netproto.Stats) apiv1.SandboxNetwork {
 		n.Stats.RecentAllowed = append(n.Stats.RecentAllowed, apiv1.NetworkAllowed{Protocol: p.Protocol, Address: p.Address,
 			Name: p.Name, UpBytes: p.UpBytes, DownBytes: p.DownBytes, Count: p.Count, LastUnix: p.Unix})
 	}
+	for _, f := range stats.Flows {
+		n.Stats.OpenConnections = append(n.Stats.OpenConnections, apiv1.NetworkConnection{Protocol: f.Protocol,
+			Address: f.Address, Name: f.Name, UpBytes: f.UpBytes, DownBytes: f.DownBytes, BeganUnix: f.Began,
+			LastUnix: f.Last})
+	}
 	return n
 }
 

@@ -118,17 +118,13 @@ func (s *Stack) end(f *flow) {
 	s.mu.Lock()
 	delete(s.flows, f)
 	s.counters.Open.Store(int32(len(s.flows)))
-	verdict, reason, err := f.verdict, f.reason, f.err
+	verdict, reason, err, name := f.verdict, f.reason, f.err, f.nameLocked()
 	why, fix := policy.Explain(&s.policy, &f.Flow, policy.Reason(reason))
 	s.mu.Unlock()
 	s.counters.Up.Add(f.up.Load())
 	s.counters.Down.Add(f.down.Load())
-	r := record{protocol: f.Protocol.String(), address: f.To, name: f.Server, started: f.started, up: f.up.Load(),
-		down: f.down.Load(),
-		why:  why, fix: fix}
-	if r.name == "" && len(f.Names) > 0 {
-		r.name = f.Names[len(f.Names)-1]
-	}
+	r := record{protocol: f.Protocol.String(), address: f.To, name: name, started: f.started, up: f.up.Load(),
+		down: f.down.Load(), why: why, fix: fix}
 	if verdict != policy.Pass.String() {
 		s.refused(r, reason)
 		return
@@ -140,6 +136,41 @@ func (s *Stack) end(f *flow) {
 		return
 	}
 	s.log(r, verdict, reason, err)
+}
+
+// nameLocked returns the name that the connection gave for its server, or else the name that the guest
+// looked up. It is empty if there is neither.
+func (f *flow) nameLocked() string {
+	if f.Server == "" && len(f.Names) > 0 {
+		return f.Names[len(f.Names)-1]
+	}
+	return f.Server
+}
+
+// Flows returns the open connections that the policy permits. If there are more than
+// netproto.MaxFlows, it returns those with the latest data. They are sorted by the time of this data,
+// the latest first.
+func (s *Stack) Flows() (list []netproto.Flow) {
+	type timed struct {
+		f    *flow
+		last int64
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var all []timed
+	for f := range s.flows {
+		if f.verdict == policy.Pass.String() {
+			all = append(all, timed{f, f.last.Load()})
+		}
+	}
+	slices.SortFunc(all, func(a, b timed) int { return cmp.Compare(b.last, a.last) })
+	for _, t := range all[:min(len(all), netproto.MaxFlows)] {
+		r := record{protocol: t.f.Protocol.String(), address: t.f.To}
+		list = append(list, netproto.Flow{Protocol: r.protocol, Address: r.addressText(), Name: t.f.nameLocked(),
+			UpBytes: t.f.up.Load(), DownBytes: t.f.down.Load(), Began: t.f.started.Unix(),
+			Last: t.last / int64(time.Second)})
+	}
+	return list
 }
 
 // fail records why a permitted flow failed to start or ended early.

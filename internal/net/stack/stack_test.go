@@ -227,6 +227,53 @@ func TestResetsPassBothWays(t *testing.T) {
 	}
 }
 
+// Flows lists open connections with what they have sent so far, the one with the latest data first,
+// and only those that the policy permits.
+func TestOpenConnectionsAreListed(t *testing.T) {
+	w := newWorld(t)
+	nettest.Serve(w.Listen(t, web+":80"), echo)
+	r := newRig(t, w, "public")
+	if list := r.Flows(); len(list) != 0 {
+		t.Fatalf("before the first connection: %+v", list)
+	}
+	talk := func(c net.Conn, text string) {
+		t.Helper()
+		if _, err := io.WriteString(c, text); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.ReadFull(c, make([]byte, len(text))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var open []net.Conn
+	for n := range netproto.MaxFlows + 3 {
+		open = append(open, r.mustDial(t, web+":80"))
+		talk(open[n], strings.Repeat("x", n+1))
+	}
+	talk(open[0], "again") // the oldest connection has the latest data
+	_, _ = r.dial(t, private+":80")
+	var list []netproto.Flow
+	waitFor(t, "the bytes of the oldest connection", func() bool {
+		list = r.Flows()
+		return len(list) == netproto.MaxFlows && list[0].UpBytes == 6 && list[0].DownBytes == 6
+	})
+	for i, f := range list {
+		want := netproto.Flow{Protocol: "tcp", Address: web + ":80", UpBytes: f.UpBytes, DownBytes: f.UpBytes,
+			Began: f.Began, Last: f.Last}
+		now := time.Now().Unix()
+		if f != want || f.Began > f.Last || f.Last > now || f.Began < now-600 {
+			t.Errorf("%d: %+v, want %+v", i, f, want)
+		}
+		if i > 0 && f.Last > list[i-1].Last {
+			t.Errorf("%d: it has later data than the connection before it", i)
+		}
+	}
+	for _, c := range open[1:] {
+		_ = c.Close()
+	}
+	waitFor(t, "one open connection", func() bool { return len(r.Flows()) == 1 })
+}
+
 func TestRefusedTCPIsReset(t *testing.T) {
 	w := newWorld(t)
 	nettest.Serve(w.Listen(t, private+":80"), echo)

@@ -18,7 +18,7 @@ import (
 
 // Version must be changed together with any message. forkd-net answers a daemon of another version
 // with the error code CodeVersion.
-const Version = 4
+const Version = 5
 
 // ListenerFD is the number of the descriptor of forkd-net's listening control socket.
 const ListenerFD = 3
@@ -138,6 +138,20 @@ type Passage struct {
 	Unix      int64  // Unix time at which the latest of them ended, in seconds
 }
 
+// Flow is an open connection that the policy permits.
+type Flow struct {
+	Protocol  string // tcp, udp or icmp
+	Address   string // address, with the port if there is one
+	Name      string // name of the server; chosen by the guest; empty if unknown
+	UpBytes   uint64 // payload that the guest has sent so far
+	DownBytes uint64
+	Began     int64 // Unix time in seconds
+	Last      int64 // Unix time of the latest data, in seconds
+}
+
+// MaxFlows bounds the length of Stats.Flows.
+const MaxFlows = 32
+
 // MaxRecent bounds the length of Stats.Recent, and that of Stats.Passed.
 const MaxRecent = 8
 
@@ -154,6 +168,7 @@ type Stats struct {
 	Refused     []Refusals // one entry for each reason that has occurred
 	Recent      []Refusal  // latest refused destinations, up to MaxRecent, the newest first; empty in a sum
 	Passed      []Passage  // latest destinations of permitted connections that have ended; otherwise like Recent
+	Flows       []Flow     // open connections, up to MaxFlows, that with the latest data first; empty in a sum
 }
 
 // Code is the kind of an error, for callers that must distinguish errors.
@@ -322,6 +337,15 @@ func (m *Stats) Append(w *codec.Writer) {
 			w.U64(n)
 		}
 	}
+	w.U32(uint32(len(m.Flows)))
+	for _, f := range m.Flows {
+		for _, text := range []string{f.Protocol, f.Address, f.Name} {
+			w.String(text)
+		}
+		for _, n := range []uint64{f.UpBytes, f.DownBytes, uint64(f.Began), uint64(f.Last)} {
+			w.U64(n)
+		}
+	}
 }
 
 // Parse decodes m.
@@ -338,6 +362,10 @@ func (m *Stats) Parse(r *codec.Reader) error {
 	for range r.Count(44) {
 		m.Passed = append(m.Passed, Passage{Protocol: r.String(), Address: r.String(), Name: r.String(), UpBytes: r.U64(),
 			DownBytes: r.U64(), Count: r.U64(), Unix: int64(r.U64())})
+	}
+	for range r.Count(44) {
+		m.Flows = append(m.Flows, Flow{Protocol: r.String(), Address: r.String(), Name: r.String(), UpBytes: r.U64(),
+			DownBytes: r.U64(), Began: int64(r.U64()), Last: int64(r.U64())})
 	}
 	return r.Err()
 }

@@ -42,7 +42,8 @@ func messages(t testing.TB) []body {
 		&Stats{Active: true, Open: 1, Connections: 2, UpBytes: 3, DownBytes: 4, DNSQueries: 5, Dropped: 6,
 			Refused: []Refusals{{"private", 7}, {"metadata", 8}},
 			Recent:  []Refusal{{"tcp", "10.1.2.3:80", "a.example", "private", "private range", "allow it", 2, 1764000000}},
-			Passed:  []Passage{{"tcp", "192.0.2.1:443", "b.example", 10, 20, 3, 1764000001}}},
+			Passed:  []Passage{{"tcp", "192.0.2.1:443", "b.example", 10, 20, 3, 1764000001}},
+			Flows:   []Flow{{"udp", "192.0.2.2:53", "c.example", 11, 21, 1764000002, 1764000003}}},
 		&Error{Code: CodeUnknown, Text: "no such sandbox"},
 	}
 }

@@ -922,6 +922,24 @@ class NetworkAllowed(Record):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class NetworkConnection(Record):
+    """The message NetworkConnection of the API."""
+
+    protocol: str = ""
+    address: str = ""
+    """with its port, except for icmp"""
+    name: str | None = None
+    """name of the server; chosen by the sandbox; absent if it is not known"""
+    up_bytes: int = 0
+    """payload that the sandbox has sent so far"""
+    down_bytes: int = 0
+    began_unix: int = 0
+    """in seconds since 1970"""
+    last_unix: int = 0
+    """time of the latest data, in seconds since 1970"""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class NetworkStats(Record):
     """The message NetworkStats of the API."""
 
@@ -941,9 +959,12 @@ class NetworkStats(Record):
     """the last denied destinations, the newest first"""
     recent_allowed: list[NetworkAllowed] | None = None
     """the last destinations of permitted connections that have ended, the newest first"""
+    open_connections: list[NetworkConnection] | None = None
+    """permitted connections that are open, the one with the latest data first; open can be more"""
     _nested: ClassVar[Nested] = {
         "recent": NetworkRefusal,
         "recent_allowed": NetworkAllowed,
+        "open_connections": NetworkConnection,
     }
 
 
@@ -2362,6 +2383,7 @@ __all__ = [
     "MoveFile",
     "Network",
     "NetworkAllowed",
+    "NetworkConnection",
     "NetworkLimits",
     "NetworkRefusal",
     "NetworkSecret",

@@ -607,6 +607,23 @@ export interface components {
             recent?: components["schemas"]["NetworkRefusal"][];
             /** @description the last destinations of permitted connections that have ended, the newest first */
             recent_allowed?: components["schemas"]["NetworkAllowed"][];
+            /** @description permitted connections that are open, the one with the latest data first; open can be more */
+            open_connections?: components["schemas"]["NetworkConnection"][];
+        };
+        NetworkConnection: {
+            /** @enum {string} */
+            protocol: "tcp" | "udp" | "icmp";
+            /** @description with its port, except for icmp */
+            address: string;
+            /** @description name of the server; chosen by the sandbox; absent if it is not known */
+            name?: string;
+            /** @description payload that the sandbox has sent so far */
+            up_bytes: number;
+            down_bytes: number;
+            /** @description in seconds since 1970 */
+            began_unix: number;
+            /** @description time of the latest data, in seconds since 1970 */
+            last_unix: number;
         };
         NetworkAllowed: {
             /** @enum {string} */
