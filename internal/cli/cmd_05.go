@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -106,8 +108,9 @@ func newBenchCmd() *cobra.Command {
 	var c common
 	var tag string
 	var n int
+	var chart bool
 	cmd := &cobra.Command{
-		Use:    "bench --tag TAG [-n N]",
+		Use:    "bench --tag TAG [-n N] [--chart]",
 		Short:  "Time a fork, a command, a branch and forks of it",
 		Hidden: true,
 		Args:   usageArgs(arguments(0, 0)),
@@ -115,12 +118,13 @@ func newBenchCmd() *cobra.Command {
 			if tag == "" || n < 1 {
 				return usageError{fmt.Errorf("want --tag TAG, and -n of at least 1; others come with the source: 'make bench'")}
 			}
+			if chart && c.json() {
+				return usageError{errors.New("--chart draws for people: leave out -o json")}
+			}
 			return show(cmd, &c, func(ctx context.Context, cl *client.Client) (bench05, error) {
 				return bench(ctx, cl, tag, n)
 			}, func(b bench05) error {
-				printf(cmd.OutOrStdout(), "spawn 1      %8.1f ms\nexec         %8.1f ms\nbranch       %8.1f ms\n"+
-					"fan out %-5d%8.1f ms\ncleanup      %8.1f ms\ntotal        %8.1f ms\n", b.Spawn, b.Exec, b.Branch, n, b.FanOut,
-					b.Clean, b.Total)
+				printf(cmd.OutOrStdout(), "%s", b.text(chart))
 				return nil
 			})
 		},
@@ -128,10 +132,35 @@ func newBenchCmd() *cobra.Command {
 	f := cmd.Flags()
 	f.StringVar(&tag, "tag", "", "the snapshot")
 	f.IntVarP(&n, "n", "n", 5, "forks of the branch")
+	f.BoolVar(&chart, "chart", false, "draw a bar for each part")
 	noEffect(f, "per-child-netns", "", "of forkd 0.5; no effect")
 	c.completeFlag(cmd, "tag", tags)
 	c.register(cmd)
 	return cmd
+}
+
+// chartWidth is the length of the longest bar of a chart, in characters.
+const chartWidth = 40
+
+// text returns the table of the result. If chart is true, each part has a bar; the bars have the same
+// scale, which begins at 0.
+func (b *bench05) text(chart bool) string {
+	parts := []struct {
+		name string
+		took float64
+	}{{"spawn 1", b.Spawn}, {"exec", b.Exec}, {"branch", b.Branch}, {fmt.Sprintf("fan out %d", b.N), b.FanOut},
+		{"cleanup", b.Clean}}
+	longest := max(b.Spawn, b.Exec, b.Branch, b.FanOut, b.Clean)
+	var out strings.Builder
+	for _, p := range parts {
+		fmt.Fprintf(&out, "%-13s%8.1f ms", p.name, p.took)
+		if chart && longest > 0 {
+			out.WriteString("  " + strings.Repeat("█", max(1, int(math.Round(chartWidth*p.took/longest)))))
+		}
+		out.WriteByte('\n')
+	}
+	fmt.Fprintf(&out, "%-13s%8.1f ms\n", "total", b.Total)
+	return out.String()
 }
 
 func bench(ctx context.Context, cl *client.Client, tag string, n int) (b bench05, err error) {

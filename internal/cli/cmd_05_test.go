@@ -43,6 +43,23 @@ func TestFromImage(t *testing.T) {
 	}
 }
 
+// The longest part has the longest bar, and every part has one.
+func TestBenchChart(t *testing.T) {
+	b := &bench05{Spawn: 10, Exec: 5, Branch: 0.01, FanOut: 20, Clean: 40, Total: 75.01, N: 12}
+	const want = "spawn 1          10.0 ms  ██████████\nexec              5.0 ms  █████\n" +
+		"branch            0.0 ms  █\nfan out 12       20.0 ms  ████████████████████\n" +
+		"cleanup          40.0 ms  ████████████████████████████████████████\ntotal            75.0 ms\n"
+	if got := b.text(true); got != want {
+		t.Errorf("got\n%swant\n%s", got, want)
+	}
+	if got := b.text(false); strings.Contains(got, "█") || strings.Count(got, "\n") != 6 {
+		t.Errorf("without a chart:\n%s", got)
+	}
+	if got := (&bench05{}).text(true); strings.Contains(got, "█") {
+		t.Errorf("bars of nothing:\n%s", got)
+	}
+}
+
 // `forkd bench --tag TAG` prints how long each part took. It leaves no sandboxes or snapshots
 // behind, even if a part fails.
 func TestBench05(t *testing.T) {
@@ -59,6 +76,13 @@ func TestBench05(t *testing.T) {
 		if code != c.code || !strings.Contains(out+errs, c.want) {
 			t.Errorf("-n %s: %d, %s%s", c.n, code, out, errs)
 		}
+	}
+	code, out, errs := run05(t, rig, "bench", "--tag", rig.Parent.Tag, "-n", "1", "--chart")
+	if code != 0 || strings.Count(out, " ms  █") != 5 {
+		t.Errorf("--chart: %d, %s%s", code, out, errs)
+	}
+	if code, _, errs := run05(t, rig, "bench", "--tag", rig.Parent.Tag, "--chart", "-o", "json"); code != exitUsage {
+		t.Errorf("--chart -o json: %d, %s", code, errs)
 	}
 	if code, _, errs := run05(t, rig, "bench", "--tag", "nothing"); code != 1 || !strings.Contains(errs, "nothing") {
 		t.Errorf("of no snapshot: %d, %s", code, errs)
