@@ -31,6 +31,7 @@ type fakeDaemon struct {
 	epoch                int           // number of restarts
 	news                 chan struct{} // closed at the next event
 	broken               chan struct{} // closed to end all streams
+	cut                  int           // number of an event of which a stream sends only the id, and then ends; 0: none
 	requests             map[string]int
 	hold                 map[string]chan struct{} // by path: the answer is sent when the channel is closed
 	held                 chan string              // receives a path when its answer is complete and held
@@ -92,10 +93,11 @@ func startFakeDaemon(t *testing.T) *fakeDaemon {
 		return d.snapshots.records[r.PathValue("tag")]
 	})
 	handle("GET /v1/sandboxes/{id}/stats", func(http.ResponseWriter, *http.Request) any {
-		return record{"pss_kib": 2, "private_kib": 1, "guest_dirty_kib": 1}
+		return record{"pss_kib": 2, "private_kib": 1, "guest_dirty_kib": 1, "disk_since_latest_kib": 2048,
+			"usage": record{"cpu_seconds": 1, "cpus": 0.25}}
 	})
 	handle("GET /v1/sandboxes/{id}/written", func(http.ResponseWriter, *http.Request) any {
-		return record{"guest_dirty_kib": 1}
+		return record{"guest_dirty_kib": 1, "disk_since_latest_kib": 2048, "usage": record{"cpu_seconds": 1, "cpus": 0.25}}
 	})
 	handle("GET /v1/sandboxes/{id}/network", func(http.ResponseWriter, *http.Request) any { return d.network })
 	mux.HandleFunc("GET /v1/events", d.stream)
@@ -201,10 +203,20 @@ func (d *fakeDaemon) stream(w http.ResponseWriter, r *http.Request) {
 		_ = http.NewResponseController(w).Flush() // fails only if the client has left
 		d.mu.Lock()
 		news := d.news
-		for ; next <= len(d.events); next++ {
-			_, _ = fmt.Fprint(w, d.events[next-1])
+		cut := false
+		for ; next <= len(d.events) && !cut; next++ {
+			text := d.events[next-1]
+			if cut = next == d.cut; cut {
+				text, _, _ = strings.Cut(text, "event: ")
+				d.cut = 0
+			}
+			_, _ = fmt.Fprint(w, text)
 		}
 		d.mu.Unlock()
+		if cut {
+			_ = http.NewResponseController(w).Flush()
+			panic(http.ErrAbortHandler) // ends the connection within the answer
+		}
 		_ = http.NewResponseController(w).Flush()
 		select {
 		case <-news:

@@ -49,8 +49,10 @@ func TestTraffic(t *testing.T) {
 	d.snapshot("base", nil)
 	d.sandbox("sb-a", nil)
 	const hostile = `<img src=x onerror="document.title='owned'">`
-	d.network = record{"mode": "public", "stats": record{"open": 1, "connections": 3, "up_bytes": 4096,
+	d.network = record{"mode": "public", "stats": record{"open": 3, "connections": 3, "up_bytes": 4096,
 		"down_bytes": 1 << 20, "dns_queries": 2, "dropped": 0, "refused": record{"private": 2},
+		"open_connections": []record{{"protocol": "tcp", "address": "192.0.2.9:443", "name": hostile, "up_bytes": 1024,
+			"down_bytes": 5 << 20, "began_unix": 1764000000, "last_unix": 1764000060}},
 		"recent_allowed": []record{
 			{"protocol": "tcp", "address": "192.0.2.7:443", "name": hostile, "up_bytes": 2048, "down_bytes": 3 << 20,
 				"count": 3, "last_unix": 1764000000},
@@ -68,6 +70,10 @@ func TestTraffic(t *testing.T) {
 		return eval[string](p, fmt.Sprintf(`[...document.querySelectorAll("table")].find((t) =>
 			t.innerText.includes(%q)).rows[%d].innerText`, table, n))
 	}
+	if got := row("Open since", 1); !strings.Contains(got, "tcp "+hostile+" 192.0.2.9:443\t1.0 KiB\t5.0 MiB\t") {
+		t.Errorf("open: %q", got)
+	}
+	p.waitText("2 more are open.")
 	for n, want := range []string{"tcp " + hostile + " 192.0.2.7:443\t2.0 KiB\t3.0 MiB\t3",
 		"udp 192.0.2.8:123\t48 B\t48 B\t1"} {
 		if got := row("Last allowed", n+1); !strings.HasSuffix(got, want) {

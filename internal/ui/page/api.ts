@@ -47,7 +47,7 @@ export interface Stats {
   private_kib?: number;
   guest_dirty_kib: number;
   disk_since_latest_kib?: number;
-  usage?: { cpu_seconds: number; read_bytes: number; written_bytes: number };
+  usage?: { cpu_seconds: number; read_bytes: number; written_bytes: number; cpus?: number };
 }
 
 export interface Event {

@@ -2,7 +2,7 @@
 import { h, Fragment } from "preact";
 import { type ActionName, possible, titles } from "./actions";
 import { Calls } from "./dialog";
-import { Icon, memoryOf, stateOf } from "./rows";
+import { cpuOf, Icon, memoryOf, stateOf } from "./rows";
 import { store, useChosen, useStore } from "./store";
 import { age, bytes, plural } from "./text";
 import { count, labelsOf, nameOf, type Node, refOf } from "./tree";
@@ -91,6 +91,7 @@ export function sandboxFacts(n: Node): Fact[] {
     ["Memory on this host", stats?.private_kib === undefined || stats.pss_kib === undefined ? undefined
       : `${bytes(stats.private_kib * 1024)} private, ${bytes(stats.pss_kib * 1024)} with its share`],
     ["Disk written since", stats?.disk_since_latest_kib === undefined ? undefined : bytes(stats.disk_since_latest_kib * 1024)],
+    ["Processors in use", cpuOf(n)],
     ["Processor time", stats?.usage && `${stats.usage.cpu_seconds.toFixed(1)} s`],
     ["Network", s.network],
     ["Ended by", s.exit_detail ?? s.exit_reason],

@@ -163,17 +163,6 @@ export function HostPage() {
       <HostCharts />
       <h2>Checks</h2>
       {s.doctor ? <Findings /> : v && <Note>Run <code>forkd doctor</code> on the daemon's host.</Note>}
-      <h2>Events</h2>
-      {s.events.length === 0 && <Note>Nothing has happened since this page was opened.</Note>}
-      <ol class="events" tabIndex={0} aria-label="Events, the newest first">
-        {s.events.map((e) => (
-          <li key={e.id}>
-            <time>{new Date(e.time).toLocaleTimeString()}</time>
-            <b>{e.type}</b>
-            <span>{[e.sandbox_id, e.snapshot_tag, e.reason, plain(e.detail ?? "")].filter(Boolean).join(" · ")}</span>
-          </li>
-        ))}
-      </ol>
     </main>
   );
 }

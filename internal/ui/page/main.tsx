@@ -14,6 +14,7 @@ import { RunPage } from "./run";
 import { SandboxPage, tabs } from "./sandbox";
 import { type Link, store, useStore } from "./store";
 import { bytes, plural } from "./text";
+import { TimePage } from "./time";
 import { flatten, labelsOf, nameOf, type Node, ownerWord, refOf, sandboxKey, snapshotKey } from "./tree";
 
 function useHash(): string[] {
@@ -146,6 +147,7 @@ function App() {
     return [
       ...ofNode, ...ofSandbox, ...compare,
       { title: "Tree", about: "page", run: () => { location.hash = "#/"; } },
+      { title: "Time line", about: "page", run: () => { location.hash = "#/time"; } },
       { title: "Host", about: "page", run: () => { location.hash = "#/host"; } },
       { title: "Change the theme", about: `now ${theme}`, run: nextTheme },
       ...[...nodes.values()].map((n) => (
@@ -172,7 +174,9 @@ function App() {
   else if (s.link === "ended") content = <Ended text={s.problem} />;
   else if (!s.loaded) content = <main class="page" id="main"><h1>forkd</h1><Note>{s.problem || "Connecting to the daemon …"}</Note></main>;
   else if (page === "host") content = <HostPage />;
-  else if (page === "diff") {
+  else if (page === "time") {
+    content = <TimePage open={(key) => { const n = nodes.get(key); if (n?.sandbox) open(n); else if (n) goTo(n); }} />;
+  } else if (page === "diff") {
     const names = [a, b].map((ref) => { const n = byRef(ref); return n ? nameOf(n) : ref; }) as [string, string];
     content = <DiffPage from={a} to={b} names={names} />;
   } else if (page === "sandbox" || page === "try") {
@@ -199,6 +203,7 @@ function App() {
         <button class="tab" disabled={!ready} onClick={() => openPalette.current()}>Commands <kbd>Ctrl K</kbd></button>
         <span class="fill" />
         <span class={`link-state ${s.link}`} role="status">{linkText[s.link]}</span>
+        <a href="#/time">Time line</a>
         <a href="#/host">Host</a>
         <button class="tab" onClick={nextTheme} aria-label={`Theme: ${theme}`} title={`Theme: ${theme}`}>
           {theme === "dark" ? "☾" : theme === "light" ? "☀" : "◐"}
@@ -259,7 +264,8 @@ function TreePage(p: TreePageProps) {
         <div class="table">
           <div class="row head" aria-hidden="true">
             <span class="name">Snapshots and their forks</span><span class="fill" />
-            <span class="state-cell">State</span><span class="memory">Memory</span><span class="age">Age</span>
+            <span class="state-cell">State</span><span class="memory">Memory</span><span class="disk" title="Written on disk since the latest snapshot">Disk</span>
+            <span class="cpu" title="100 % is one processor">CPU</span><span class="age">Age</span>
             <span class="compare-head" title="Mark two to compare them">⇄</span>
           </div>
           <Tree rows={rows} {...p} enter={p.open} />

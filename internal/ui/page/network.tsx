@@ -18,6 +18,9 @@ interface Network {
   stats: {
     open: number; connections: number; up_bytes: number; down_bytes: number; dns_queries: number; dropped: number;
     refused?: Record<string, number>;
+    open_connections?: {
+      protocol: string; address: string; name?: string; up_bytes: number; down_bytes: number; began_unix: number; last_unix: number;
+    }[];
     recent_allowed?: {
       protocol: string; address: string; name?: string; up_bytes: number; down_bytes: number; count: number; last_unix: number;
     }[];
@@ -36,7 +39,8 @@ export function NetworkTab({ n, ask }: { n: Node; ask: (a: Action) => void }) {
   }, [id]);
   if (value === undefined) return <Problem text={problem} />;
   const { stats, limits = {} } = value;
-  const { recent = [], recent_allowed: allowed = [] } = stats; // an older daemon has no list of what was allowed
+  // An older daemon has no lists of open and allowed connections.
+  const { recent = [], recent_allowed: allowed = [], open_connections: open = [] } = stats;
   // The dialog sets only a mode and rules, so it must not replace a policy that has more.
   const simple = !value.allow_ech && !value.secrets?.length && Object.keys(limits).length === 0;
   return (
@@ -60,6 +64,23 @@ export function NetworkTab({ n, ask }: { n: Node; ask: (a: Action) => void }) {
             : <Note>This policy has limits, secrets or encrypted names: change it with <code>forkd net set</code>.</Note>}
         </div>
       )}
+      {open.length > 0 && (
+        <table>
+          <thead><tr><th>Open since</th><th>Destination</th><th>Sent</th><th>Received</th><th>Latest data</th></tr></thead>
+          <tbody>
+            {open.map((c) => (
+              <tr>
+                <td>{new Date(1000 * c.began_unix).toLocaleTimeString()}</td>
+                <td>{c.protocol} {plain(c.name ?? "")} {c.address}</td>
+                <td>{bytes(c.up_bytes)}</td>
+                <td>{bytes(c.down_bytes)}</td>
+                <td>{new Date(1000 * c.last_unix).toLocaleTimeString()}</td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      )}
+      {open.length > 0 && stats.open > open.length && <Note>{stats.open - open.length} more are open.</Note>}
       {allowed.length > 0 && (
         <table>
           <thead><tr><th>Last allowed</th><th>Destination</th><th>Sent</th><th>Received</th><th>Times</th></tr></thead>

@@ -1,5 +1,5 @@
 // The tree: one line for each snapshot and sandbox. Only lines on the screen are in the document.
-import { h } from "preact";
+import { h, Fragment } from "preact";
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { type ActionName, keys, pointsOf, possible } from "./actions";
 import { store, useStore } from "./store";
@@ -148,6 +148,7 @@ function Line({ row, index, selected, marked, tree: { select, mark, toggle, ente
       {!row.open && fold && <span class="chip">{below(n)}</span>}
       <span class="state-cell"><State n={n} /></span>
       <Memory n={n} />
+      <Load n={n} />
       <span class="age">{age((n.sandbox ?? n.snapshot)!.created_at_unix)}</span>
       <span class={`mark${marked ? " on" : ""}`} aria-hidden="true" title="Mark for a comparison (space)"
         onClick={(e) => { e.stopPropagation(); mark(n.key); }} />
@@ -192,6 +193,25 @@ export function memoryOf(n: Node): { own: number; all: number } | undefined {
   const all = (n.parent?.snapshot?.mem_size_mib ?? 0) * 1024;
   if (!stats || all === 0) return undefined;
   return { own: Math.min(stats.guest_dirty_kib, all), all };
+}
+
+// cpuOf returns the part of a processor that a sandbox uses, as text.
+export function cpuOf(n: Node): string | undefined {
+  const cpus = n.sandbox && store.stats.get(n.sandbox.id)?.usage?.cpus;
+  return cpus === undefined ? undefined : `${(100 * cpus).toFixed(cpus < 0.1 ? 1 : 0)} %`;
+}
+
+// Load shows what a sandbox has written on disk, and its use of processors. The hidden words are for
+// screen readers, which do not see the heads of the columns.
+function Load({ n }: { n: Node }) {
+  const disk = n.sandbox && store.stats.get(n.sandbox.id)?.disk_since_latest_kib;
+  const cpu = cpuOf(n);
+  return (
+    <Fragment>
+      <span class="disk">{disk !== undefined && <Fragment><span class="hidden">disk </span>{bytes(disk * 1024)}</Fragment>}</span>
+      <span class="cpu">{cpu !== undefined && <Fragment><span class="hidden">CPU </span>{cpu}</Fragment>}</span>
+    </Fragment>
+  );
 }
 
 function Memory({ n }: { n: Node }) {

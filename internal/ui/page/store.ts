@@ -148,9 +148,12 @@ class Store {
         this.#set("live", "");
         if (this.version === undefined) await this.#describe();
         this.want();
+        let place = "";
         await api.lines(answer, (line) => {
-          if (line.startsWith("id: ")) this.#place = line.slice(4);
+          if (line.startsWith("id: ")) place = line.slice(4);
           else if (line.startsWith("data: ")) this.#event(JSON.parse(line.slice(6)) as api.Event);
+          // The stream can be cut between an id and its event, so the id counts only when both are there.
+          else if (line === "" && place !== "") this.#place = place;
         });
         this.#set("away", "the stream of events has ended");
       } catch (e) {
