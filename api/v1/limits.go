@@ -37,4 +37,7 @@ type Usage struct {
 	Threads          uint64  `json:"threads"` // threads of the VMM
 	ReadBytes        uint64  `json:"read_bytes"`
 	WrittenBytes     uint64  `json:"written_bytes"`
+	// CPUs in use when the daemon last sampled the sandbox, usually in the last second. Nil if there
+	// was no sample in the last 10 seconds.
+	CPUs *float64 `json:"cpus,omitempty"`
 }

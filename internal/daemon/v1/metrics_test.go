@@ -25,12 +25,18 @@ func TestHistory(t *testing.T) {
 	if err != nil || m.StepSecs != 1 || m.Points == nil || len(m.Points) != 0 || m.BeganAt == 0 {
 		t.Errorf("before the first sample: %+v, %v", m, err)
 	}
+	if s, err := r.Client.Limits(ctx, id); err != nil || s.Usage.CPUs != nil {
+		t.Errorf("before the first sample: %+v, %v", s.Usage, err)
+	}
 	r.History.Sample()
 	time.Sleep(600 * time.Millisecond) // the usage of a sandbox is not read again sooner
 	r.History.Sample()
 	if m, err = r.Client.Metrics(ctx, id, client.MetricsRequest{}); err != nil || len(m.Points) != 1 ||
 		m.Points[0].MemoryBytes != 48<<20 || m.Points[0].At < m.BeganAt {
 		t.Errorf("%+v, %v", m, err)
+	}
+	if s, err := r.Client.Limits(ctx, id); err != nil || s.Usage.CPUs == nil || *s.Usage.CPUs != m.Points[0].CPUs {
+		t.Errorf("CPUs in use: %+v, %v, want %v", s.Usage, err, m.Points[0].CPUs)
 	}
 	now := time.Now()
 	for _, c := range []struct {

@@ -206,7 +206,7 @@ func (a *api) stats(r *http.Request) (out apiv1.Stats, err error) {
 		MemorySince: st.Since.Memory >> 10, DiskSince: st.Since.Disk >> 10,
 		GuestPSS: m.PSS[procmem.PartGuest], VMMPrivate: m.TotalPrivate() - m.Private[procmem.PartGuest],
 		KVMExits: st.VMM.Exits, Paused: st.VMM.Paused,
-		Limits: apiv1.Limits(st.Limits), Usage: usageOf(st.Usage),
+		Limits: apiv1.Limits(st.Limits), Usage: a.usageOf(r.PathValue("id"), st.Usage),
 	}, nil
 }
 
@@ -221,5 +221,5 @@ func (a *api) written(r *http.Request) (out apiv1.Written, err error) {
 		return out, err
 	}
 	return apiv1.Written{GuestDirty: st.VMM.GuestDirtyBytes >> 10, MemorySince: st.Since.Memory >> 10,
-		DiskSince: st.Since.Disk >> 10, Usage: usageOf(st.Usage)}, nil
+		DiskSince: st.Since.Disk >> 10, Usage: a.usageOf(r.PathValue("id"), st.Usage)}, nil
 }

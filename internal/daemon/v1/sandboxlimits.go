@@ -2,9 +2,11 @@ package v1
 
 import (
 	"net/http"
+	"time"
 
 	apiv1 "github.com/forkd/forkd/api/v1"
 	"github.com/forkd/forkd/internal/host/cgroup"
+	"github.com/forkd/forkd/internal/host/history"
 	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
@@ -29,8 +31,17 @@ func limitsOf(l *apiv1.Limits, memoryMiB uint64) (*vm.Limits, error) {
 	return &limits, nil
 }
 
-func usageOf(u cgroup.Usage) apiv1.Usage {
-	return apiv1.Usage{MemoryBytes: u.MemoryBytes, OwnMemoryBytes: u.OwnBytes, SwapBytes: u.SwapBytes,
+// latestSample is the maximum age of the sample from which Usage.CPUs comes.
+const latestSample = 10 * time.Second
+
+func (a *api) usageOf(id string, u cgroup.Usage) apiv1.Usage {
+	var cpus *float64
+	recent := a.History.OfSandbox(id, history.Range{From: time.Now().Add(-latestSample)})
+	if n := len(recent); n > 0 {
+		now := rounded(recent[n-1].Figures.CPU)
+		cpus = &now
+	}
+	return apiv1.Usage{CPUs: cpus, MemoryBytes: u.MemoryBytes, OwnMemoryBytes: u.OwnBytes, SwapBytes: u.SwapBytes,
 		CPUSeconds: u.CPU.Seconds(), ThrottledSeconds: u.Throttled.Seconds(), ThrottledPeriods: u.ThrottledRuns,
 		Threads: u.Threads, ReadBytes: u.ReadBytes, WrittenBytes: u.WrittenBytes}
 }
@@ -40,7 +51,7 @@ func (a *api) getLimits(r *http.Request) (out apiv1.SandboxLimits, err error) {
 	if err != nil {
 		return out, err
 	}
-	return apiv1.SandboxLimits{Limits: apiv1.Limits(limits), Usage: usageOf(use)}, nil
+	return apiv1.SandboxLimits{Limits: apiv1.Limits(limits), Usage: a.usageOf(r.PathValue("id"), use)}, nil
 }
 
 func (a *api) setLimits(r *http.Request, req *apiv1.Limits) (out apiv1.SandboxLimits, err error) {

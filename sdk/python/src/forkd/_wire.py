@@ -864,6 +864,9 @@ class Usage(Record):
     read_bytes: int = 0
     """bytes read from disks of the host"""
     written_bytes: int = 0
+    cpus: float | None = None
+    """CPUs in use when the daemon last sampled the sandbox, which it usually does every second; 0.5 is half of the
+    time of one; absent if there was no sample in the last 10 seconds"""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)

@@ -568,6 +568,8 @@ export interface components {
             /** @description bytes read from disks of the host */
             read_bytes: number;
             written_bytes: number;
+            /** @description CPUs in use when the daemon last sampled the sandbox, which it usually does every second; 0.5 is half of the time of one; absent if there was no sample in the last 10 seconds */
+            cpus?: number;
         };
         SandboxLimits: {
             memory_mib?: number;
