@@ -104,7 +104,7 @@ func newRoot(stdio Stdio) *cobra.Command {
 			newWaitCmd(),
 			newKillCmd(), newWorkspaceCmd(), newVolumeCmd(), newLimitCmd(), newNetCmd(), newEffectsCmd(), newHooksCmd()}},
 		{"Turns of an agent:", []*cobra.Command{newHookCmd(), newTurnCmd(), newTurnsCmd(), newUndoCmd(), newRedoCmd()}},
-		{"In a sandbox:", []*cobra.Command{newExecCmd(), newShellCmd(), newEvalCmd(), newCpCmd(), newAttachCmd(),
+		{"In a sandbox:", []*cobra.Command{newExecCmd(), newShellCmd(), newEvalCmd(), newCpCmd(), newSyncCmd(), newAttachCmd(),
 			newSignalCmd(),
 			newPortForwardCmd(), newSSHCmd(), newSSHConfigCmd(), newURLCmd(), newForwardGuestsCmd(), newMCPCmd()}},
 		{"This host:", []*cobra.Command{newQuickstartCmd(), newDoctorCmd(), newUICmd(),

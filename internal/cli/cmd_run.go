@@ -36,6 +36,7 @@ func newRunCmd() *cobra.Command {
 		Example: "  forkd run base -- uname -a\n  forkd run -it docker://alpine sh\n" +
 			"  ID=$(forkd run -d python-numpy -- python3 -m http.server)\n" +
 			"  forkd run -v ./src:/root/src python-numpy -- pytest /root/src   # copies a directory\n" +
+			"  forkd run -it -v ./src:/root/src:both python-numpy              # keeps both sides in step\n" +
 			"  forkd run -v data:/data numpy-slots -- ls /data                 # mounts a volume",
 		Args: usageArgs(arguments(1, anyNumber)),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
@@ -63,6 +64,7 @@ func newRunCmd() *cobra.Command {
 			if req.Labels, err = parseLabels(labels); err != nil {
 				return err
 			}
+			dirs.stays = !keep
 			if err := dirs.pack(); err != nil {
 				return err
 			}
@@ -87,7 +89,9 @@ func newRunCmd() *cobra.Command {
 				if run.detach {
 					return c.leave(ctx, cmd, cl, &run, id)
 				}
-				err = c.runCommand(ctx, cmd, cl, &run, id)
+				err = dirs.whileSynced(ctx, cl, id, cmd.ErrOrStderr(), func() error {
+					return c.runCommand(ctx, cmd, cl, &run, id)
+				})
 				if keep {
 					printf(cmd.ErrOrStderr(), "forkd: kept as %s\n", id)
 					return err

@@ -9,11 +9,13 @@ import (
 	"path"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/spf13/pflag"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/forkd/forkd/client"
+	"github.com/forkd/forkd/internal/dirsync"
 	"github.com/forkd/forkd/internal/treetar"
 )
 
@@ -21,7 +23,8 @@ import (
 type hostDir struct {
 	local  string
 	remote string   // absolute path in the sandboxes
-	packed *os.File // archive of the directory, without a name
+	mode   string   // "sync", "both", or empty for a copy
+	packed *os.File // archive of the directory, without a name; nil unless it is a copy
 	size   int64
 }
 
@@ -30,12 +33,14 @@ type hostDirs struct {
 	given   []string
 	dirs    []hostDir
 	volumes []client.VolumeMount
+	stays   bool // whether the command stays until the sandboxes are used, so that directories can be synced
 }
 
 func (h *hostDirs) register(f *pflag.FlagSet) {
 	f.StringArrayVarP(&h.given, "volume", "v", nil,
 		"NAME:/PATH mounts a volume to write to it, NAME:/PATH:ro to read it, NAME:/PATH:copy a private copy; the snapshot "+
-			"needs --volume-slots. ./DIR:/PATH and /DIR:/PATH copy a directory of this host (repeatable)")
+			"needs --volume-slots. ./DIR:/PATH and /DIR:/PATH copy a directory of this host; forkd run also has the modes :sync "+
+			"(keep it in step) and :both (changes also come back) (repeatable)")
 }
 
 // isHostDir reports whether a value of --volume names a directory of this host. Otherwise it names a
@@ -58,8 +63,8 @@ func parseVolume(text string) (v client.VolumeMount, err error) {
 	return v, nil
 }
 
-// parseHostDir parses DIR:/PATH and DIR:/PATH:copy.
-func parseHostDir(text string) (d hostDir, err error) {
+// parseHostDir parses DIR:/PATH and DIR:/PATH:MODE.
+func (h *hostDirs) parseHostDir(text string) (d hostDir, err error) {
 	local, rest, _ := strings.Cut(text, ":")
 	remote, mode, hasMode := strings.Cut(rest, ":")
 	wrong := func(reason string) (hostDir, error) {
@@ -71,10 +76,15 @@ func parseHostDir(text string) (d hostDir, err error) {
 		return wrong("want DIR:/PATH with a DIR that begins with / or . ('forkd cp -r' copies into sandboxes that run)")
 	case !path.IsAbs(remote) || path.Clean(remote) == "/":
 		return wrong("want DIR:/PATH with an absolute path in the sandbox, other than /")
-	case hasMode && mode != "copy":
-		return wrong("the only mode is copy: each sandbox gets files of its own")
+	case !hasMode || mode == "copy":
+		mode = ""
+	case mode != "sync" && mode != "both":
+		return wrong("the modes are copy (each sandbox gets files of its own), and sync and both of 'forkd run'")
+	case !h.stays:
+		return wrong("a directory is kept in step only while a command waits: use 'forkd run' without --detach and --keep, or " +
+			"'forkd sync'")
 	}
-	return hostDir{local: local, remote: path.Clean(remote)}, nil
+	return hostDir{local: local, remote: path.Clean(remote), mode: mode}, nil
 }
 
 // pack parses the values of the flag. It reads each directory once, into a file without a name, before
@@ -90,7 +100,7 @@ func (h *hostDirs) pack() (err error) {
 			h.volumes = append(h.volumes, v)
 			continue
 		}
-		d, err := parseHostDir(text)
+		d, err := h.parseHostDir(text)
 		if err != nil {
 			return err
 		}
@@ -114,6 +124,9 @@ func (d *hostDir) pack() error {
 		return err
 	} else if !s.IsDir() {
 		return errors.New("it is not a directory: 'forkd cp' copies files")
+	}
+	if d.mode != "" {
+		return nil
 	}
 	if d.packed, err = os.CreateTemp("", "forkd-volume-*"); err != nil {
 		return err
@@ -163,6 +176,9 @@ func (h *hostDirs) copyInto(ctx context.Context, cl *client.Client, boxes ...cli
 	for _, box := range boxes {
 		group.Go(func() error {
 			for _, d := range h.dirs {
+				if d.mode != "" {
+					continue
+				}
 				archive := io.NewSectionReader(d.packed, 0, d.size)
 				if err := cl.WriteTree(copying, box.ID, d.remote, archive); err != nil {
 					return fmt.Errorf("copy %s to %s:%s: %w", d.local, box.ID, d.remote, err)
@@ -181,3 +197,37 @@ func (h *hostDirs) copyInto(ctx context.Context, cl *client.Client, boxes ...cli
 	}
 	return errors.Join(errs...)
 }
+
+// whileSynced calls run while directories are kept in step with a sandbox. It returns the error of
+// run, or else the first other error. It prints further errors.
+func (h *hostDirs) whileSynced(ctx context.Context, cl *client.Client, id string, errOut io.Writer,
+	run func() error) error {
+	var all []*liveDir
+	for _, d := range h.dirs {
+		if d.mode == "" {
+			continue
+		}
+		o := dirsync.Options{Dir: d.local, ID: id, Remote: d.remote, Both: d.mode == "both"}
+		live, err := startSync(ctx, cl, o, errOut)
+		if err != nil {
+			run = func() error { return fmt.Errorf("--volume %s: %w", d.local, err) }
+			break
+		}
+		all = append(all, live)
+	}
+	err := run()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastSyncTimeout)
+	defer cancel()
+	for _, live := range all {
+		switch ended := live.end(ctx); {
+		case err == nil && ended != nil:
+			err = fmt.Errorf("--volume: %w", ended)
+		case ended != nil:
+			printf(errOut, "forkd: --volume: %s\n", ended)
+		}
+	}
+	return err
+}
+
+// lastSyncTimeout bounds the copy of the last changes after a command.
+const lastSyncTimeout = 5 * time.Minute

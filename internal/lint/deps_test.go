@@ -150,8 +150,8 @@ var rooms = []room{
 	{
 		folder:   "internal/cli",
 		packages: []string{"."},
-		imports: []string{"api/v1", "client", "internal/compat05/...", "internal/mcp", "internal/ui", "internal/daemon",
-			"internal/daemon/auth",
+		imports: []string{"api/v1", "client", "internal/compat05/...", "internal/dirsync", "internal/mcp", "internal/ui",
+			"internal/daemon", "internal/daemon/auth",
 			"internal/build/...", "internal/doctor", "internal/emu/...", "internal/proto/imageproto",
 			"internal/proto/vm",
 			"internal/vmm/kvm",
@@ -185,6 +185,10 @@ var rooms = []room{
 	{
 		folder: "internal/compat05", packages: []string{"agent05", "."}, imports: []string{"api/v1", "client"},
 		reason: "an old protocol over whatever reaches a sandbox",
+	},
+	{
+		folder: "internal/dirsync", packages: []string{"."}, imports: []string{"client"},
+		reason: "it reaches a sandbox as any client does: the daemon gets no paths of a client's host",
 	},
 	{
 		folder: "internal/mcp", packages: []string{"."}, imports: []string{"client", "api/v1"},

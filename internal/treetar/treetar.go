@@ -119,10 +119,16 @@ func packEntry(out *tar.Writer, name, rel string, e fs.DirEntry) error {
 	}
 	defer f.Close()
 	h.Typeflag, h.Size = tar.TypeReg, info.Size()
+	return WriteFile(out, h, f)
+}
+
+// WriteFile adds a file with h.Size bytes to an archive. If the content is longer, the rest is
+// omitted. If the content is shorter, the entry is filled with zeros.
+func WriteFile(out *tar.Writer, h *tar.Header, content io.Reader) error {
 	if err := out.WriteHeader(h); err != nil {
 		return err
 	}
-	n, err := io.Copy(out, io.LimitReader(f, h.Size))
+	n, err := io.Copy(out, io.LimitReader(content, h.Size))
 	if err != nil {
 		return err
 	}

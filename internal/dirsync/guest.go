@@ -1,0 +1,334 @@
+package dirsync
+
+import (
+	"archive/tar"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/forkd/forkd/client"
+	"github.com/forkd/forkd/internal/treetar"
+)
+
+// guestEntry converts the description of a file of the guest. The guest determines all fields.
+func guestEntry(f *client.File) Entry {
+	const perms = len("rwxrwxrwx")
+	if len(f.Permissions) < perms {
+		return Entry{Kind: Other}
+	}
+	e := Entry{Kind: File, Mode: f.Mode & 0o777, Size: f.Size, Time: f.Modified.UnixNano()}
+	switch kind := f.Permissions[:len(f.Permissions)-perms]; {
+	case strings.Contains(kind, "L"):
+		e.Kind, e.Mode, e.Link = Link, 0, f.LinkTarget
+	case strings.Contains(kind, "d"):
+		return Entry{Kind: Dir, Mode: e.Mode}
+	case strings.ContainsAny(kind, "DpSc?"), e.Size < 0:
+		return Entry{Kind: Other}
+	}
+	return e
+}
+
+// remote returns the path of a file in the sandbox.
+func (s *Sync) remote(rel string) string { return path.Join(s.Remote, rel) }
+
+// list adds the entries below a directory of the guest, down to a depth. It lists deeper directories
+// for which descend returns true in the same way. A guest can name any paths, so only paths below
+// the directory are accepted.
+func (s *Sync) list(ctx context.Context, rel string, depth int, into map[string]Entry,
+	descend func(dir string) bool) error {
+	var deeper []string
+	err := s.cl.EachFile(ctx, s.ID, s.remote(rel), depth, func(f client.File) error {
+		name, ok := strings.CutPrefix(f.Path, strings.TrimSuffix(s.Remote, "/")+"/")
+		if !ok || name == rel || !below(name, rel) || !goodName(name) {
+			s.leftOut(f.Path, "the sandbox has a file whose name cannot be synced")
+			return nil
+		}
+		if s.ignored(name) && !s.ignore.Exceptions() {
+			return nil
+		}
+		e := guestEntry(&f)
+		parts := strings.Count(strings.TrimPrefix(name, rel+"/"), "/") + 1
+		if e.Kind == Dir && parts == depth && descend(name) {
+			deeper = append(deeper, name)
+		}
+		if !s.ignored(name) {
+			into[name] = e
+		}
+		return tooMany(into, "the directory "+s.Remote+" of the sandbox")
+	})
+	if tooLong(err) && depth > 1 { // the daemon bounds the entries of one answer: list directory by directory
+		return s.list(ctx, rel, 1, into, descend)
+	}
+	if err != nil {
+		return err
+	}
+	for _, dir := range deeper {
+		if err := s.list(ctx, dir, maxDepth, into, descend); err != nil && !errors.Is(err, client.ErrNotFoundInSandbox) {
+			return err
+		}
+	}
+	return nil
+}
+
+// maxDepth is the largest depth of one listing.
+const maxDepth = 64
+
+// tooLong reports whether a listing may have failed because it has too many entries.
+func tooLong(err error) bool {
+	return errors.Is(err, client.ErrNoSpace) || errors.Is(err, client.ErrSandboxFailed)
+}
+
+// scanGuest lists the whole directory of the guest.
+func (s *Sync) scanGuest(ctx context.Context) error {
+	now := map[string]Entry{}
+	err := s.list(ctx, ".", maxDepth, now, func(string) bool { return true })
+	if errors.Is(err, client.ErrNotFoundInSandbox) {
+		if s.Both && len(s.base) > 0 {
+			return &StopError{fmt.Errorf("the directory %s is missing in the sandbox: nothing was removed on this host; start "+
+				"again to copy the files into the sandbox", s.Remote)}
+		}
+		clear(s.base)
+		err = s.cl.WriteTree(ctx, s.ID, s.Remote, tarOf(nil)) // makes the directory
+	}
+	if err == nil {
+		s.guest = now
+	}
+	return err
+}
+
+// relist lists some directories of the guest again. Directories that are gone need a whole scan.
+func (s *Sync) relist(ctx context.Context, dirs []string) error {
+	if len(dirs) > maxHints {
+		return s.scanGuest(ctx)
+	}
+	for _, dir := range dirs {
+		now := map[string]Entry{}
+		isNew := func(name string) bool { return s.guest[name].Kind != Dir }
+		if err := s.list(ctx, dir, 1, now, isNew); err != nil {
+			var answer *client.Error
+			if errors.As(err, &answer) && answer.Status < 500 {
+				return s.scanGuest(ctx)
+			}
+			return err
+		}
+		for name, old := range s.guest {
+			if path.Dir(name) == dir && now[name].Kind != old.Kind {
+				drop(s.guest, name)
+			}
+		}
+		maps.Copy(s.guest, now)
+	}
+	return nil
+}
+
+// stillGuest returns errMoved if a file of the guest differs from its entry.
+func (s *Sync) stillGuest(ctx context.Context, rel string) error {
+	f, err := s.cl.StatFile(ctx, s.ID, s.remote(rel))
+	if err == nil && guestEntry(&f) != s.guest[rel] || errors.Is(err, client.ErrNotFoundInSandbox) {
+		return errMoved
+	}
+	return err
+}
+
+// tarOf returns an empty archive, or the archive that fill writes.
+func tarOf(fill func(*tar.Writer) error) io.ReadCloser {
+	r, w := io.Pipe()
+	go func() {
+		out := tar.NewWriter(w)
+		var err error
+		if fill != nil {
+			err = fill(out)
+		}
+		if err == nil {
+			err = out.Close()
+		}
+		w.CloseWithError(err)
+	}()
+	return r
+}
+
+// send writes files of the host to the guest in one archive. It returns the entries that were sent:
+// a file that is gone or cannot be read is not among them.
+func (s *Sync) send(ctx context.Context, names []string) (sent map[string]Agreed, err error) {
+	sent = map[string]Agreed{}
+	failed := map[string]error{}
+	archive := tarOf(func(out *tar.Writer) error {
+		for _, rel := range names {
+			done, err := s.sendOne(out, rel)
+			var file *fs.PathError
+			switch {
+			case errors.As(err, &file) || errors.Is(err, errMoved):
+				failed[rel] = err
+			case err != nil:
+				return err
+			default:
+				sent[rel] = done
+			}
+		}
+		return nil
+	})
+	err = s.cl.WriteTree(ctx, s.ID, s.Remote, archive)
+	archive.Close()
+	if err != nil {
+		return nil, err // the goroutine may still write to the maps
+	}
+	for rel, why := range failed {
+		s.failed(rel, why)
+	}
+	return sent, nil
+}
+
+// sendOne adds one file to an archive. It returns the file's entry, and the entry that the guest has
+// when it has unpacked the file.
+func (s *Sync) sendOne(out *tar.Writer, rel string) (Agreed, error) {
+	e := s.host[rel]
+	h := &tar.Header{Name: rel, Mode: int64(e.Mode), Format: tar.FormatPAX}
+	there := e
+	switch e.Kind {
+	case Dir:
+		h.Typeflag, h.Name, there.Mode = tar.TypeDir, rel+"/", e.Mode|0o700
+		return Agreed{e, there}, out.WriteHeader(h)
+	case Link:
+		h.Typeflag, h.Linkname = tar.TypeSymlink, e.Link
+		return Agreed{e, there}, out.WriteHeader(h)
+	}
+	f, e, err := s.openHost(rel)
+	if err != nil {
+		return Agreed{}, err
+	}
+	defer f.Close()
+	h.Typeflag, h.Size, h.Mode, h.ModTime = tar.TypeReg, e.Size, int64(e.Mode), e.modified()
+	return Agreed{e, e}, treetar.WriteFile(out, h, f)
+}
+
+// removeGuest removes files and directories of the guest, of which names has everything to be
+// removed, with parents before their content. A directory with other files stays.
+func (s *Sync) removeGuest(ctx context.Context, names []string) error {
+	doomed := map[string]bool{}
+	for _, rel := range names {
+		doomed[rel] = true
+	}
+	var whole []string
+	for _, rel := range names {
+		if s.guest[rel].Kind != Dir || slices.ContainsFunc(whole, func(dir string) bool { return below(rel, dir) }) {
+			continue
+		}
+		all, err := s.onlyDoomed(ctx, rel, doomed)
+		if err != nil {
+			return err
+		}
+		if all {
+			whole = append(whole, rel)
+		}
+	}
+	for _, rel := range slices.Backward(names) {
+		inside := slices.ContainsFunc(whole, func(dir string) bool { return rel != dir && below(rel, dir) })
+		kept := s.guest[rel].Kind == Dir && !slices.Contains(whole, rel)
+		if kept {
+			if all, err := s.onlyDoomed(ctx, rel, nil); err != nil {
+				return err
+			} else if kept = !all; kept {
+				delete(s.base, rel) // the directory belongs to the guest from now on
+				continue
+			}
+		}
+		if !inside {
+			if err := s.cl.RemoveFile(ctx, s.ID, s.remote(rel)); err != nil {
+				return err
+			}
+		}
+		delete(s.guest, rel)
+		delete(s.base, rel)
+		s.say("removed_in_sandbox", rel, "")
+	}
+	return nil
+}
+
+// onlyDoomed reports whether everything below a directory of the guest is doomed. Excluded files
+// count as well.
+func (s *Sync) onlyDoomed(ctx context.Context, rel string, doomed map[string]bool) (bool, error) {
+	only := true
+	stop := errors.New("another file")
+	err := s.cl.EachFile(ctx, s.ID, s.remote(rel), maxDepth, func(f client.File) error {
+		name, _ := strings.CutPrefix(f.Path, strings.TrimSuffix(s.Remote, "/")+"/")
+		if only = doomed[name] && (!s.Both || guestEntry(&f) == s.guest[name]); !only {
+			return stop
+		}
+		return nil
+	})
+	if errors.Is(err, stop) || tooLong(err) {
+		return false, nil
+	}
+	if errors.Is(err, client.ErrNotFoundInSandbox) {
+		return true, nil
+	}
+	return only, err
+}
+
+// guestLink returns the target of a link of the guest. A listing has only the resolved target, so
+// guestLink reads the archive of the link's directory until the link.
+func (s *Sync) guestLink(ctx context.Context, rel string) (string, error) {
+	archive, err := s.cl.ReadTree(ctx, s.ID, s.remote(path.Dir(rel)))
+	if err != nil {
+		return "", err
+	}
+	defer archive.Close()
+	in := treetar.NewReader(io.LimitReader(archive, maxLinkArchive))
+	for {
+		h, err := in.Next()
+		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+			return "", fmt.Errorf("the link was not found in the first %d MiB of its directory", maxLinkArchive>>20)
+		}
+		if err != nil {
+			return "", err
+		}
+		if h.Name == path.Base(rel) && h.Typeflag == tar.TypeSymlink {
+			return h.Linkname, nil
+		}
+	}
+}
+
+// maxLinkArchive bounds the bytes that guestLink reads for one link.
+const maxLinkArchive = 256 << 20
+
+// sameContent reports whether a file or a link has the same content on both sides.
+func (s *Sync) sameContent(ctx context.Context, rel string) (bool, error) {
+	if e := s.host[rel]; e.Kind == Link {
+		target, err := s.guestLink(ctx, rel)
+		return target == e.Link, err
+	}
+	f, _, err := s.openHost(rel)
+	if err != nil {
+		return false, err
+	}
+	defer f.Close()
+	there, err := s.cl.ReadFile(ctx, s.ID, s.remote(rel))
+	if err != nil {
+		return false, err
+	}
+	defer there.Close()
+	return equal(f, io.LimitReader(there, s.host[rel].Size+1))
+}
+
+// equal reports whether two readers have the same content.
+func equal(a, b io.Reader) (bool, error) {
+	p, q := make([]byte, 64<<10), make([]byte, 64<<10)
+	for {
+		n, err := io.ReadFull(a, p)
+		m, err2 := io.ReadFull(b, q)
+		for _, err := range []error{err, err2} {
+			if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
+				return false, err
+			}
+		}
+		if n != m || string(p[:n]) != string(q[:m]) || err != nil || err2 != nil {
+			return n == m && string(p[:n]) == string(q[:m]), nil
+		}
+	}
+}

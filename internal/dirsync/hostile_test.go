@@ -1,0 +1,222 @@
+package dirsync_test
+
+import (
+	"archive/tar"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"math"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/forkd/forkd/client"
+	"github.com/forkd/forkd/internal/dirsync"
+)
+
+// hostile is a daemon whose guest answers whatever a test says.
+type hostile struct {
+	files   []client.File
+	content func(w io.Writer) // nil: "evil"
+	links   map[string]string // entries of every archive
+	removed []string
+}
+
+const remoteDir = "/work"
+
+func (h *hostile) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	at := r.URL.Query().Get("path")
+	switch route := path.Base(r.URL.Path); {
+	case route == "sb-x":
+		io.WriteString(w, `{"id":"sb-x","state":"running","pid":1}`)
+	case route == "list":
+		_ = json.NewEncoder(w).Encode(h.files)
+	case route == "stat":
+		for _, f := range h.files {
+			if f.Path == at {
+				_ = json.NewEncoder(w).Encode(f)
+				return
+			}
+		}
+		w.WriteHeader(http.StatusNotFound)
+		io.WriteString(w, `{"error":"no such file","code":"not_found_in_sandbox"}`)
+	case r.Method == http.MethodPut:
+		_, _ = io.Copy(io.Discard, r.Body)
+		w.WriteHeader(http.StatusNoContent)
+	case r.Method == http.MethodDelete:
+		h.removed = append(h.removed, at)
+		w.WriteHeader(http.StatusNoContent)
+	case route == "archive":
+		out := tar.NewWriter(w)
+		for name, target := range h.links {
+			_ = out.WriteHeader(&tar.Header{Typeflag: tar.TypeSymlink, Name: name, Linkname: target, Format: tar.FormatPAX})
+		}
+		_ = out.Close()
+	case h.content != nil:
+		h.content(w)
+	default:
+		io.WriteString(w, "evil")
+	}
+}
+
+// TestHostileGuests gives the host the names, types, sizes and contents that a guest may invent.
+// Nothing outside of the directory changes, and inside there are only files, directories and links
+// without special bits.
+func TestHostileGuests(t *testing.T) {
+	now := time.Unix(1e9, 0)
+	entry := func(at, permissions string, size int64) client.File {
+		return client.File{Path: at, Permissions: permissions, Mode: 0o777, Size: size, Modified: now}
+	}
+	file := func(at string) client.File { return entry(at, "-rwxrwxrwx", 4) }
+	dir := func(at string) client.File { return entry(at, "drwxrwxrwx", 0) }
+	link := func(at string) client.File { return entry(at, "Lrwxrwxrwx", 4) }
+	of := func(files ...client.File) hostile { return hostile{files: files} }
+	linked := func(name, target string, files ...client.File) hostile {
+		return hostile{files: files, links: map[string]string{name: target}}
+	}
+	for name, x := range map[string]struct {
+		hostile
+		want []string // files of the host afterwards
+	}{
+		"dots":             {hostile: of(file("/work/../victim"), file("/work/a/../../victim/x"))},
+		"other directory":  {hostile: of(file("VICTIM/x"), file("/etc/x"), file("work/x"), file(""))},
+		"a prefix":         {hostile: of(file("/workx/a"), file("/work"), file("/work/"))},
+		"odd bytes":        {hostile: of(file("/work/\x1b[2J"), file("/work/a\nb"), file("/work/\ufffd"))},
+		"a deep name":      {hostile: of(file("/work/" + strings.Repeat("d/", 300) + "f"))},
+		"a long name":      {hostile: of(file("/work/" + strings.Repeat("n", 256)))},
+		"devices":          {hostile: of(entry("/work/d", "Dcrw-rw-rw-", 4), entry("/work/p", "prw-rw-rw-", 4))},
+		"no permissions":   {hostile: of(entry("/work/d", "", 4), entry("/work/e", "rwx", 4))},
+		"set-user-id":      {of(entry("/work/s", "ugtrwxrwxrwx", 4)), []string{"s"}},
+		"git":              {hostile: of(dir("/work/.git"), file("/work/.git/config"), file("/work/.GiT/hooks/x"))},
+		"a negative size":  {hostile: of(entry("/work/f", "-rw-rw-rw-", -1))},
+		"a huge size":      {hostile: of(entry("/work/f", "-rw-rw-rw-", math.MaxInt64))},
+		"a shorter file":   {hostile: of(entry("/work/f", "-rw-rw-rw-", 5))},
+		"an endless file":  {hostile: hostile{files: of(file("/work/f")).files, content: endless}},
+		"twice":            {hostile: of(dir("/work/f"), file("/work/f"))},
+		"below a file":     {of(file("/work/f"), file("/work/f/g")), []string{"f"}},
+		"an absolute link": {hostile: linked("l", "VICTIM", link("/work/l"))},
+		"a link out":       {hostile: linked("l", "../v", link("/work/l"))},
+		"a link up":        {linked("l", "..", dir("/work/d"), link("/work/d/l")), []string{"d", "d/l"}},
+		"up by a link":     {hostile: linked("m", "d/l/..", link("/work/m"))},
+		"through a link":   {linked("l", "../victim", link("/work/l"), file("/work/l/f")), []string{"l", "l/f"}},
+		"a missing link":   {hostile: of(link("/work/l"))},
+	} {
+		t.Run(name, func(t *testing.T) {
+			base := t.TempDir()
+			victim := filepath.Join(base, "victim")
+			write(t, filepath.Join(victim, "mine"), "mine")
+			for i := range x.files {
+				x.files[i].Path = strings.Replace(x.files[i].Path, "VICTIM", victim, 1)
+			}
+			for name, target := range x.links {
+				x.links[name] = strings.Replace(target, "VICTIM", victim, 1)
+			}
+			p := serveHostile(t, &x.hostile, filepath.Join(base, "here"))
+			s := p.open(t)
+			if err := s.Once(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			p.check(t, victim, x.want)
+		})
+	}
+}
+
+// check verifies the names of the files of the host, and that nothing is special about them.
+func (p *pair) check(t *testing.T, victim string, want []string) {
+	t.Helper()
+	if got := tree(t, victim); fmt.Sprint(got) != "map[mine:-rw-r--r-- mine]" {
+		t.Errorf("the victim has %q", got)
+	}
+	got := tree(t, p.Dir)
+	for _, name := range want {
+		if _, ok := got[name]; !ok {
+			t.Errorf("%s is missing", name)
+		}
+	}
+	if len(got) != len(want) {
+		t.Errorf("here %q, want %q", got, want)
+	}
+	for name := range got {
+		info, err := os.Lstat(p.here(name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		mode := info.Mode()
+		if mode&^(fs.ModePerm|fs.ModeDir|fs.ModeSymlink) != 0 || mode&fs.ModeSymlink == 0 && mode&0o022 != 0 {
+			t.Errorf("%s: %v", name, mode)
+		}
+	}
+}
+
+func serveHostile(t *testing.T, h *hostile, dir string) *pair {
+	t.Helper()
+	server := httptest.NewServer(h)
+	t.Cleanup(server.Close)
+	cl, err := client.New(server.URL, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { cl.Close() })
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return &pair{Client: cl, Options: dirsync.Options{Dir: dir, ID: "sb-x", Remote: remoteDir, Both: true}}
+}
+
+// endless writes until the reader leaves.
+func endless(w io.Writer) {
+	block := make([]byte, 64<<10)
+	for range 1 << 20 {
+		if _, err := w.Write(block); err != nil {
+			return
+		}
+	}
+}
+
+// A directory of the host is replaced by a link while a file of the guest arrives for it.
+func TestDirectorySwappedForALink(t *testing.T) {
+	base := t.TempDir()
+	victim, here := filepath.Join(base, "victim"), filepath.Join(base, "here")
+	write(t, filepath.Join(victim, "mine"), "mine")
+	swaps := 0
+	h := &hostile{files: []client.File{
+		{Path: "/work/d", Permissions: "drwxr-xr-x", Mode: 0o755},
+		{Path: "/work/d/mine", Permissions: "-rw-r--r--", Mode: 0o644, Size: 4, Modified: time.Unix(1e9, 0)},
+	}}
+	h.content = func(w io.Writer) {
+		swaps++
+		dir := filepath.Join(here, "d")
+		if err := errors.Join(os.RemoveAll(dir), os.Symlink(victim, dir)); err != nil {
+			t.Error(err)
+		}
+		io.WriteString(w, "evil")
+	}
+	p := serveHostile(t, h, here)
+	_ = p.open(t).Once(t.Context()) // what it reports does not matter
+	if swaps == 0 {
+		t.Error("nothing was swapped")
+	}
+	if got := tree(t, victim); fmt.Sprint(got) != "map[mine:-rw-r--r-- mine]" {
+		t.Errorf("the victim has %q", got)
+	}
+}
+
+// A guest with too many files ends the work with an error that says why.
+func TestTooManyFiles(t *testing.T) {
+	h := &hostile{files: make([]client.File, 0, 200_001)}
+	for i := range cap(h.files) {
+		h.files = append(h.files, client.File{Path: fmt.Sprint("/work/", i), Permissions: "-rw-r--r--"})
+	}
+	p := serveHostile(t, h, filepath.Join(t.TempDir(), "here"))
+	err := p.open(t).Once(t.Context())
+	if !errors.As(err, new(*dirsync.StopError)) || !strings.Contains(err.Error(), "--exclude") || len(tree(t, p.Dir)) > 0 {
+		t.Errorf("%v, %d files", err, len(tree(t, p.Dir)))
+	}
+}

@@ -1,0 +1,130 @@
+package dirsync
+
+import (
+	"context"
+	"path"
+	"slices"
+)
+
+// pushAll sends changes of the host in batches.
+func (s *Sync) pushAll(ctx context.Context, names []string) (changed bool, err error) {
+	for begin := 0; begin < len(names) && err == nil; {
+		end, size := begin, int64(0)
+		for end < len(names) && end-begin < batchFiles && (end == begin || size+s.host[names[end]].Size <= batchBytes) {
+			size += s.host[names[end]].Size
+			end++
+		}
+		batch := names[begin:end:end]
+		if len(batch) > 0 && s.host[batch[0]].Kind == Absent {
+			for end < len(names) && s.host[names[end]].Kind == Absent { // a removed tree is one batch
+				end++
+			}
+			batch = names[begin:end:end]
+		}
+		begin = end
+		var done bool
+		done, err = s.push(ctx, batch)
+		changed = changed || done
+	}
+	return changed, err
+}
+
+// push sends one batch. If changes come back, it lists the directories of the batch again before
+// and after, and leaves files alone that the guest has changed since the plan was made.
+func (s *Sync) push(ctx context.Context, batch []string) (changed bool, err error) {
+	if s.Both {
+		if err := s.relist(ctx, s.dirsOf(batch)); err != nil {
+			return false, err
+		}
+	}
+	var removed, replaced, sent []string
+	for _, rel := range batch {
+		host, guest := s.host[rel], s.guest[rel]
+		if a := s.action(rel); a != Push && (a != Compare || s.Prefer != "host") {
+			s.again = true
+			continue
+		}
+		switch {
+		case host.Kind == Absent:
+			removed = append(removed, rel)
+			continue
+		case host.Size > maxFile:
+			s.leftOut(rel, "it is larger than 1 GiB")
+			continue
+		case guest.Kind != Absent && guest.Kind != host.Kind && guest.Kind != Link:
+			replaced = append(replaced, rel)
+		}
+		sent = append(sent, rel)
+	}
+	if err := s.removeGuest(ctx, removed); err != nil {
+		return false, err
+	}
+	for _, rel := range replaced {
+		if err := s.removeGuest(ctx, s.treeAt(rel)); err != nil {
+			return true, err
+		}
+	}
+	if len(sent) == 0 {
+		return len(removed) > 0, nil
+	}
+	for _, rel := range sent {
+		s.sending[rel] = true
+	}
+	got, err := s.send(ctx, sent)
+	if err != nil {
+		return true, err
+	}
+	for _, rel := range sent {
+		delete(s.sending, rel)
+	}
+	for rel, now := range got {
+		s.host[rel], s.guest[rel] = now.Host, now.Guest
+	}
+	if s.Both {
+		if err := s.relist(ctx, s.dirsOf(sent)); err != nil {
+			return true, err
+		}
+	}
+	for _, rel := range sent {
+		now, ok := got[rel]
+		if !ok {
+			continue
+		}
+		// The listing has the resolved target of a link, and perhaps the old mode of a directory.
+		if there := s.guest[rel]; there.Kind == now.Guest.Kind && (there.Kind == Link && there.Size == now.Guest.Size ||
+			there.Kind == Dir) {
+			now.Guest = there
+		}
+		s.agree(rel, now)
+		s.say("to_sandbox", rel, "")
+	}
+	return len(got) > 0, nil
+}
+
+// treeAt returns the known paths of the guest at rel and below it, parents first.
+func (s *Sync) treeAt(rel string) (names []string) {
+	for name := range s.guest {
+		if below(name, rel) {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// dirsOf returns the directories of the guest that have some paths, without directories that the
+// guest does not have.
+func (s *Sync) dirsOf(names []string) (dirs []string) {
+	seen := map[string]bool{}
+	for _, rel := range names {
+		dir := path.Dir(rel)
+		for dir != "." && s.guest[dir].Kind != Dir {
+			dir = path.Dir(dir)
+		}
+		if !seen[dir] {
+			seen[dir] = true
+			dirs = append(dirs, dir)
+		}
+	}
+	return dirs
+}

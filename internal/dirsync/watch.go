@@ -1,0 +1,224 @@
+package dirsync
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"path"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+
+	"github.com/forkd/forkd/client"
+)
+
+const (
+	settleTime = 100 * time.Millisecond // pause after a change before files are read
+	pollTime   = 2 * time.Second        // between two looks at a sandbox that does not run
+	maxPause   = 10 * time.Second       // longest time between two attempts to reach the daemon
+	maxHints   = 64                     // changed paths; with more, everything is read
+)
+
+// hints say where something may have changed.
+type hints struct {
+	allHost, allGuest bool
+	host              map[string]bool // paths
+	guest             map[string]bool // directories
+	rolledBack        bool            // the guest may have the files of an earlier time
+}
+
+func (h *hints) addHost(rel string)  { h.allHost = add(&h.host, rel, h.allHost) }
+func (h *hints) addGuest(dir string) { h.allGuest = add(&h.guest, dir, h.allGuest) }
+
+// add adds a name to a set. It returns whether the set stands for all names.
+func add(set *map[string]bool, name string, all bool) bool {
+	switch {
+	case all || len(*set) >= maxHints:
+		return true // nothing more is stored, however many changes a guest reports
+	case *set == nil:
+		*set = map[string]bool{}
+	}
+	(*set)[name] = true
+	return false
+}
+
+func (s *Sync) note(change func(*hints)) {
+	s.mu.Lock()
+	change(&s.dirty)
+	s.mu.Unlock()
+}
+
+// changed notes a change and wakes Run.
+func (s *Sync) changed(change func(*hints)) {
+	s.note(change)
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+func sleep(ctx context.Context, d time.Duration) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(d):
+	}
+}
+
+// Run keeps both sides in step until ctx ends, the sandbox ends, or a *StopError occurs. After other
+// errors, such as a restart of the daemon, it tries again.
+func (s *Sync) Run(ctx context.Context) error {
+	notices, err := fsnotify.NewWatcher()
+	if err != nil {
+		return fmt.Errorf("watch %s: %w", s.Dir, err)
+	}
+	s.notices = notices
+	s.note(func(h *hints) { h.allHost = true }) // the scan watches all directories
+	ctx, cancel := context.WithCancel(ctx)
+	var followers sync.WaitGroup
+	defer func() {
+		cancel()
+		s.notices.Close()
+		followers.Wait()
+		s.notices = nil
+	}()
+	followers.Go(func() { s.followHost(notices) })
+	followers.Go(func() { s.followSandbox(ctx) })
+	if s.Both {
+		followers.Go(func() { s.followGuest(ctx) })
+	}
+	for pause := settleTime; ; {
+		err := s.settle(ctx)
+		switch {
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case err == nil:
+			pause = settleTime
+			select {
+			case <-s.wake:
+			case <-ctx.Done():
+			}
+			sleep(ctx, settleTime)
+		case isFinal(err):
+			return err
+		default:
+			s.note(func(h *hints) { h.allGuest = h.allGuest || s.Both })
+			s.leftOutAll(err)
+			sleep(ctx, pause)
+			pause = min(2*pause, maxPause)
+		}
+	}
+}
+
+// leftOutAll reports that nothing is synced at present. settle reports the end of this state.
+func (s *Sync) leftOutAll(err error) {
+	if why := err.Error(); s.left[""] != why {
+		s.left[""] = why
+		s.say("waiting", "", why)
+	}
+}
+
+// isFinal reports whether it is useless to try again.
+func isFinal(err error) bool {
+	return errors.As(err, new(*StopError)) || client.IsStatus(err, http.StatusUnauthorized) ||
+		client.IsStatus(err, http.StatusForbidden)
+}
+
+// ready returns when the sandbox runs. It does not wake a sandbox that is suspended. If the sandbox
+// was rolled back since the last call, the agreement of the two sides is forgotten.
+func (s *Sync) ready(ctx context.Context) error {
+	for {
+		box, err := s.cl.Sandbox(ctx, s.ID)
+		switch {
+		case errors.Is(err, client.ErrSandboxNotFound), err == nil && (box.State == "exited" || box.State == "stopping"):
+			return &StopError{fmt.Errorf("the sandbox %s has ended", s.ID)}
+		case err != nil:
+			return err
+		case box.State == "running":
+			s.forgetRolledBack()
+			return nil
+		}
+		s.leftOutAll(fmt.Errorf("the sandbox %s is %s: changes are copied when it runs again", s.ID, box.State))
+		timer := time.NewTimer(pollTime)
+		select {
+		case <-s.wake:
+		case <-timer.C:
+		case <-ctx.Done():
+		}
+		timer.Stop()
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+	}
+}
+
+// forgetRolledBack forgets the agreement if the sandbox was rolled back since the last call.
+func (s *Sync) forgetRolledBack() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.dirty.rolledBack {
+		s.dirty.rolledBack, s.dirty.allGuest = false, true
+		clear(s.base)
+		clear(s.sending)
+	}
+}
+
+// followHost notes changes of the host's directory until the watcher is closed.
+func (s *Sync) followHost(notices *fsnotify.Watcher) {
+	for {
+		select {
+		case n, ok := <-notices.Events:
+			if !ok {
+				return
+			}
+			rel, err := filepath.Rel(s.Dir, n.Name)
+			if err == nil && !strings.HasPrefix(path.Base(rel), tempPrefix) {
+				s.changed(func(h *hints) { h.addHost(rel) })
+			}
+		case _, ok := <-notices.Errors: // for example, the kernel has dropped events
+			if !ok {
+				return
+			}
+			s.changed(func(h *hints) { h.allHost = true })
+		}
+	}
+}
+
+// followGuest notes changes of the guest's directory. It does not watch a sandbox that does not run,
+// because this could resume the sandbox.
+func (s *Sync) followGuest(ctx context.Context) {
+	for ; ctx.Err() == nil; sleep(ctx, pollTime) {
+		if box, err := s.cl.Sandbox(ctx, s.ID); err != nil || box.State != "running" {
+			continue
+		}
+		_ = s.cl.WatchFiles(ctx, s.ID, s.Remote, true, func(c client.FileChange) error {
+			s.changed(func(h *hints) {
+				if c.Type == "begun" || !goodName(c.Name) {
+					h.allGuest = true
+				} else {
+					h.addGuest(path.Dir(c.Name))
+				}
+			})
+			return nil
+		}) // after an error the next watch begins with a whole scan
+	}
+}
+
+// followSandbox wakes Run when the state of the sandbox changes, and notes rollbacks. If events are
+// lost, one of them may have been a rollback.
+func (s *Sync) followSandbox(ctx context.Context) {
+	req := client.EventsRequest{Sandboxes: []string{s.ID}, Begun: func() { s.changed(func(*hints) {}) }}
+	for ; ctx.Err() == nil; sleep(ctx, pollTime) {
+		_ = s.cl.Events(ctx, req, func(e client.Event) error {
+			req.After = e.ID
+			s.changed(func(h *hints) {
+				lost := e.Type == client.EventMissed
+				h.rolledBack = h.rolledBack || lost || e.Type == "sandbox.restoring" && e.Reason != "resume"
+			})
+			return nil
+		})
+	}
+}
