@@ -271,7 +271,11 @@ func (s *Sync) plan() map[Action][]string {
 		if a == Compare && s.isConflict(rel) {
 			a = Conflict // compared before
 		}
-		if a == Skip || a == Conflict {
+		replaces := s.replacesDir(rel)
+		if replaces && (a == Push || a == Pull) && s.Prefer == "" && s.mixed(rel) {
+			a = Conflict
+		}
+		if replaces || a == Skip || a == Conflict {
 			blocked[rel] = true
 		}
 		if a == Skip && s.left[rel] == "" {
@@ -282,6 +286,38 @@ func (s *Sync) plan() map[Action][]string {
 		}
 	}
 	return plan
+}
+
+// replacesDir reports whether one side of a path is a directory and the other side is another file.
+func (s *Sync) replacesDir(rel string) bool {
+	host, guest := s.host[rel].Kind, s.guest[rel].Kind
+	return host != guest && host != Absent && guest != Absent && (host == Dir || guest == Dir)
+}
+
+// mixed reports whether the directory of one side has changes below it, which would be lost if the
+// other side, which is no directory, replaced it.
+func (s *Sync) mixed(rel string) bool {
+	for name, e := range s.host {
+		if name != rel && below(name, rel) && e != s.base[name].Host {
+			return true
+		}
+	}
+	for name, e := range s.guest {
+		if name != rel && below(name, rel) && e != s.base[name].Guest {
+			return true
+		}
+	}
+	return false
+}
+
+// forget drops the entries of one side, and the agreement, at a path and below it.
+func (s *Sync) forget(side map[string]Entry, rel string) {
+	drop(side, rel)
+	for name := range s.base {
+		if below(name, rel) {
+			delete(s.base, name)
+		}
+	}
 }
 
 // pass carries out one plan. It reports whether anything was changed.

@@ -162,10 +162,16 @@ func (s *Sync) pull(ctx context.Context, rel string) error {
 		}
 	}
 	if old := s.host[rel].Kind; old != Absent && old != want.Kind {
-		if err := s.root.Remove(rel); err != nil {
-			return err // for example, a directory that still has files
+		if err := s.scanHost(rel); err != nil {
+			return err
 		}
-		s.host[rel] = Entry{}
+		if s.Prefer == "" && s.mixed(rel) {
+			return errMoved
+		}
+		if err := s.root.RemoveAll(rel); err != nil {
+			return err
+		}
+		s.forget(s.host, rel)
 	}
 	if want.Kind == Dir {
 		err := s.root.Mkdir(rel, fs.FileMode(want.Mode)&writable|0o700)

@@ -40,8 +40,9 @@ func (s *Sync) push(ctx context.Context, batch []string) (changed bool, err erro
 	var removed, replaced, sent []string
 	for _, rel := range batch {
 		host, guest := s.host[rel], s.guest[rel]
-		if a := s.action(rel); a != Push && (a != Compare || s.Prefer != "host") {
-			s.again = true
+		up := s.guest[path.Dir(rel)].Kind
+		if a := s.action(rel); a != Push && (a != Compare || s.Prefer != "host") || up != Absent && up != Dir {
+			s.again = true // the guest has changed the file, or the directory that has the file
 			continue
 		}
 		switch {
@@ -51,7 +52,7 @@ func (s *Sync) push(ctx context.Context, batch []string) (changed bool, err erro
 		case host.Size > maxFile:
 			s.leftOut(rel, "it is larger than 1 GiB")
 			continue
-		case guest.Kind != Absent && guest.Kind != host.Kind && guest.Kind != Link:
+		case guest.Kind != Absent && guest.Kind != host.Kind:
 			replaced = append(replaced, rel)
 		}
 		sent = append(sent, rel)
@@ -60,8 +61,12 @@ func (s *Sync) push(ctx context.Context, batch []string) (changed bool, err erro
 		return false, err
 	}
 	for _, rel := range replaced {
-		if err := s.removeGuest(ctx, s.treeAt(rel)); err != nil {
+		gone, err := s.clearGuest(ctx, rel)
+		if err != nil {
 			return true, err
+		}
+		if !gone {
+			sent = slices.DeleteFunc(sent, func(name string) bool { return name == rel })
 		}
 	}
 	if len(sent) == 0 {
@@ -101,15 +106,26 @@ func (s *Sync) push(ctx context.Context, batch []string) (changed bool, err erro
 	return len(got) > 0, nil
 }
 
-// treeAt returns the known paths of the guest at rel and below it, parents first.
-func (s *Sync) treeAt(rel string) (names []string) {
-	for name := range s.guest {
-		if below(name, rel) {
-			names = append(names, name)
+// clearGuest removes a file or directory of the guest that a file of another type replaces. It
+// returns false, and removes nothing, if the directory has files that are not known or have changed.
+func (s *Sync) clearGuest(ctx context.Context, rel string) (gone bool, err error) {
+	if s.guest[rel].Kind == Dir && s.Prefer != "host" {
+		known := map[string]bool{}
+		for name := range s.guest {
+			known[name] = below(name, rel)
+		}
+		if all, err := s.onlyDoomed(ctx, rel, known); err != nil || !all {
+			delete(s.base, rel) // without history, the next plan finds a conflict
+			s.again = true
+			s.note(func(h *hints) { h.allGuest = true })
+			return false, err
 		}
 	}
-	slices.Sort(names)
-	return names
+	if err := s.cl.RemoveFile(ctx, s.ID, s.remote(rel)); err != nil {
+		return false, err
+	}
+	s.forget(s.guest, rel)
+	return true, nil
 }
 
 // dirsOf returns the directories of the guest that have some paths, without directories that the
