@@ -207,8 +207,8 @@ func (s *Sync) sendOne(out *tar.Writer, rel string) (Agreed, error) {
 	return Agreed{e, e}, treetar.WriteFile(out, h, f)
 }
 
-// removeGuest removes files and directories of the guest, of which names has everything to be
-// removed, with parents before their content. A directory with other files stays.
+// removeGuest removes files and directories of the guest. The parameter names has parents before
+// their content. A directory with other files stays.
 func (s *Sync) removeGuest(ctx context.Context, names []string) error {
 	doomed := map[string]bool{}
 	for _, rel := range names {

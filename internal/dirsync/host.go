@@ -121,7 +121,7 @@ func (s *Sync) openHost(rel string) (*os.File, Entry, error) {
 	return f, s.hostEntry(rel, info), nil
 }
 
-// errMoved means that a file has changed since it was last listed. The next pass decides anew.
+// errMoved means that a file has changed since it was last listed. The next pass decides again.
 var errMoved = errors.New("the file has changed in the meantime")
 
 // still returns errMoved if a file of the host differs from its entry.
