@@ -12,6 +12,7 @@ import { Sandboxes } from "./sandboxes.ts";
 import { Snapshots, type Snapshot } from "./snapshots.ts";
 import { transportFor, type TLSOptions } from "./transport.ts";
 import { callOptions, Wire, type CallOptions } from "./wire.ts";
+import { holdOf, mountsOf, Volumes, type HoldEffects, type VolumeMounts } from "./volumes.ts";
 import { Workspaces } from "./workspaces.ts";
 
 type Schemas = components["schemas"];
@@ -79,6 +80,8 @@ export interface ForkOptions extends CallOptions {
   idleTimeout?: number | undefined;
   unique?: UniqueMode | undefined;
   hostnamePrefix?: string | undefined;
+  volumes?: VolumeMounts | undefined;
+  holdEffects?: HoldEffects | undefined;
   /**
    * Keep the children that start even if others do not start. The fork then fails with a
    * PartialForkError, which contains the children that did.
@@ -97,6 +100,8 @@ export const forkOptions = [
   "unique",
   "hostnamePrefix",
   "allowPartial",
+  "volumes",
+  "holdEffects",
   ...callOptions,
 ] as const;
 
@@ -111,6 +116,7 @@ export interface ListOptions extends CallOptions {
 /** Calls one daemon. It may be used concurrently. Close it, or use `await using`. */
 export class Client implements AsyncDisposable {
   readonly snapshots: Snapshots;
+  readonly volumes: Volumes;
   readonly workspaces: Workspaces;
   /** @internal */
   readonly wire: Wire;
@@ -128,6 +134,7 @@ export class Client implements AsyncDisposable {
     const transport = transportFor(address, tlsOptions(options, address.base), options.fetch);
     this.wire = new Wire(address, transport, { timeout, idleTimeout, retries });
     this.snapshots = new Snapshots(this);
+    this.volumes = new Volumes(this);
     this.workspaces = new Workspaces(this);
   }
 
@@ -181,8 +188,9 @@ export class Client implements AsyncDisposable {
   async forkFrom(source: object, n: number, options: ForkOptions): Promise<Sandboxes> {
     checkInteger("n", n, 1, 1000);
     checkFork(options);
-    const { signal, requestTimeout, ttl, idleTimeout, ...rest } = options;
-    const json = { ...source, n, ttl_secs: ttl, idle_timeout_secs: idleTimeout, ...(snake(rest) as object) };
+    const { signal, requestTimeout, ttl, idleTimeout, volumes, holdEffects, ...rest } = options;
+    const more = { volumes: mountsOf(volumes), hold_effects: holdOf(holdEffects) };
+    const json = { ...source, n, ttl_secs: ttl, idle_timeout_secs: idleTimeout, ...more, ...(snake(rest) as object) };
     const forked = (await this.wire.call("POST", "/v1/forks", {
       json,
       once: true,

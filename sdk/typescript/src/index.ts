@@ -99,4 +99,12 @@ export {
 export type { ChildResult, Tries, TryOptions } from "./try.ts";
 export { version } from "./version.ts";
 export type { CallOptions } from "./wire.ts";
+export {
+  Volumes,
+  type Effects,
+  type HoldEffects,
+  type VolumeInfo,
+  type VolumeMounts,
+  type VolumeOptions,
+} from "./volumes.ts";
 export { Workspace, Workspaces, type WorkspaceInfo, type WorkspaceOptions } from "./workspaces.ts";

@@ -26,6 +26,7 @@ import { Sandboxes } from "./sandboxes.ts";
 import { Snapshot } from "./snapshots.ts";
 import { streamOf } from "./transport.ts";
 import { tryAll, tryBody, type Tries, type TryOptions } from "./try.ts";
+import type { Effects } from "./volumes.ts";
 import { callOptions, type CallOptions } from "./wire.ts";
 
 type Schemas = components["schemas"];
@@ -367,6 +368,18 @@ export class Sandbox implements AsyncDisposable {
     const { wire } = this.client;
     const answer = await wire.open("POST", "/v1/export", { json, options, seconds: 900 });
     return streamOf(wire.idle(answer, `the export of ${this.id}`, { signal: options.signal }));
+  }
+
+  /** Returns the requests to servers that were held back, and the hold. */
+  async effects(options?: CallOptions): Promise<Effects> {
+    const path = this.#path("/effects");
+    return camel((await this.client.wire.call("GET", path, { options })) as Schemas["Effects"]);
+  }
+
+  /** Ends the hold: waiting requests are sent. Returns the requests that were held until then. */
+  async releaseEffects(options?: CallOptions): Promise<Effects> {
+    const path = this.#path("/effects/release");
+    return camel((await this.client.wire.call("POST", path, { json: {}, options })) as Schemas["Effects"]);
   }
 
   /** Pauses the sandbox. */

@@ -8,6 +8,7 @@ import { errorOf } from "./problem.ts";
 import type { CommandResult } from "./process.ts";
 import type { Sandboxes } from "./sandboxes.ts";
 import { finish, lines } from "./stream.ts";
+import { holdOf, type HoldEffects } from "./volumes.ts";
 import { callOptions, type Wire } from "./wire.ts";
 
 type Schemas = components["schemas"];
@@ -35,6 +36,8 @@ export interface TryOptions extends ProcessOptions {
   timeout?: number | undefined;
   /** Labels of the children. */
   labels?: Record<string, string> | undefined;
+  /** Holds back requests of the children; see ForkOptions. */
+  holdEffects?: HoldEffects | undefined;
   /** Receives each result as it arrives. */
   onResult?: ((result: ChildResult) => void | Promise<void>) | undefined;
 }
@@ -83,7 +86,7 @@ const most = 64; // children
 
 /** Returns the request of a try. */
 export function tryBody(commands: Command | readonly Command[], options: TryOptions): object {
-  const names = ["n", "judge", "keep", "promote", "mode", "env", "cwd", "user", "timeout", "labels", "onResult"];
+  const names = ["n", "judge", "keep", "promote", "mode", "env", "cwd", "user", "timeout", "labels", "onResult", "holdEffects"];
   checkOptions(options, ...names, ...callOptions);
   checkWord("keep", options.keep, "all", "first", "best", "none");
   checkWord("mode", options.mode, "live", "diff", "full");
@@ -91,7 +94,7 @@ export function tryBody(commands: Command | readonly Command[], options: TryOpti
   checkStrings("labels", options.labels);
   checkFunction("onResult", options.onResult);
   const { n, judge, keep, promote, mode, env, cwd, user, timeout, labels } = options;
-  const rest = { keep, promote, mode, env, cwd, user, timeout_secs: timeout, labels };
+  const rest = { keep, promote, mode, env, cwd, user, timeout_secs: timeout, labels, hold_effects: holdOf(options.holdEffects) };
   const more = { ...rest, judge: judge === undefined ? undefined : argsFor("judge", judge) };
   if (n !== undefined) {
     checkInteger("n", n, 1, most);

@@ -34,7 +34,7 @@ from ._sync._try import Tries
 from ._sync._workspace import Workspace
 from ._tries import ChildResult
 from ._version import VERSION as __version__
-from ._wire import Hook, Hooks, Limits, Network, NetworkLimits, NetworkSecret
+from ._wire import Hold, Hook, Hooks, Limits, Network, NetworkLimits, NetworkSecret
 
 if TYPE_CHECKING:
     from ._async._best import AsyncBest
@@ -112,6 +112,7 @@ __all__ = [
     "ExecutionError",
     "ForkdError",
     "InvalidArgumentError",
+    "Hold",
     "Hook",
     "Hooks",
     "Limits",

@@ -167,6 +167,26 @@ def message(field: str, value: Any) -> dict[str, Any] | None:
     raise wrong(field, value, "a message of forkd.types, or a mapping")
 
 
+def volumes(value: object) -> list[dict[str, str]] | None:
+    """The volumes of a sandbox: {"/data": "data:ro"} mounts the volume data at /data, read-only."""
+    mounts = []
+    for where, what in (strings("volumes", value) or {}).items():
+        volume, _, mode = what.partition(":")
+        mounts.append({"name": name("volumes", volume), "path": where} | ({"mode": mode} if mode else {}))
+        if mode:
+            one_of("volumes", mode, ("ro", "copy"))
+    return mounts or None
+
+
+def hold(value: Any) -> dict[str, Any] | None:
+    """A hold of requests: a message, a mapping with its fields, or only the names of servers."""
+    if value is None or isinstance(value, Mapping) or hasattr(value, "to_json"):
+        return message("hold_effects", value)
+    if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
+        raise wrong("hold_effects", value, "a list of names of servers, or a Hold")
+    return {"hosts": [text("hold_effects", host) for host in value]}
+
+
 def label_filter(labels: object) -> list[tuple[str, str]]:
     """The query parameters of a label filter: {"job": "7"}, or {"job": None} for any value."""
     if labels is None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import threading
 from builtins import list as List
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -17,10 +17,12 @@ from .._answers import parsed
 from .._errors import ConnectionFailedError, ForkdError, StreamBrokenError
 from .._lines import ServerEvents
 from .._names import knows_e2b
-from .._wire import Event, Hooks, HostMetrics, Limits, Version
-from ._sandbox import AsyncSandbox, AsyncSandboxes, NetworkPolicy, fork, fork_body
+from .._wire import Event, Hold, Hooks, HostMetrics, Limits, Version
+from ._sandbox import AsyncSandbox, AsyncSandboxes, fork, fork_body
+from ._settings import NetworkPolicy
 from ._snapshot import AsyncSnapshot, AsyncSnapshots
 from ._transport import AsyncTransport
+from ._volume import AsyncVolumes
 from ._workspace import AsyncWorkspaces
 
 if TYPE_CHECKING:
@@ -36,6 +38,7 @@ class AsyncClient:
     block closes its connections."""
 
     snapshots: AsyncSnapshots
+    volumes: AsyncVolumes
     workspaces: AsyncWorkspaces
 
     def __init__(
@@ -62,6 +65,7 @@ class AsyncClient:
     def _set(self, address: Address, timeout: float, retries: int) -> None:
         self._transport = AsyncTransport(address, timeout, retries)
         self.snapshots, self.workspaces = AsyncSnapshots(self), AsyncWorkspaces(self)
+        self.volumes = AsyncVolumes(self)
 
     _defaults: ClassVar[dict[Address, AsyncClient]] = {}
     _defaults_lock: ClassVar[threading.Lock] = threading.Lock()
@@ -119,6 +123,8 @@ class AsyncClient:
         hostname_prefix: str | None = None,
         allow_partial: bool = False,
         hooks: Hooks | Mapping[str, Any] | None = None,
+        volumes: Mapping[str, str] | None = None,
+        hold_effects: Hold | Mapping[str, Any] | Sequence[str] | None = None,
     ) -> AsyncSandboxes:
         """Forks n sandboxes from a snapshot: all of them, or none. With allow_partial, some may fail to
         start. Then a PartialForkError is raised, which contains the sandboxes that did start.
@@ -127,10 +133,14 @@ class AsyncClient:
         default that of the snapshot. ttl is the number of seconds after which a sandbox is deleted.
         idle_timeout is the number of seconds without a request after which a sandbox is suspended until the
         next request. With unique="strict", the fork fails if programs would repeat random numbers. hooks are
-        commands that run before or after operations, by default those of the snapshot."""
-        body = fork_body(
-            n, labels, env, network, limits, ttl, idle_timeout, unique, hostname_prefix, allow_partial, hooks
-        )
+        commands that run before or after operations, by default those of the snapshot.
+
+        volumes are mounted at paths: {"/data": "data"} to write to the volume data, "data:ro" to read it, or
+        "data:copy" for a private copy; docs/volumes.md says which snapshots can mount them. hold_effects is a list of
+        servers, or a Hold: requests that change something there are held back (docs/network.md), and sandbox.effects
+        lists them."""
+        options = (labels, env, network, limits, ttl, idle_timeout, unique, hostname_prefix, allow_partial, hooks)
+        body = fork_body(n, *options, volumes, hold_effects)
         return await fork(self, body | {"snapshot_tag": _args.name("snapshot", snapshot)})
 
     async def build(

@@ -13,7 +13,8 @@ from .._wire import Baked, BuildResult, Limits, SnapshotInfo, SnapshotInfoDetail
 
 if TYPE_CHECKING:
     from ._client import AsyncClient
-    from ._sandbox import AsyncSandboxes, NetworkPolicy
+    from ._sandbox import AsyncSandboxes
+    from ._settings import NetworkPolicy
 
 BAKE = 7200.0  # seconds: a boot and any number of warm-up steps, each with a limit of its own
 TEMPLATES = ("host", "portable")

@@ -14,7 +14,8 @@ from .._wire import Limits, WorkspaceInfo
 
 if TYPE_CHECKING:
     from ._client import AsyncClient
-    from ._sandbox import AsyncSandbox, NetworkPolicy
+    from ._sandbox import AsyncSandbox
+    from ._settings import NetworkPolicy
 
 
 class AsyncWorkspace:

@@ -7,7 +7,7 @@ import atexit
 import os
 import threading
 from builtins import list as List
-from collections.abc import Iterator, Callable, Mapping
+from collections.abc import Iterator, Callable, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -18,10 +18,12 @@ from .._answers import parsed
 from .._errors import ConnectionFailedError, ForkdError, StreamBrokenError
 from .._lines import ServerEvents
 from .._names import knows_e2b
-from .._wire import Event, Hooks, HostMetrics, Limits, Version
-from ._sandbox import Sandbox, Sandboxes, NetworkPolicy, fork, fork_body
+from .._wire import Event, Hold, Hooks, HostMetrics, Limits, Version
+from ._sandbox import Sandbox, Sandboxes, fork, fork_body
+from ._settings import NetworkPolicy
 from ._snapshot import Snapshot, Snapshots
 from ._transport import Transport
+from ._volume import Volumes
 from ._workspace import Workspaces
 
 if TYPE_CHECKING:
@@ -37,6 +39,7 @@ class Client:
     block closes its connections."""
 
     snapshots: Snapshots
+    volumes: Volumes
     workspaces: Workspaces
 
     def __init__(
@@ -63,6 +66,7 @@ class Client:
     def _set(self, address: Address, timeout: float, retries: int) -> None:
         self._transport = Transport(address, timeout, retries)
         self.snapshots, self.workspaces = Snapshots(self), Workspaces(self)
+        self.volumes = Volumes(self)
 
     _defaults: ClassVar[dict[Address, Client]] = {}
     _defaults_lock: ClassVar[threading.Lock] = threading.Lock()
@@ -120,6 +124,8 @@ class Client:
         hostname_prefix: str | None = None,
         allow_partial: bool = False,
         hooks: Hooks | Mapping[str, Any] | None = None,
+        volumes: Mapping[str, str] | None = None,
+        hold_effects: Hold | Mapping[str, Any] | Sequence[str] | None = None,
     ) -> Sandboxes:
         """Forks n sandboxes from a snapshot: all of them, or none. With allow_partial, some may fail to
         start. Then a PartialForkError is raised, which contains the sandboxes that did start.
@@ -128,10 +134,14 @@ class Client:
         default that of the snapshot. ttl is the number of seconds after which a sandbox is deleted.
         idle_timeout is the number of seconds without a request after which a sandbox is suspended until the
         next request. With unique="strict", the fork fails if programs would repeat random numbers. hooks are
-        commands that run before or after operations, by default those of the snapshot."""
-        body = fork_body(
-            n, labels, env, network, limits, ttl, idle_timeout, unique, hostname_prefix, allow_partial, hooks
-        )
+        commands that run before or after operations, by default those of the snapshot.
+
+        volumes are mounted at paths: {"/data": "data"} to write to the volume data, "data:ro" to read it, or
+        "data:copy" for a private copy; docs/volumes.md says which snapshots can mount them. hold_effects is a list of
+        servers, or a Hold: requests that change something there are held back (docs/network.md), and sandbox.effects
+        lists them."""
+        options = (labels, env, network, limits, ttl, idle_timeout, unique, hostname_prefix, allow_partial, hooks)
+        body = fork_body(n, *options, volumes, hold_effects)
         return fork(self, body | {"snapshot_tag": _args.name("snapshot", snapshot)})
 
     def build(

@@ -23,21 +23,21 @@ from .._wire import (
     Applied,
     CodeContext,
     Diff,
+    Effects,
+    Hold,
     Hooks,
     Limits,
     Metrics,
-    Network,
     Pong,
     RolledBack,
     SandboxInfo,
-    SandboxLimits,
-    SandboxNetwork,
     Stats,
 )
 from . import _runtime
 from ._code import Contexts, run_code
 from ._commands import Commands, Pty, Command
 from ._files import SPOOLED, Files
+from ._settings import HooksOf, LimitsOf, NetworkOf, NetworkPolicy
 from ._socket import PortConnection, open_port
 from ._transport import Answer, Transport
 from ._try import Tries, try_all, try_body
@@ -53,9 +53,6 @@ def _name_of(side: str | Snapshot | Sandbox) -> str:
     """The name of one side of a comparison."""
     return side if isinstance(side, str) else side.id if isinstance(side, Sandbox) else side.tag
 
-
-NetworkPolicy = Network | str | Mapping[str, Any]
-"""A policy, or only a mode: none, public, allow or open."""
 
 BRANCH_MODES = ("live", "diff", "full")
 UNIQUE_MODES = ("report", "strict")
@@ -101,6 +98,8 @@ def fork_body(
     hostname_prefix: str | None,
     allow_partial: bool,
     hooks: Hooks | Mapping[str, Any] | None,
+    volumes: Mapping[str, str] | None,
+    hold_effects: Hold | Mapping[str, Any] | Sequence[str] | None,
 ) -> dict[str, Any]:
     return _args.given(
         n=_args.whole("n", n, 1, 1000),
@@ -114,6 +113,8 @@ def fork_body(
         hostname_prefix=_args.optional_text("hostname_prefix", hostname_prefix),
         allow_partial=allow_partial or None,
         hooks=_args.message("hooks", hooks),
+        volumes=_args.volumes(volumes),
+        hold_effects=_args.hold(hold_effects),
     )
 
 
@@ -184,6 +185,8 @@ class Sandbox(metaclass=NamesOfE2B):
         unique: str | None = None,
         hostname_prefix: str | None = None,
         hooks: Hooks | Mapping[str, Any] | None = None,
+        volumes: Mapping[str, str] | None = None,
+        hold_effects: Hold | Mapping[str, Any] | Sequence[str] | None = None,
         tag: str | None = None,
         target: str | None = None,
         timeout: int = 30,
@@ -206,6 +209,8 @@ class Sandbox(metaclass=NamesOfE2B):
             unique=unique,
             hostname_prefix=hostname_prefix,
             hooks=hooks,
+            volumes=volumes,
+            hold_effects=hold_effects,
         )
         return cls._of(client, made[0]._info)
 
@@ -353,13 +358,14 @@ class Sandbox(metaclass=NamesOfE2B):
         hostname_prefix: str | None = None,
         allow_partial: bool = False,
         hooks: Hooks | Mapping[str, Any] | None = None,
+        volumes: Mapping[str, str] | None = None,
+        hold_effects: Hold | Mapping[str, Any] | Sequence[str] | None = None,
     ) -> Sandboxes:
         """Makes n children that continue from the current state of memory, processes and disk. The sandbox
         keeps running. Other parameters are those of Client.fork; network, limits, unique and hooks
-        default to the sandbox's own."""
-        body = fork_body(
-            n, labels, env, network, limits, ttl, idle_timeout, unique, hostname_prefix, allow_partial, hooks
-        )
+        default to the sandbox's own. Children have copies of the sandbox's volumes, in addition to volumes."""
+        options = (labels, env, network, limits, ttl, idle_timeout, unique, hostname_prefix, allow_partial, hooks)
+        body = fork_body(n, *options, volumes, hold_effects)
         body |= _args.given(source_id=self.id, mode=_args.one_of("mode", mode, BRANCH_MODES))
         return fork(self.client, body)
 
@@ -466,6 +472,7 @@ class Sandbox(metaclass=NamesOfE2B):
         timeout: float | None = None,
         labels: Mapping[str, str] | None = None,
         on_result: Callable[[ChildResult], Any] | None = None,
+        hold_effects: Hold | Mapping[str, Any] | Sequence[str] | None = None,
     ) -> Tries:
         """Branches the sandbox once, forks up to 64 children of the branch, and runs a command in each child. commands
         is a list with one command for each child or, with n, one command for n children. on_result receives the
@@ -475,12 +482,13 @@ class Sandbox(metaclass=NamesOfE2B):
         other commands; "best", the child with the highest score; or "none". The default is "best" with a judge,
         otherwise "first" with promote, otherwise "none". The judge is a command that runs in each child after the
         child's own command. The last line that it prints is the score. With promote, the winner is promoted into
-        the sandbox, and no child stays.
+        the sandbox, and no child stays. hold_effects holds back requests of the children, as in Client.fork.
 
         timeout is the limit in seconds for each command and judge, by default 600 and at most 86400. The variable
         FORKD_TRY_INDEX in the environment of a command is the child's number. If this call is cancelled or fails,
         if its connection breaks, or if the daemon dies, no child stays, and the sandbox is unchanged."""
         body = try_body(commands, n, judge, keep, promote, mode, env, cwd, user, timeout, labels, BRANCH_MODES)
+        body |= _args.given(hold_effects=_args.hold(hold_effects))
         return try_all(self, body, on_result)
 
     def diff(
@@ -546,6 +554,14 @@ class Sandbox(metaclass=NamesOfE2B):
                 return None
             archive.seek(0)
             return archive.read()
+
+    def effects(self) -> Effects:
+        """The requests to servers that were held back, and whether others will be; see hold_effects of Client.fork."""
+        return Effects.from_json((self._call("GET", "/effects")).json())
+
+    def release_effects(self) -> Effects:
+        """Ends the hold: waiting requests are sent. Returns the requests that were held until then."""
+        return Effects.from_json((self._call("POST", "/effects/release", {})).json())
 
     def pause(self) -> SandboxInfo:
         """Pauses the sandbox."""
@@ -632,69 +648,3 @@ def _client_class() -> type[Client]:
     from ._client import Client
 
     return Client
-
-
-class NetworkOf:
-    """Where a sandbox may connect to."""
-
-    def __init__(self, sandbox: Sandbox) -> None:
-        self._sandbox = sandbox
-
-    def get(self) -> SandboxNetwork:
-        """The policy, and statistics of the sandbox's connections."""
-        return SandboxNetwork.from_json((self._sandbox._call("GET", "/network")).json())
-
-    def set(self, policy: NetworkPolicy | None = None, /, **fields: Any) -> SandboxNetwork:
-        """Replaces the policy: set("none"), set(Network(…)), or by its fields: set(mode="allow",
-        allow=["pypi.org"]). The policy applies when this call returns. Connections that it denies are reset."""
-        if (policy is None) == (not fields):
-            raise _args.wrong("policy", policy, "a mode, a Network, or its fields by name")
-        if unknown := set(fields) - set(Network.__dataclass_fields__):
-            raise _args.wrong(
-                min(unknown), fields[min(unknown)], "one of the fields " + ", ".join(Network.__dataclass_fields__)
-            )
-        body = _args.network(fields if policy is None else policy)
-        return SandboxNetwork.from_json((self._sandbox._call("PUT", "/network", body)).json())
-
-
-class LimitsOf:
-    """Limits on the host resources of a sandbox."""
-
-    def __init__(self, sandbox: Sandbox) -> None:
-        self._sandbox = sandbox
-
-    def get(self) -> SandboxLimits:
-        """The limits, and the current use."""
-        return SandboxLimits.from_json((self._sandbox._call("GET", "/limits")).json())
-
-    def set(self, limits: Limits | None = None, /, **fields: Any) -> SandboxLimits:
-        """Replaces the limits: set(Limits(…)), or by fields: set(memory_mib=512, cpus=0.5). Omitted limits
-        are removed."""
-        if unknown := set(fields) - set(Limits.__dataclass_fields__):
-            raise _args.wrong(
-                min(unknown), fields[min(unknown)], "one of the fields " + ", ".join(Limits.__dataclass_fields__)
-            )
-        body = _args.message("limits", fields if limits is None else limits)
-        return SandboxLimits.from_json((self._sandbox._call("PUT", "/limits", body)).json())
-
-
-class HooksOf:
-    """Commands that the daemon runs in a sandbox before or after some operations. docs/hooks.md describes
-    them."""
-
-    def __init__(self, sandbox: Sandbox) -> None:
-        self._sandbox = sandbox
-
-    def get(self) -> Hooks:
-        """The hooks."""
-        return Hooks.from_json((self._sandbox._call("GET", "/hooks")).json())
-
-    def set(self, hooks: Hooks | None = None, /, **fields: Any) -> Hooks:
-        """Replaces the hooks: set(Hooks(…)), or by fields: set(before_branch={"args": ["sync"]}). Omitted
-        hooks are removed."""
-        if unknown := set(fields) - set(Hooks.__dataclass_fields__):
-            raise _args.wrong(
-                min(unknown), fields[min(unknown)], "one of the fields " + ", ".join(Hooks.__dataclass_fields__)
-            )
-        body = _args.message("hooks", fields if hooks is None else hooks)
-        return Hooks.from_json((self._sandbox._call("PUT", "/hooks", body)).json())

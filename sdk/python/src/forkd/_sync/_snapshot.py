@@ -14,7 +14,8 @@ from .._wire import Baked, BuildResult, Limits, SnapshotInfo, SnapshotInfoDetail
 
 if TYPE_CHECKING:
     from ._client import Client
-    from ._sandbox import Sandboxes, NetworkPolicy
+    from ._sandbox import Sandboxes
+    from ._settings import NetworkPolicy
 
 BAKE = 7200.0  # seconds: a boot and any number of warm-up steps, each with a limit of its own
 TEMPLATES = ("host", "portable")

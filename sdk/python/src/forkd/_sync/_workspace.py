@@ -15,7 +15,8 @@ from .._wire import Limits, WorkspaceInfo
 
 if TYPE_CHECKING:
     from ._client import Client
-    from ._sandbox import Sandbox, NetworkPolicy
+    from ._sandbox import Sandbox
+    from ._settings import NetworkPolicy
 
 
 class Workspace:

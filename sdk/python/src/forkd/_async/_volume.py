@@ -1,0 +1,61 @@
+"""Volumes."""
+
+from __future__ import annotations
+
+from builtins import list as List
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from .. import _args
+from .._codes import VolumeNotFoundError
+from .._wire import VolumeInfo
+
+if TYPE_CHECKING:
+    from ._client import AsyncClient
+
+
+class AsyncVolumes:
+    """The volumes of a daemon: disks with names, which outlive the sandboxes that mount them."""
+
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
+
+    async def _call(self, method: str, name: str, rest: str = "", json: Any = None, **more: Any) -> VolumeInfo:
+        path = f"/v1/volumes/{quote(_args.name('name', name), safe='')}{rest}"
+        return VolumeInfo.from_json((await self._client._transport.call(method, path, json, **more)).json())
+
+    async def create(
+        self, name: str, *, size_mib: int | None = None, labels: Mapping[str, str] | None = None
+    ) -> VolumeInfo:
+        """Makes an empty volume of 16 MiB to 1 TiB, by default 1 GiB. Raises VolumeExistsError if the name is in
+        use."""
+        body = _args.given(
+            name=_args.name("name", name),
+            size_mib=None if size_mib is None else _args.whole("size_mib", size_mib, 16, 1 << 20),
+            labels=_args.strings("labels", labels),
+        )
+        answer = await self._client._transport.call("POST", "/v1/volumes", body, once=True)
+        return VolumeInfo.from_json(answer.json())
+
+    async def list(self, labels: Mapping[str, str | None] | None = None) -> List[VolumeInfo]:
+        """The volumes, by name. labels selects volumes as in Sandbox.list."""
+        answer = await self._client._transport.call("GET", "/v1/volumes", params=_args.label_filter(labels))
+        return [VolumeInfo.from_json(v) for v in answer.json()]
+
+    async def get(self, name: str) -> VolumeInfo:
+        """The volume with a name. Raises VolumeNotFoundError if it does not exist."""
+        return await self._call("GET", name)
+
+    async def snapshot(self, name: str, to: str, *, labels: Mapping[str, str] | None = None) -> VolumeInfo:
+        """Makes the volume to with the present data of a volume, which no sandbox may be writing to."""
+        body = _args.given(name=_args.name("to", to), labels=_args.strings("labels", labels))
+        return await self._call("POST", name, "/snapshot", body, once=True)
+
+    async def delete(self, name: str) -> bool:
+        """Removes a volume and its data. Returns False if it no longer existed."""
+        try:
+            await self._client._transport.call("DELETE", f"/v1/volumes/{quote(_args.name('name', name), safe='')}")
+        except VolumeNotFoundError:
+            return False
+        return True
