@@ -1,6 +1,7 @@
 package integration_test
 
 import (
+	"encoding/json"
 	"fmt"
 	"strings"
 	"syscall"
@@ -74,10 +75,41 @@ func (d *daemon) holds(t *testing.T, what, id string) {
 func TestVolumes(t *testing.T) {
 	d := volumes(t)
 	t.Run("one sandbox after another", d.passOn)
+	t.Run("E2B", d.mountedByE2B)
 	t.Run("killed daemons", d.killedWithVolume)
 	t.Run("branches", d.branchedWithVolume)
 	t.Run("suspensions", d.suspendedWithVolume)
 	t.Run("branches of killed daemons", d.killedWhileBranched)
+}
+
+// mountedByE2B mounts a volume by E2B's API, and checks its data in a later sandbox.
+func (d *daemon) mountedByE2B(t *testing.T) {
+	call := d.e2b(t)
+	const object = "application/json"
+	var v struct{ VolumeID string }
+	if err := json.Unmarshal([]byte(call("POST", "/volumes", object, `{"name":"e2b"}`, 201, nil)), &v); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct{ name, script, want string }{
+		{"e2b", "echo kept >/data/x && cat /data/x", "kept\n"},
+		{"e2b:copy", "cat /data/x && rm /data/x", "kept\n"},
+		{"e2b:ro", "cat /data/x; touch /data/y 2>&1 | grep -c Read-only", "kept\n1\n"},
+	} {
+		var box struct{ SandboxID string }
+		body := `{"templateID":"slots","timeout":600,"volumeMounts":[{"name":"` + c.name + `","path":"/data"}]}`
+		if err := json.Unmarshal([]byte(call("POST", "/v2/sandboxes", object, body, 201, nil)), &box); err != nil {
+			t.Fatal(err)
+		}
+		if got := d.sh(t, box.SandboxID, c.script); got != c.want {
+			t.Errorf("%s: %q, want %q", c.name, got, c.want)
+		}
+		if c.name == "e2b" {
+			call("POST", "/v2/sandboxes", object, body, 409, nil) // a second writer
+			call("DELETE", "/volumes/"+v.VolumeID, object, "", 409, nil)
+		}
+		call("DELETE", "/sandboxes/"+box.SandboxID, object, "", 204, nil)
+	}
+	call("DELETE", "/volumes/"+v.VolumeID, object, "", 204, nil)
 }
 
 // passOn gives a volume to one sandbox after another. The data of the volume outlives the deletion of

@@ -80,7 +80,7 @@ type createRequest struct {
 	Network       *strictConfig   `json:"network"`
 	MCP           json.RawMessage `json:"mcp"`
 	IAM           json.RawMessage `json:"iam"`
-	VolumeMounts  json.RawMessage `json:"volumeMounts"`
+	VolumeMounts  volumeMounts    `json:"volumeMounts"`
 }
 
 // present reports whether a field is in the request and not null.
@@ -94,8 +94,6 @@ func (req *createRequest) check() error {
 		return unsupported("mcp", "start the gateway in the recipe's warm-up")
 	case present(req.IAM):
 		return unsupported("iam", "give the sandbox a secret (docs/network.md)")
-	case present(req.VolumeMounts) && string(req.VolumeMounts) != "[]":
-		return unsupported("volumeMounts", "bake the data into a snapshot")
 	case req.AutoPauseMemory != nil && !*req.AutoPauseMemory && req.AutoPause:
 		return unsupported("autoPauseMemory: false", "a paused sandbox keeps its memory")
 	}
@@ -126,9 +124,13 @@ func (a *Server) createAs(w http.ResponseWriter, r *http.Request, def time.Durat
 	if err != nil {
 		return err
 	}
+	volumes, err := req.VolumeMounts.mounts()
+	if err != nil {
+		return err
+	}
 	n := annotation{Metadata: req.Metadata, Timeout: timeout, Pauses: req.AutoPause, Resumes: req.AutoResume.Enabled}
 	fork := sandbox.ForkRequest{Tag: tag, N: 1, Env: req.EnvVars, TTL: max(timeout, time.Nanosecond),
-		ExpirySuspends: req.AutoPause}
+		ExpirySuspends: req.AutoPause, Volumes: volumes}
 	if req.AllowInternet != nil {
 		offline := !*req.AllowInternet
 		n.Offline = &offline

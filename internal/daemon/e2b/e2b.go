@@ -18,6 +18,7 @@ package e2b
 import (
 	"errors"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
@@ -120,15 +121,16 @@ func (a *Server) Carry(w http.ResponseWriter, r *http.Request, route inbound.Rou
 // controlRoots are the beginnings of all paths of the control plane. No path of /v1 begins with one
 // of them.
 var controlRoots = []string{"sandboxes", "snapshots", "templates", "v2/sandboxes", "v2/templates",
-	"v3/templates", "default-templates", "volumes", "secrets", "teams"}
+	"v3/templates", "default-templates", "volumes", contentRoot, "secrets", "teams"}
 
 func isControl(path string) bool {
-	for _, root := range controlRoots {
-		if rest, ok := strings.CutPrefix(path, "/"+root); ok && (rest == "" || rest[0] == '/') {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(controlRoots, func(root string) bool { return isBelow(path, root) })
+}
+
+// isBelow reports whether a path is /root or begins with /root/.
+func isBelow(path, root string) bool {
+	rest, ok := strings.CutPrefix(path, "/"+root)
+	return ok && (rest == "" || rest[0] == '/')
 }
 
 // routes registers the routes of the control plane. Each route requires the scope that the same
@@ -164,6 +166,10 @@ func (a *Server) routes() {
 		{"POST /v2/sandboxes/{id}/fork", auth.Run, works, a.Face.Once(a.fork)},
 		{"POST /sandboxes/{id}/snapshots", auth.Run, works, a.Face.Once(a.createSnapshot)},
 		{"GET /snapshots", auth.Read, lists, a.listSnapshots},
+		{"POST /volumes", auth.Run, works, a.Face.Once(a.createVolume)},
+		{"GET /volumes", auth.Read, lists, a.listVolumes},
+		{"GET /volumes/{volume}", auth.Read, reads, a.volume},
+		{"DELETE /volumes/{volume}", auth.Run, a.Face.Ends, a.deleteVolume},
 		{"GET /templates", auth.Read, lists, a.listTemplates},
 		{"GET /v2/templates", auth.Read, lists, a.listTemplates},
 		{"GET /templates/{id}", auth.Read, reads, a.template},
@@ -214,9 +220,14 @@ func (a *Server) control(w http.ResponseWriter, r *http.Request) {
 		a.upload(w, r)
 		return
 	}
-	who, err := a.identify(r)
 	e := audit.From(r.Context())
-	e.Who, e.Route = who.Who, controlRoute // the pattern replaces controlRoute if the request matches a route
+	e.Route = controlRoute // the pattern replaces controlRoute if the request matches a route
+	if isContent(r.URL.Path) {
+		refuseContent(w, r)
+		return
+	}
+	who, err := a.identify(r)
+	e.Who = who.Who
 	if err != nil {
 		face.LetGo(w)
 		a.fail(w, r, err)

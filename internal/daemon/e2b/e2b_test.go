@@ -162,9 +162,8 @@ func TestCreateUseAndKill(t *testing.T) {
 	r.call("POST", "/v2/sandboxes", `{"templateID":"../x"}`, 400, nil)
 	r.call("POST", "/v2/sandboxes", `{"templateID":"a.b","timeout":-1}`, 400, nil)
 	r.call("POST", "/v2/sandboxes", `{`, 400, nil)
-	r.call("POST", "/v2/sandboxes", `{"templateID":"a.b","volumeMounts":[{}]}`, 400, nil)
 	r.call("POST", "/v2/sandboxes", `{"templateID":"a.b","metadata":{"k":"`+strings.Repeat("x", 70_000)+`"}}`, 400, nil)
-	r.call("GET", "/volumes", "", 501, nil)
+	r.call("GET", "/secrets", "", 501, nil)
 
 	frame := func(msg string) string {
 		return string(append([]byte{0, 0, 0, 0, byte(len(msg))}, msg...))

@@ -34,14 +34,14 @@ type networkConfig struct {
 type strictConfig struct{ networkConfig }
 
 // UnmarshalJSON implements json.Unmarshaler.
-func (c *strictConfig) UnmarshalJSON(p []byte) error { return strictly(p, &c.networkConfig) }
+func (c *strictConfig) UnmarshalJSON(p []byte) error { return strictly(p, "network", &c.networkConfig) }
 
-// strictly decodes one JSON value without unknown fields.
-func strictly(p []byte, v any) error {
+// strictly decodes one JSON value without unknown fields. An error begins with the name of the field.
+func strictly(p []byte, field string, v any) error {
 	d := json.NewDecoder(bytes.NewReader(p))
 	d.DisallowUnknownFields()
 	if err := d.Decode(v); err != nil {
-		return fmt.Errorf("network: %w", err)
+		return fmt.Errorf("%s: %w", field, err)
 	}
 	return nil
 }
@@ -138,7 +138,9 @@ type networkFields struct {
 }
 
 // UnmarshalJSON implements json.Unmarshaler.
-func (r *networkRequest) UnmarshalJSON(p []byte) error { return strictly(p, &r.networkFields) }
+func (r *networkRequest) UnmarshalJSON(p []byte) error {
+	return strictly(p, "network", &r.networkFields)
+}
 
 // setNetwork replaces the policy of a sandbox. It keeps the sandbox's present limits and secrets.
 // Access to the sandbox's ports is fixed when the sandbox is created.

@@ -51,6 +51,7 @@ type listed struct {
 	State       string            `json:"state"`
 	EnvdVersion string            `json:"envdVersion"`
 	Metadata    map[string]string `json:"metadata,omitempty"`
+	Volumes     []volumeMount     `json:"volumeMounts,omitempty"`
 }
 
 // describer returns a function that describes sandboxes.
@@ -69,7 +70,7 @@ func listedOf(i sandbox.Info, vcpus uint32, diskMiB uint64) listed {
 	}
 	return listed{SandboxID: i.ID, TemplateID: i.SnapshotTag, Alias: i.SnapshotTag, StartedAt: i.Created, EndAt: end,
 		CPUs: max(vcpus, 1), MemoryMiB: i.MemoryBytes >> 20, DiskMiB: diskMiB, State: stateOf(i),
-		EnvdVersion: envdVersion, Metadata: n.Metadata}
+		EnvdVersion: envdVersion, Metadata: n.Metadata, Volumes: mountsFor(i.Volumes)}
 }
 
 // find returns the sandbox that a request names. It treats a sandbox for which stateOf returns "" as

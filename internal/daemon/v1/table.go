@@ -8,6 +8,7 @@ import (
 	apiv1 "github.com/forkd/forkd/api/v1"
 	"github.com/forkd/forkd/internal/daemon/auth"
 	"github.com/forkd/forkd/internal/daemon/face"
+	"github.com/forkd/forkd/internal/host/volume"
 )
 
 // PortRoute is the route to guests' ports in the API's document. PortScope is the scope that a
@@ -145,7 +146,7 @@ func (a *api) effectRoutes() []route {
 // volumeRoutes returns the routes of volumes.
 func (a *api) volumeRoutes() []route {
 	f := a.Face
-	defaults := apiv1.VolumeRequest{SizeMiB: 1024}
+	defaults := apiv1.VolumeRequest{SizeMiB: volume.DefaultMiB}
 	return []route{
 		{"GET /v1/volumes", auth.Read, []string{"limit", "cursor", "label"}, f.Lists, listed(a.listVolumes)},
 		{"POST /v1/volumes", auth.Run, nil, f.Work, f.Once(callWith(defaults, http.StatusCreated, a.createVolume))},

@@ -15,6 +15,15 @@ func (v *View) Volume(name string) (volume.Info, error) {
 	return v.host.volumes.Get(name)
 }
 
+// VolumeWithID returns the Info of the volume with an id. It treats a volume that the principal may not
+// see as missing.
+func (v *View) VolumeWithID(id string) (volume.Info, error) {
+	if v.isEmpty() {
+		return volume.Info{}, &volume.Error{Name: id}
+	}
+	return v.host.volumes.GetID(id, v.p.Prefix.HasTag)
+}
+
 // HasVolume returns a *volume.Error for "not found" if the principal may not see volumes with this
 // name. It does not check whether the volume exists.
 func (v *View) HasVolume(name string) error {

@@ -26,8 +26,10 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// Bounds on volumes. MinSize and MaxSize are sizes in bytes.
+// Bounds on volumes. MinSize and MaxSize are sizes in bytes. DefaultMiB is the size of a volume whose
+// request has none, in MiB.
 const (
+	DefaultMiB  = 1024
 	MinSize     = ext4.MinSize
 	MaxSize     = min(ext4.MaxSize, vm.MaxVolumeBytes)
 	MaxPerOwner = 256 // maximum number of volumes of one owner
@@ -256,6 +258,27 @@ func (s *Store) Get(name string) (Info, error) {
 	info := infoOf(v)
 	s.mu.Unlock()
 	return s.measured(info), nil
+}
+
+// GetID returns the Info of the volume with an id. If the function may does not permit its name, or
+// if there is no such volume, the error is an *Error with the id as the name.
+func (s *Store) GetID(id string, may func(name string) bool) (Info, error) {
+	name := ""
+	s.mu.Lock()
+	for _, v := range s.byName {
+		if v.ID == id && v.phase == ready && may(v.Name) {
+			name = v.Name
+		}
+	}
+	s.mu.Unlock()
+	if name == "" {
+		return Info{}, &Error{Name: id}
+	}
+	i, err := s.Get(name)
+	if err == nil && i.ID != id { // the volume was removed, and its name was used again
+		err = &Error{Name: id}
+	}
+	return i, err
 }
 
 // List returns the Info of all volumes whose names the function may permits, sorted by name; nil permits

@@ -1,0 +1,15 @@
+package e2b
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/forkd/forkd/internal/host/volume"
+)
+
+// Without a domain, the SDKs would send the files of volumes to E2B's servers.
+func TestDomainOfContent(t *testing.T) {
+	if d := (&Server{}).detailOf(volume.Info{ID: "vol-1", Name: "data"}); !strings.HasSuffix(d.Domain, ".invalid") {
+		t.Errorf("%+v: want a domain that does not exist", d)
+	}
+}
