@@ -79,8 +79,8 @@ var e2bKey = regexp.MustCompile(`^e2b_[0-9a-f]+$`)
 
 // e2bVars are all variables that the command prints, in this order. Variables that the chosen
 // configuration does not need are unset, because old values would interfere.
-var e2bVars = []string{"E2B_DOMAIN", "E2B_API_URL", "E2B_SANDBOX_URL", "E2B_API_KEY", "E2B_VALIDATE_API_KEY",
-	"SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS"}
+var e2bVars = []string{"E2B_DOMAIN", "E2B_API_URL", "E2B_SANDBOX_URL", "E2B_VOLUME_API_URL", "E2B_API_KEY",
+	"E2B_VALIDATE_API_KEY", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS"}
 
 // e2bEnv returns the variables for a daemon. If a domain is given, clients reach sandboxes by host
 // names. If a directory is given, clients trust the certificates that setup makes in this
@@ -94,7 +94,7 @@ func e2bEnv(address, token, domain, dir string) (map[string]string, error) {
 	case strings.HasPrefix(address, "unix:"):
 		return nil, fmt.Errorf("%s: E2B's SDKs cannot use a unix socket: start the daemon with --bind 127.0.0.1:8889, and set %s", address, urlEnv)
 	default:
-		env["E2B_API_URL"], env["E2B_SANDBOX_URL"] = address, address
+		env["E2B_API_URL"], env["E2B_SANDBOX_URL"], env["E2B_VOLUME_API_URL"] = address, address, address
 	}
 	if dir != "" {
 		env["SSL_CERT_FILE"] = filepath.Join(dir, bundleFile)
@@ -125,7 +125,7 @@ func printE2BEnv(w io.Writer, env map[string]string, asJSON bool) error {
 			printf(w, "export %s=%s\n", name, quoted(value))
 		}
 	}
-	unset := slices.DeleteFunc(slices.Clone(e2bVars[:3]), func(name string) bool { _, ok := env[name]; return ok })
+	unset := slices.DeleteFunc(slices.Clone(e2bVars[:4]), func(name string) bool { _, ok := env[name]; return ok })
 	_, err := printf(w, "unset %s\n", strings.Join(unset, " "))
 	return err
 }

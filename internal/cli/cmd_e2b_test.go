@@ -19,7 +19,7 @@ func TestE2BEnv(t *testing.T) {
 	for _, c := range []struct{ address, token, domain, dir, want string }{
 		{"http://127.0.0.1:1/", "", "", "",
 			"export E2B_API_URL='http://127.0.0.1:1'\nexport E2B_SANDBOX_URL='http://127.0.0.1:1'\n" +
-				"export E2B_API_KEY='e2b_00'\nunset E2B_DOMAIN\n"},
+				"export E2B_VOLUME_API_URL='http://127.0.0.1:1'\nexport E2B_API_KEY='e2b_00'\nunset E2B_DOMAIN\n"},
 		{"http://h:1", "0123456789abcdef", "", "",
 			"'http://h:1'\nexport E2B_API_KEY='e2b_0123456789abcdef'\nunset E2B_DOMAIN\n"},
 		{"http://h:1", "e2b_00ff", "", "", "export E2B_API_KEY='e2b_00ff'\nunset E2B_DOMAIN\n"},
@@ -27,9 +27,9 @@ func TestE2BEnv(t *testing.T) {
 			"export E2B_API_KEY='it'\\''s'\nexport E2B_VALIDATE_API_KEY='false'\nunset E2B_DOMAIN\n"},
 		{"unix:///run/x", "00", "s.example.com:8443", "",
 			"export E2B_DOMAIN='s.example.com:8443'\nexport E2B_API_KEY='e2b_00'\n" +
-				"unset E2B_API_URL E2B_SANDBOX_URL\n"},
+				"unset E2B_API_URL E2B_SANDBOX_URL E2B_VOLUME_API_URL\n"},
 		{"unix:///run/x", "00", "a.b", "/d", "export E2B_API_KEY='e2b_00'\nexport SSL_CERT_FILE='/d/bundle.pem'\n" +
-			"export REQUESTS_CA_BUNDLE='/d/bundle.pem'\nexport NODE_EXTRA_CA_CERTS='/d/ca.pem'\nunset E2B_API_URL E2B_SANDBOX_URL\n"},
+			"export REQUESTS_CA_BUNDLE='/d/bundle.pem'\nexport NODE_EXTRA_CA_CERTS='/d/ca.pem'\nunset E2B_API_URL E2B_SANDBOX_URL E2B_VOLUME_API_URL\n"},
 	} {
 		var out strings.Builder
 		env, err := e2bEnv(c.address, c.token, c.domain, c.dir)

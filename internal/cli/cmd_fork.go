@@ -104,6 +104,7 @@ func newForkCmd() *cobra.Command {
 	limits.register(f)
 	hooks.register(cmd, f)
 	dirs.register(f)
+	c.completeVolumes(cmd)
 	network.registerNew(cmd)
 	f.BoolVar(&req.PerChildNetns, "per-child-netns", false,
 		"of forkd 0.5; no effect: every child has a network of its own already")

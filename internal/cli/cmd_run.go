@@ -111,6 +111,7 @@ func newRunCmd() *cobra.Command {
 	noEffect(f, "privileged", "", "of docker; no effect: root may do anything in a sandbox")
 	limits.register(f)
 	dirs.register(f)
+	c.completeVolumes(cmd)
 	network.registerNew(cmd)
 	c.complete(cmd, either(tags, recipeNames))
 	c.register(cmd)

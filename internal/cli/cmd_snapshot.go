@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 
@@ -39,6 +40,8 @@ func newSnapshotCmd() *cobra.Command {
 				return usageError{errors.New("--from-sandbox is missing; 'forkd build' makes snapshots of recipes")}
 			case from == "":
 				return boot.run(cmd, &c, req.Tag)
+			case len(boot.given) > 0:
+				return usageError{errors.New("--volume needs --kernel and --rootfs: a branch has the volumes of its sandbox")}
 			case boot.Kernel != "" || boot.Rootfs != "":
 				return usageError{errors.New("--from-sandbox excludes --kernel and --rootfs")}
 			case live && diff:
@@ -68,7 +71,10 @@ func newSnapshotCmd() *cobra.Command {
 }
 
 // bootFlags are the flags for a parent that boots from given files.
-type bootFlags struct{ client.BakeRequest }
+type bootFlags struct {
+	client.BakeRequest
+	given []string // values of --volume
+}
 
 // Environment variables that name the default files of a parent.
 const (
@@ -86,6 +92,8 @@ func (b *bootFlags) register(f *pflag.FlagSet) {
 	f.Float64Var(&b.BootWaitSecs, "boot-wait-secs", b.BootWaitSecs,
 		"of forkd 0.5; no effect: the guest says when it is ready")
 	_ = f.MarkHidden("boot-wait-secs") // fails only for a flag that does not exist
+	f.StringArrayVar(&b.given, "volume", nil, "NAME:/PATH gives each sandbox of the snapshot a private copy of a volume, "+
+		"NAME:/PATH:ro its data, read-only (repeatable)")
 	noEffect(f, "rw", "", "of forkd 0.5; no effect: its disk can be written, in a layer of its own")
 	noEffect(f, "keep-workdir", "", "of forkd 0.5; no effect")
 }
@@ -102,11 +110,64 @@ func (b *bootFlags) run(cmd *cobra.Command, c *common, tag string) error {
 		}
 		*path = abs
 	}
+	volumes, err := b.volumes()
+	if err != nil {
+		return err
+	}
 	return show(cmd, c, func(ctx context.Context, cl *client.Client) (client.Baked, error) {
+		if len(volumes) > 0 {
+			return b.bakeWith(ctx, cl, volumes)
+		}
 		return cl.Bake(ctx, b.BakeRequest)
 	}, func(made client.Baked) error {
 		printLine(cmd.OutOrStdout(), made.Tag)
 		printf(cmd.ErrOrStderr(), "forkd: booted in %.1f ms, saved in %.1f ms\n", made.BootMS, made.SaveMS)
 		return nil
 	})
+}
+
+// volumes parses the values of --volume. In forkd 0.5, all sandboxes of a snapshot wrote to one file, and
+// damaged it. Here each has a private copy, unless it only reads.
+func (b *bootFlags) volumes() (list []client.VolumeMount, err error) {
+	for _, text := range b.given {
+		if isHostDir(text) {
+			return nil, usageError{fmt.Errorf("--volume %.200q: forkd 0.5's files of file systems are volumes with names now: "+
+				"'forkd volume create NAME', copy the files into it (docs/volumes.md), and give NAME:/PATH", text)}
+		}
+		v, err := parseVolume(text)
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, client.VolumeMount{Name: v.Name, Path: v.Path, Mode: cmp.Or(v.Mode, "copy")})
+	}
+	return list, nil
+}
+
+// bootSuffix ends the tag of a parent without its volumes, which exists only while bakeWith runs.
+const bootSuffix = ".boot"
+
+// setUpSecs is the time after which the daemon kills the sandbox of bakeWith if this process cannot.
+const setUpSecs = 600
+
+// bakeWith bakes a parent with slots, and makes the snapshot from a sandbox of it that has mounted the
+// volumes. So all sandboxes of the snapshot have them, without naming them.
+func (b *bootFlags) bakeWith(ctx context.Context, cl *client.Client, volumes []client.VolumeMount) (
+	made client.Baked, err error) {
+	req := b.BakeRequest
+	req.Tag, req.VolumeSlots = b.Tag+bootSuffix, max(b.VolumeSlots, uint32(len(volumes)))
+	if made, err = cl.Bake(ctx, req); err != nil {
+		return made, err
+	}
+	after := context.WithoutCancel(ctx)
+	defer func() { // the snapshot has hard links to the files of its parent
+		err = errors.Join(err, cl.DeleteSnapshot(after, req.Tag, client.DeleteOptions{Force: true}))
+	}()
+	forked, err := cl.Fork(ctx, client.ForkRequest{SnapshotTag: req.Tag, N: 1, TTLSecs: setUpSecs, Volumes: volumes})
+	if err != nil {
+		return made, err
+	}
+	id := forked.Sandboxes[0].ID
+	defer func() { err = errors.Join(err, cl.Kill(after, id)) }()
+	made.Snapshot, err = cl.Branch(ctx, id, client.BranchRequest{Tag: b.Tag, Mode: "full"})
+	return made, err
 }

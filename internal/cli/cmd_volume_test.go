@@ -3,6 +3,7 @@ package cli
 import (
 	"bytes"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -99,5 +100,63 @@ func TestVolumesAtTheCommandLine(t *testing.T) {
 	}
 	if text := run(1, "fork", "none", "-v", "data:/x"); !strings.Contains(text, "--volume-slots 1") {
 		t.Error(text)
+	}
+}
+
+// The sandboxes of a snapshot that was made with --volume have the volumes without naming them, also
+// those that clients of forkd 0.5 request. Nothing else is left of the command.
+func TestSnapshotWithVolumes(t *testing.T) {
+	rig := apirig.Start(t, apirig.Options{Guest: vmfake.Guest{All: &vmfake.VMMs{}}})
+	t.Setenv(urlEnv, rig.URL)
+	t.Setenv(tokenEnv, apirig.Token)
+	run := func(want int, args ...string) string {
+		t.Helper()
+		var out, errs bytes.Buffer
+		args = append([]string{"snapshot", "--tag", "py", "--kernel", rig.Parent.Kernel, "--rootfs", rig.Parent.Rootfs,
+			"--mem-size-mib", "64"}, args...)
+		if code := Main(args, Stdio{In: strings.NewReader(""), Out: &out, Err: &errs}); code != want {
+			t.Fatalf("%v: exit code %d, %s", args, code, errs.String())
+		}
+		return out.String() + errs.String()
+	}
+	for _, name := range []string{"cache", "models"} {
+		if _, err := rig.CreateVolume(t.Context(), client.VolumeRequest{Name: name, SizeMiB: 16}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	left := func(want string) {
+		t.Helper()
+		list, err := rig.Snapshots(t.Context())
+		boxes, failed := rig.Sandboxes(t.Context())
+		tags := make([]string, len(list))
+		for i, s := range list {
+			tags[i] = s.Tag
+		}
+		if err != nil || failed != nil || strings.Join(tags, " ") != want || len(boxes) != 0 {
+			t.Errorf("snapshots %v, %d sandboxes, %v, %v; want %q and none", tags, len(boxes), err, failed, want)
+		}
+	}
+	text := run(2, "--volume", "/var/lib/forkd/vol.img:/opt/cache")
+	if !strings.Contains(text, "forkd volume create NAME") {
+		t.Errorf("a file: %s", text)
+	}
+	run(2, "--volume", "cache")
+	run(1, "--volume", "none:/opt/cache")
+	left("")
+	text = run(0, "--volume", "cache:/opt/cache:rw", "--volume", "models:/models:ro")
+	if !strings.HasPrefix(text, "py\n") {
+		t.Errorf("it prints %s", text)
+	}
+	left("py")
+	made, err := rig.Fork(t.Context(), client.ForkRequest{SnapshotTag: "py", N: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []client.VolumeMount{{Name: "cache", Path: "/opt/cache", Mode: "copy"},
+		{Name: "models", Path: "/models", Mode: "ro"}}
+	for _, s := range made.Sandboxes {
+		if !slices.Equal(s.Volumes, want) {
+			t.Errorf("%s has the volumes %v, want %v", s.ID, s.Volumes, want)
+		}
 	}
 }

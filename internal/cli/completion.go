@@ -84,6 +84,27 @@ func (c *common) completeFlag(cmd *cobra.Command, flag string, names namesOf) {
 	}) // RegisterFlagCompletionFunc fails only for a flag that does not exist
 }
 
+// completeVolumes makes the shell complete the volume in the value NAME:/PATH of the flag --volume. The
+// shell completes directories by itself.
+func (c *common) completeVolumes(cmd *cobra.Command) {
+	_ = cmd.RegisterFlagCompletionFunc("volume", func(cmd *cobra.Command, _ []string, begin string) ([]string,
+		cobra.ShellCompDirective) {
+		return c.beforeColon(cmd, volumeNames, begin)
+	}) // RegisterFlagCompletionFunc fails only for a flag that does not exist
+}
+
+// beforeColon returns names, each with a colon. Without names, the shell completes files.
+func (c *common) beforeColon(cmd *cobra.Command, names namesOf, begin string) ([]string, cobra.ShellCompDirective) {
+	found, directive := c.candidates(cmd, names, nil, begin)
+	for i := range found {
+		found[i] += ":"
+	}
+	if directive == cobra.ShellCompDirectiveError || len(found) == 0 {
+		return nil, cobra.ShellCompDirectiveDefault
+	}
+	return found, cobra.ShellCompDirectiveNoSpace
+}
+
 // completeWords makes the shell complete the value of a flag from the given words.
 func completeWords(cmd *cobra.Command, flag string, words ...string) {
 	// This fails only for a flag that does not exist.
@@ -94,14 +115,7 @@ func completeWords(cmd *cobra.Command, flag string, words ...string) {
 // local files by itself.
 func (c *common) completePath(cmd *cobra.Command) {
 	cmd.ValidArgsFunction = func(cmd *cobra.Command, _ []string, begin string) ([]string, cobra.ShellCompDirective) {
-		found, directive := c.candidates(cmd, sandboxNames, nil, begin)
-		for i := range found {
-			found[i] += ":"
-		}
-		if directive == cobra.ShellCompDirectiveError || len(found) == 0 {
-			return nil, cobra.ShellCompDirectiveDefault
-		}
-		return found, cobra.ShellCompDirectiveNoSpace
+		return c.beforeColon(cmd, sandboxNames, begin)
 	}
 }
 
