@@ -160,7 +160,8 @@ func TestVolumesOfSandboxes(t *testing.T) {
 	r.call("DELETE", "/volumes/"+data.ID, "", 409, nil)
 	var forked []struct{ Sandbox box }
 	r.call("POST", "/sandboxes/"+b.ID+"/fork", `{"count":1}`, 201, &forked)
-	if s, err := r.Sandbox(t.Context(), forked[0].Sandbox.ID); err != nil || len(s.Volumes) != 2 || s.Volumes[0].Mode != "copy" {
+	s, err := r.Sandbox(t.Context(), forked[0].Sandbox.ID)
+	if err != nil || len(s.Volumes) != 2 || s.Volumes[0].Mode != "copy" {
 		t.Errorf("a fork has the volumes %v, %v, want a copy", s.Volumes, err)
 	}
 	r.call("DELETE", "/sandboxes/"+b.ID, "", 204, nil)
