@@ -180,7 +180,7 @@ func (m *Manager) readopt(id string) (*Sandbox, error) {
 	s.live = v
 	v.link = m.cfg.Net.Adopt(id, r.Network, vmm, m.moved(id, v))
 	vcpus := uint32(1) // the minimum, if the number is unknown
-	if v.lease, err = m.cfg.Store.AcquireVersion(r.SnapshotTag, r.SnapshotID); err != nil {
+	if v.lease, err = m.cfg.Store.AcquireRunning(r.SnapshotTag, r.SnapshotID); err != nil {
 		m.cfg.Log.Error("sandbox runs, but its snapshot cannot be used", "sandbox", id, "error", err)
 	}
 	if v.lease != nil {

@@ -2,11 +2,18 @@ package sandbox
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/forkd/forkd/internal/format/crypt"
+	"github.com/forkd/forkd/internal/format/record"
+	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/host/vmfake"
 	"github.com/forkd/forkd/internal/host/vmmclient"
 	"github.com/forkd/forkd/internal/host/vmpool"
@@ -61,4 +68,51 @@ func TestStartWaitsOnceForSilentVMMs(t *testing.T) {
 		w.KillAll()
 		w.checkClean(t)
 	})
+}
+
+// A sandbox whose snapshot is encrypted keeps the snapshot, even if the daemon that takes over the
+// sandbox cannot decrypt the snapshot.
+func TestTakeOverOfAnEncryptedSnapshot(t *testing.T) {
+	w := newWorld(t, 0)
+	mustBake(t, w)
+	f, err := w.Fork(t.Context(), ForkRequest{Tag: "p", N: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.Snapshots().Quiesce()
+	d, err := w.Snapshots().Detail("p")
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.stop()
+	rec, err := record.EncodeEncryption(&record.Encryption{SnapshotID: d.ID, Keys: []string{crypt.NewID()}})
+	if err == nil {
+		err = os.WriteFile(filepath.Join(d.Dir, store.EncryptionFile), rec, 0o600)
+	}
+	state := filepath.Join(d.Dir, snapshot.StateFile)
+	if err == nil {
+		err = os.Rename(state, state+crypt.Suffix)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.start(t, 0)
+	defer w.stop()
+	if n, err := w.Recover(); n != 1 || err != nil {
+		t.Fatal(n, err)
+	}
+	if _, err := w.Fork(t.Context(), ForkRequest{Tag: "p", N: 1}); err == nil {
+		t.Error("forked a snapshot that cannot be decrypted")
+	}
+	var used *store.InUseError
+	if err := w.DeleteSnapshot("p", store.DeleteForce); !errors.As(err, &used) {
+		t.Errorf("the snapshot of a running sandbox was deleted: %v", err)
+	}
+	if err := w.Kill(f.Sandboxes[0].ID); err != nil {
+		t.Fatal(err)
+	}
+	w.checkClean(t)
+	if err := w.DeleteSnapshot("p", store.DeleteForce); err != nil {
+		t.Error(err)
+	}
 }

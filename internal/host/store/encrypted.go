@@ -25,7 +25,8 @@ import (
 // EncryptionFile is the name of the record of an encrypted snapshot, in its directory.
 const EncryptionFile = "encryption.json"
 
-// keysIn returns the keys of the encrypted files in a snapshot's directory.
+// keysIn returns the keys of the encrypted files in a snapshot's directory. An empty id stands for a
+// snapshot whose manifest is lost.
 func (s *Store) keysIn(dir, id string) ([]string, error) {
 	path := filepath.Join(dir, EncryptionFile)
 	f, err := s.openAsIs(path)
@@ -41,7 +42,7 @@ func (s *Store) keysIn(dir, id string) ([]string, error) {
 		return nil, err
 	}
 	r, err := record.ParseEncryption(path, p)
-	if err == nil && r.SnapshotID != id {
+	if err == nil && id != "" && r.SnapshotID != id {
 		err = fmt.Errorf("%s is that of snapshot %.40q", path, r.SnapshotID)
 	}
 	if err != nil {
@@ -93,6 +94,22 @@ func (s *Store) inClear(tag string, acquire func(tag string) (*Lease, error)) (*
 		return nil, writesPlain(tag)
 	}
 	return l, err
+}
+
+// AcquireRunning is like AcquireVersion, for a VM of an earlier daemon, which has its files open. If
+// the snapshot is encrypted, the lease has a manifest and no files: the key is not needed, and RAM
+// does not hold the decrypted files twice.
+func (s *Store) AcquireRunning(tag, id string) (*Lease, error) {
+	s.mu.Lock()
+	e := s.byTag[tag]
+	if e == nil || !e.Listed() || e.id() != id || len(e.keys) == 0 {
+		s.mu.Unlock()
+		return s.AcquireVersion(tag, id)
+	}
+	e.refs.lease++
+	hot := &hotFiles{manifest: e.manifest, secret: true}
+	s.mu.Unlock()
+	return &Lease{hotFiles: hot, release: s.releaser(e, &e.refs.lease)}, nil
 }
 
 // Member is a snapshot of a family.
@@ -155,6 +172,9 @@ func (s *Store) idleFamilyLocked(tag string) ([]*entry, error) {
 	return family, nil
 }
 
+// rewritePrefix is the prefix of the name of a directory in which Rewrite works.
+const rewritePrefix = "rewrite-"
+
 // Rewrite replaces the files of a snapshot. It calls the function write, which writes all files of
 // the snapshot to an empty directory, and exchanges the directories in one step. A killed daemon
 // leaves the old files or the new files. When Rewrite returns nil, the old files are removed, and keys
@@ -173,7 +193,7 @@ func (s *Store) Rewrite(tag, id string, write func(from, to string) error) error
 		return &ReplacedError{Tag: tag}
 	}
 	// No snapshot has this ID, so the next start removes the directory.
-	to := filepath.Join(s.staging(), "rewrite-"+snapshot.NewID())
+	to := filepath.Join(s.staging(), rewritePrefix+snapshot.NewID())
 	defer os.RemoveAll(to)
 	if err := os.Mkdir(to, 0o700); err != nil {
 		return err
@@ -296,6 +316,20 @@ func (s *Store) unusedLocked(keys []string) (unused []string) {
 func (s *Store) ForgetKey(id string) error {
 	s.mu.Lock()
 	unused := s.unusedLocked([]string{id})
+	s.mu.Unlock()
+	return s.destroy(unused)
+}
+
+// destroyLeft destroys the keys of directories that a starting store removes, because a crash has
+// interrupted a deletion or an encryption. Keys that a snapshot has stay.
+func (s *Store) destroyLeft(dirs []string) error {
+	var keys []string
+	for _, dir := range dirs {
+		more, _ := s.keysIn(dir, "") // after an error the keys are not known
+		keys = append(keys, more...)
+	}
+	s.mu.Lock()
+	unused := s.unusedLocked(keys)
 	s.mu.Unlock()
 	return s.destroy(unused)
 }

@@ -266,12 +266,10 @@ func (s *Store) scan() error {
 	if err != nil {
 		return err
 	}
-	var tags []string
+	var tags, graves []string
 	for _, d := range dirs {
 		if strings.HasPrefix(d.Name(), deletedPrefix) { // a crash has interrupted the deletion
-			if err := os.RemoveAll(filepath.Join(s.snapshots(), d.Name())); err != nil {
-				return err
-			}
+			graves = append(graves, filepath.Join(s.snapshots(), d.Name()))
 			continue
 		}
 		if id, ok := strings.CutPrefix(d.Name(), unnamedPrefix); ok {
@@ -289,6 +287,15 @@ func (s *Store) scan() error {
 		s.addLocked(e)
 	}
 	s.refuseTwins()
+	rewrites, _ := filepath.Glob(filepath.Join(s.staging(), rewritePrefix+"*")) // emptyDir reports an unreadable directory
+	if err := s.destroyLeft(append(rewrites, graves...)); err != nil {
+		return err
+	}
+	for _, grave := range graves {
+		if err := os.RemoveAll(grave); err != nil {
+			return err
+		}
+	}
 	if err := s.emptyDir(s.staging(), s.reload); err != nil {
 		return err
 	}
@@ -352,6 +359,9 @@ func (s *Store) load(tag string) *entry {
 	}
 	if err == nil {
 		e.keys, err = s.keysIn(e.dir, m.ID)
+	}
+	if m == nil {
+		e.keys, _ = s.keysIn(e.dir, "") // its deletion destroys them
 	}
 	if err != nil {
 		e.damage = &DamagedError{Tag: tag, File: snapshot.ManifestFile, Err: err}

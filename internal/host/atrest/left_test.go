@@ -1,0 +1,108 @@
+package atrest
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/store"
+	"github.com/forkd/forkd/internal/host/vault"
+)
+
+// The deletion of a snapshot without a readable manifest destroys its key. A key that another
+// snapshot has stays.
+func TestDeletionOfADamagedSnapshot(t *testing.T) {
+	w := newWorld(t)
+	w.make("parent", "")
+	w.make("a", "parent")
+	w.encrypt("parent", []string{"a", "parent"}, nil)
+	for n, tag := range []string{"a", "parent"} {
+		left := 1 - n
+		w.holds("parent")
+		damage := filepath.Join(w.state, "snapshots", tag, snapshot.ManifestFile)
+		if err := os.WriteFile(damage, []byte("{"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		w.reopen()
+		if _, err := w.store.Delete(tag, store.DeleteForce); err != nil || w.keys() != left {
+			t.Errorf("after the deletion of %s %d keys are left, want %d: %v", tag, w.keys(), left, err)
+		}
+	}
+}
+
+// A daemon that was killed while it deleted, encrypted or decrypted a snapshot leaves a directory.
+// The next start destroys the directory's key, unless a snapshot has the key.
+func TestKeysOfInterruptedChanges(t *testing.T) {
+	for _, left := range []string{"snapshots/.deleted-x", "staging/rewrite-x"} {
+		w := newWorld(t)
+		w.make("parent", "")
+		w.make("a", "parent")
+		w.encrypt("parent", []string{"a", "parent"}, nil)
+		for n, tag := range []string{"a", "parent"} {
+			want := 1 - n
+			if err := w.store.Close(); err != nil {
+				t.Fatal(err)
+			}
+			err := os.Rename(filepath.Join(w.state, "snapshots", tag), filepath.Join(w.state, left))
+			if err != nil {
+				t.Fatal(err)
+			}
+			w.open()
+			if _, err := os.Lstat(filepath.Join(w.state, left)); !errors.Is(err, os.ErrNotExist) || w.keys() != want {
+				t.Errorf("%s of %s: %d keys are left, want %d; %v", left, tag, w.keys(), want, err)
+			}
+		}
+	}
+}
+
+// A daemon that takes over a VM leases its snapshot without the key, because the VM has the decrypted
+// files. The lease keeps the snapshot and its key.
+func TestTakeOverWithoutTheKey(t *testing.T) {
+	w := newWorld(t)
+	w.make("a", "")
+	w.encrypt("a", []string{"a"}, nil)
+	l, err := w.store.Acquire("a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := l.Manifest().ID
+	l.Release()
+	secret, err := os.ReadFile(w.key)
+	if err == nil {
+		err = os.WriteFile(w.key, bytes.Repeat([]byte("x"), 32), 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.reopen()
+	if l, err = w.store.AcquireRunning("a", id); err != nil || l.Manifest().ID != id {
+		t.Fatal(err)
+	}
+	if _, err := w.store.Acquire("a"); !errors.As(err, new(*vault.KeyError)) {
+		t.Errorf("a fork without the key: %v", err)
+	}
+	if _, err := w.store.AcquireInClear("a"); !errors.As(err, new(*store.EncryptedError)) {
+		t.Errorf("a branch: %v", err)
+	}
+	var used *store.InUseError
+	if _, err := w.store.Delete("a", store.DeleteForce); !errors.As(err, &used) {
+		t.Errorf("deleted although a VM runs from it: %v", err)
+	}
+	if _, err := w.Shred(ctx, "a"); !errors.As(err, &used) {
+		t.Errorf("shredded although a VM runs from it: %v", err)
+	}
+	if err := os.WriteFile(w.key, secret, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	w.holds("a")
+	l.Release()
+	if _, err := w.store.AcquireRunning("a", snapshot.NewID()); !errors.As(err, new(*store.ReplacedError)) {
+		t.Errorf("with another ID: %v", err)
+	}
+	if _, err := w.store.Delete("a", store.DeleteForce); err != nil || w.keys() != 0 {
+		t.Errorf("%d keys are left: %v", w.keys(), err)
+	}
+}
