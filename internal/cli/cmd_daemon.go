@@ -152,6 +152,8 @@ func encryptionDaemonFlags(f *pflag.FlagSet, cfg *daemon.Config) {
 	f.StringVar(&cfg.KMSCommand, "kms-command", "",
 		"absolute path and arguments of a program that encrypts these keys instead; it receives 'wrap ID' or 'unwrap ID'\n"+
 			"as further arguments, reads standard input and writes standard output")
+	f.StringSliceVar(&cfg.KMSEnv, "kms-env", nil,
+		"names of environment variables that this program gets, in addition to PATH, HOME and LANG (repeatable)")
 }
 
 // complete sets the fields of cfg that are parsed from the texts of flags, or that need a default.

@@ -42,13 +42,14 @@ type Config struct {
 	// public keys.
 	Trust       []string
 	TrustedKeys string
-	KeyFile     string // file with the secret that wraps the keys of encrypted snapshots; empty: none
-	KMSCommand  string // program that wraps them, and its arguments; empty: none. See vault.ParseCommand
-	StateDir    string // snapshots and private disks
-	RAMDir      string // tmpfs for hot memory layers
-	RunDir      string // sockets and records of running sandboxes
-	AuditLog    string // file for the audit log; empty: none
-	FlowLog     string // file for the log of sandboxes' connections; empty: none
+	KeyFile     string   // file with the secret that wraps the keys of encrypted snapshots; empty: none
+	KMSCommand  string   // program that wraps them, and its arguments; empty: none. See vault.ParseCommand
+	KMSEnv      []string // names of variables that this program gets, see vault.Config
+	StateDir    string   // snapshots and private disks
+	RAMDir      string   // tmpfs for hot memory layers
+	RunDir      string   // sockets and records of running sandboxes
+	AuditLog    string   // file for the audit log; empty: none
+	FlowLog     string   // file for the log of sandboxes' connections; empty: none
 	// On each signal, the daemon opens the logs again. Another program sends the signal after it
 	// has renamed the files. May be nil.
 	Reopen        <-chan os.Signal

@@ -454,7 +454,7 @@ func openVault(cfg *Config) (*vault.Vault, error) {
 	}
 	defer state.Close()
 	return vault.Open(vault.Config{Dir: filepath.Join(cfg.StateDir, "keys"), RAM: cfg.RAMDir, KeyFile: cfg.KeyFile,
-		Command: command})
+		Command: command, Env: cfg.KMSEnv})
 }
 
 func admissionOf(a admit.Rules) apiv1.Admission {

@@ -39,6 +39,7 @@ type Config struct {
 	RAM     string   // directory on a RAM file system, for decrypted files
 	KeyFile string   // file with the secret that wraps keys; empty: none
 	Command []string // program that wraps keys, with its arguments; empty: none
+	Env     []string // names of variables that the program gets, in addition to PATH, HOME and LANG
 
 	AnyDisk bool // accept a directory RAM that is not on a RAM file system; only for tests
 }
@@ -98,6 +99,9 @@ var ErrDestroyed = errors.New("it was destroyed ('forkd shred'), or its file is 
 func Open(cfg Config) (*Vault, error) {
 	if cfg.KeyFile != "" && len(cfg.Command) > 0 {
 		return nil, errors.New("--key-file and --kms-command exclude each other")
+	}
+	if len(cfg.Env) > 0 && len(cfg.Command) == 0 {
+		return nil, errors.New("--kms-env needs --kms-command")
 	}
 	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
 		return nil, err

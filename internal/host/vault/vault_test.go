@@ -189,6 +189,33 @@ func TestBadPrograms(t *testing.T) {
 	}
 }
 
+// The program gets few variables of the daemon's environment, and those that the configuration names.
+func TestEnvironmentOfTheProgram(t *testing.T) {
+	for name, value := range map[string]string{"AWS_REGION": "eu-1", "HTTPS_PROXY": "http://user:pass@proxy", "HOME": "/h"} {
+		t.Setenv(name, value)
+	}
+	seen := filepath.Join(t.TempDir(), "env")
+	v := open(t, Config{Env: []string{"AWS_REGION", "UNSET"}, Command: script(t, "env >"+seen+"; cat")})
+	if _, _, err := v.New(ctx); err != nil {
+		t.Fatal(err)
+	}
+	p, err := os.ReadFile(seen)
+	if err != nil {
+		t.Fatal(err)
+	}
+	has := map[string]bool{}
+	for line := range strings.Lines(string(p)) {
+		has[strings.TrimSuffix(line, "\n")] = true
+	}
+	if !has["AWS_REGION=eu-1"] || !has["HOME=/h"] || !has["PATH="+os.Getenv("PATH")] ||
+		strings.Contains(string(p), "PROXY") || strings.Contains(string(p), "UNSET") {
+		t.Errorf("environment of the program:\n%s", p)
+	}
+	if _, err := Open(Config{Dir: t.TempDir(), Env: []string{"AWS_REGION"}}); err == nil {
+		t.Error("accepted variables without a program")
+	}
+}
+
 // silence sets when the program last gave no answer, and returns the time before.
 func (v *Vault) silence(at time.Time) (before time.Time) {
 	v.mu.Lock()

@@ -10,6 +10,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -125,6 +126,7 @@ func (v *Vault) run(ctx context.Context, verb, id string, in []byte) ([]byte, er
 	defer cancel()
 	args := append(append([]string{}, v.cfg.Command[1:]...), verb, id)
 	cmd := exec.CommandContext(ctx, v.cfg.Command[0], args...)
+	cmd.Env = v.cfg.environment()
 	cmd.Stdin = bytes.NewReader(in)
 	out, said := &bounded{most: maxWrapped, stop: true}, &bounded{most: 4096}
 	cmd.Stdout, cmd.Stderr = out, said
@@ -150,6 +152,18 @@ func (v *Vault) run(ctx context.Context, verb, id string, in []byte) ([]byte, er
 		err = fmt.Errorf("%w: %s", err, text)
 	}
 	return nil, fmt.Errorf("%s %s: %w", v.cfg.Command[0], verb, err)
+}
+
+// environment returns the environment of the program: few variables of the daemon, because others may
+// be secrets, such as the password of a proxy, or change what the program does.
+func (cfg *Config) environment() []string {
+	env := []string{} // exec would replace nil by the daemon's environment
+	for _, name := range append([]string{"PATH", "HOME", "LANG"}, cfg.Env...) {
+		if value, ok := os.LookupEnv(name); ok {
+			env = append(env, name+"="+value)
+		}
+	}
+	return env
 }
 
 // bounded keeps the first bytes that are written to it. It embeds no bytes.Buffer, because io.Copy
