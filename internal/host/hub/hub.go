@@ -127,6 +127,7 @@ func New(cfg Config) (*Hub, error) {
 	}
 	h.forgotten(errors.Join(h.cache.forgetOthers(cfg.Store.HasPart), h.detachOthers()))
 	cfg.Store.OnGone(func(gone *snapshot.Manifest) {
+		h.packings.forget(gone.ID) // the snapshot may have been encrypted, and then is served no more
 		h.forgotten(errors.Join(h.cache.forgetParts(gone, cfg.Store.HasPart), os.RemoveAll(h.cache.attachedTo(gone.ID))))
 	})
 	return h, nil

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -14,6 +16,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 	"github.com/opencontainers/go-digest"
 
+	"github.com/forkd/forkd/internal/format/crypt"
+	"github.com/forkd/forkd/internal/format/record"
 	"github.com/forkd/forkd/internal/host/store"
 )
 
@@ -289,5 +293,42 @@ func TestVersion(t *testing.T) {
 	var exists *store.ExistsError
 	if _, _, err := a.store.Version("new"); !errors.As(err, &exists) || !exists.InFlight {
 		t.Error(err)
+	}
+}
+
+// A snapshot that was encrypted after it was described is not served any more, neither its
+// configuration nor its description.
+func TestServedSnapshotIsEncrypted(t *testing.T) {
+	a := newHost(t)
+	a.make(t, "parent", "", 2, 'p')
+	if err := a.store.WaitFlushed(t.Context(), "parent"); err != nil {
+		t.Fatal(err)
+	}
+	old, err := a.Describe(t.Context(), "bob", "parent")
+	if err != nil {
+		t.Fatal(err)
+	}
+	id, _, err := a.store.Version("parent")
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = a.store.Rewrite("parent", id, func(from, to string) error {
+		p, err := record.EncodeEncryption(&record.Encryption{SnapshotID: id, Keys: []string{crypt.NewID()}})
+		if err == nil {
+			err = os.CopyFS(to, os.DirFS(from))
+		}
+		return errors.Join(err, os.WriteFile(filepath.Join(to, store.EncryptionFile), p, 0o600))
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var encrypted *store.EncryptedError
+	if _, err := a.Describe(t.Context(), "bob", "parent"); !errors.As(err, &encrypted) {
+		t.Errorf("described: %v", err)
+	}
+	for _, d := range []digest.Digest{digest.FromBytes(old.Config), baseOf(old).Digest} {
+		if _, err := a.OpenBlob(t.Context(), "bob", "parent", d); !errors.As(err, &encrypted) {
+			t.Errorf("opened %s: %v", d, err)
+		}
 	}
 }
