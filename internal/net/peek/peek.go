@@ -39,7 +39,8 @@ type Seen struct {
 }
 
 // Server reads from r until it knows which server the client names. If the data is neither TLS nor
-// HTTP, or r ends, it returns no name and no error.
+// HTTP, or r ends, it returns no name and no error. If a read fails, or MaxBytes are too few, and the
+// next bytes could name a server, the result is unclear.
 func Server(r io.Reader) (Seen, error) {
 	t := &tee{from: r}
 	in := bufio.NewReaderSize(t, 4096)
@@ -47,6 +48,7 @@ func Server(r io.Reader) (Seen, error) {
 	first, err := in.Peek(1)
 	switch {
 	case err != nil:
+		seen.Unclear = !errors.Is(err, io.EOF) // the client may name a server later
 	case first[0] == recordHandshake:
 		seen.Name, seen.ECH, seen.Unclear = tlsName(in)
 	default:
@@ -54,7 +56,7 @@ func Server(r io.Reader) (Seen, error) {
 		if t.readHead() {
 			seen.Name, seen.Unclear = httpName(t.sent.Bytes())
 		}
-		seen.Unclear = seen.Unclear && isHTTP(t.sent.Bytes())
+		seen.Unclear = seen.Unclear && isHTTP(t.sent.Bytes(), errors.Is(t.err, io.EOF))
 	}
 	seen.Sent = t.sent.Bytes()
 	return seen, t.failure()
@@ -101,18 +103,27 @@ func parse(head []byte) (*http.Request, error) {
 }
 
 // isHTTP reports whether the first line of p is, or may become, a line that some server accepts as
-// a request line. Servers skip empty lines before the request line (RFC 9112 §2.2).
-func isHTTP(p []byte) bool {
+// a request line. Servers skip empty lines before the request line (RFC 9112 §2.2). If whole is set,
+// the client sends nothing after p.
+func isHTTP(p []byte, whole bool) bool {
 	line, _, ended := bytes.Cut(bytes.TrimLeft(p, "\r\n"), []byte("\n"))
-	if bytes.Contains(bytes.ToUpper(line), []byte("HTTP/")) {
+	switch {
+	case bytes.Contains(bytes.ToUpper(line), []byte("HTTP/")):
 		return true
+	case ended:
+		return false
+	case whole:
+		return beginning.Match(line)
 	}
-	return !ended && beginning.Match(line)
+	return beginning.Match(line) || method.Match(line)
 }
 
-// beginning matches the beginning of a request line (RFC 9112 §3): the method, spaces, and one byte
-// more.
-var beginning = regexp.MustCompile("^[!#$%&'*+.^_`|~0-9A-Za-z-]+ +[^ ]")
+// Beginnings of a request line (RFC 9112 §3): a method, white space that some servers accept, and one
+// byte more; or a method that may be incomplete.
+var (
+	beginning = regexp.MustCompile("^[!#$%&'*+.^_`|~0-9A-Za-z-]+[ \t\v\f\r]+[^ \t\v\f\r]")
+	method    = regexp.MustCompile("^[!#$%&'*+.^_`|~0-9A-Za-z-]*[ \t\v\f\r]*$")
+)
 
 // tee is a reader that stores what it reads, up to MaxBytes.
 type tee struct {

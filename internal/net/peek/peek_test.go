@@ -67,7 +67,10 @@ func TestServer(t *testing.T) {
 		"a long request line":        {[]byte("GET /" + strings.Repeat("a", 4*MaxBytes)), "", true},
 		"one word":                   {[]byte("PING"), "", false},
 		"a line of another protocol": {[]byte("EHLO a.example\r\n"), "", false},
-		"a long header":              {bytes.Repeat([]byte("a"), 4*MaxBytes), "", false},
+		"a long method":              {bytes.Repeat([]byte("a"), 4*MaxBytes), "", true},
+		"many empty lines":           {bytes.Repeat([]byte("\r\n"), 4*MaxBytes), "", true},
+		"a long line after a tab":    {[]byte("GET\t/" + strings.Repeat("a", 4*MaxBytes)), "", true},
+		"long binary data":           {bytes.Repeat([]byte{1}, 4*MaxBytes), "", false},
 	} {
 		for way, r := range map[string]io.Reader{"at once": bytes.NewReader(c.sent),
 			"by bytes": iotest.OneByteReader(bytes.NewReader(c.sent))} {
@@ -90,6 +93,18 @@ func TestServerReportsAReaderThatFails(t *testing.T) {
 		got, err := Server(io.MultiReader(bytes.NewReader(sent), iotest.ErrReader(late)))
 		if got.Name != "" || !bytes.Equal(got.Sent, sent) || !errors.Is(err, late) {
 			t.Errorf("after %d bytes: %q, %d bytes, %v", len(sent), got.Name, len(got.Sent), err)
+		}
+	}
+}
+
+// If a client stops before it has named a server, it may name one later.
+func TestServerOfASlowClient(t *testing.T) {
+	late := errors.New("late")
+	for sent, want := range map[string]bool{"": true, "\r\n": true, "G": true, "GET": true, "GET ": true, "GET /x": true,
+		"GET\t/x": true, "GET / HTTP/1.1\r\nHos": true, "SSH-2.0-OpenSSH_9.2\r\n": false, "\x10\x20": false} {
+		got, _ := Server(io.MultiReader(strings.NewReader(sent), iotest.ErrReader(late)))
+		if got.Name != "" || got.Unclear != want {
+			t.Errorf("%q: %q, unclear: %v, want %v", sent, got.Name, got.Unclear, want)
 		}
 	}
 }
