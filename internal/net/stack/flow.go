@@ -23,10 +23,11 @@ const (
 
 // limitReasons explains the reasons above to users.
 var limitReasons = map[string]struct{ why, fix string }{
-	tooMany:     {"too many connections at a time", "raise --net-connections"},
-	tooManyHost: {"too many connections of all sandboxes", "raise the daemon's limit of open files, or have a host with more memory"},
-	openRate:    {"too many new connections a second", ""},
-	heldHost:    {"effects at a host of this address are held, and only its HTTP at ports 80 and 443 can be", ""},
+	tooMany:      {"too many connections at a time", "raise --net-connections"},
+	tooManyHost:  {"too many connections of all sandboxes", "raise the daemon's limit of open files, or have a host with more memory"},
+	openRate:     {"too many new connections a second", ""},
+	heldHost:     {"effects at a host of this address are held, and only its HTTP at ports 80 and 443 can be", ""},
+	heldRequests: {"all requests of the connection were held", "list them with 'forkd effects'"},
 }
 
 // flow is one connection, or the UDP packets between one pair of ports.

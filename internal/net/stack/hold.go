@@ -12,6 +12,9 @@ import (
 // host in a way in which its requests cannot be read.
 const heldHost = "held-host"
 
+// heldRequests is the reason for refusing a connection to a held host whose requests were all held.
+const heldRequests = "held"
+
 // setHoldLocked replaces the hold, and the policy for flows whose requests cannot be held. It must be
 // called after each change of the policy.
 func (s *Stack) setHoldLocked(hold netproto.Hold) {

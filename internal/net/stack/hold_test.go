@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/forkd/forkd/internal/net/nettest"
+	"github.com/forkd/forkd/internal/net/policy"
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
@@ -31,9 +32,9 @@ func makeHold(t testing.TB, text string) netproto.Hold {
 
 // newHeld returns a vault that holds requests to api.example, and the site api.example at ports 443
 // and 80.
-func newHeld(t testing.TB, policy, answer string) (*vault, *site) {
+func newHeld(t testing.TB, rules, answer string) (*vault, *site) {
 	t.Helper()
-	v := newVault(t, policy)
+	v := newVault(t, rules)
 	s := serveSite(t, v.world, web+":443", v.roots.config(t, "api.example", "other.example"))
 	plain := &http.Server{Handler: http.HandlerFunc(s.serve)}
 	l := v.world.Listen(t, web+":80")
@@ -356,6 +357,79 @@ func TestEffectsAreBounded(t *testing.T) {
 	if n := v.host.effects.used.Load(); n != 0 {
 		t.Errorf("%d bytes are not given back", n)
 	}
+	if got := s.heard(); len(got) != 0 {
+		t.Errorf("the server heard %q", got)
+	}
+}
+
+// A connection whose requests were all held is not listed as allowed. One that reached the server is.
+func TestHeldConnectionsAreNotAllowed(t *testing.T) {
+	v, _ := newHeld(t, "public", "refuse")
+	for _, c := range v.both(t) {
+		if status, _ := ask(t, c, post("api.example", "/", "b")); status != http.StatusForbidden {
+			t.Error(status)
+		}
+		_ = c.Close()
+	}
+	waitFor(t, "the connections end", func() bool { return v.count(heldRequests) == 2 })
+	if m := v.counters.Stats(); len(m.Passed) != 0 || len(m.Recent) != 2 || m.Recent[0].Fix == "" {
+		t.Errorf("allowed: %+v; refused: %+v", m.Passed, m.Recent)
+	}
+	for _, c := range v.both(t) {
+		if status, _ := ask(t, c, get("api.example", "/")); status != http.StatusOK {
+			t.Error(status)
+		}
+		_ = c.Close()
+	}
+	waitFor(t, "the connections end", func() bool { return len(v.counters.Stats().Passed) == 2 })
+	if n := v.count(heldRequests); n != 2 {
+		t.Errorf("%d connections count as held", n)
+	}
+}
+
+// A request that waits keeps only the buffers of its connection, however long its body is. They count
+// against the sandbox's room until the connection ends.
+func TestAWaitingRequestIsBounded(t *testing.T) {
+	v, s := newHeld(t, "public", "wait")
+	v.roomy.most, v.grown.most = normalBuffers.bytes(), normalBuffers.bytes() // room for one connection
+	body := strings.Repeat("x", 4<<20)
+	conns := v.both(t)
+	for _, c := range conns {
+		go func() { _, _ = io.WriteString(c, post("api.example", "/", body)) }()
+	}
+	waitFor(t, "both wait", func() bool { return len(v.Effects().List) == 2 })
+	if n := v.grown.used.Load(); n != normalBuffers.bytes() {
+		t.Errorf("%d bytes are counted for the buffers of a waiting request", n)
+	}
+	v.hold(t, "")
+	for scheme, c := range conns {
+		if resp, err := http.ReadResponse(bufio.NewReader(c), nil); err != nil || resp.StatusCode != 200 {
+			t.Errorf("%s: %v %v", scheme, resp, err)
+		}
+		_ = c.Close()
+	}
+	if got := s.heard(); len(got) != 2 || !strings.HasSuffix(got[0], body) {
+		t.Errorf("the server heard %d requests", len(got))
+	}
+	waitFor(t, "the room is given back", func() bool { return v.grown.used.Load() == 0 })
+}
+
+// A connection that could name a denied server does not pass because it waits with the name.
+func TestAttackLateName(t *testing.T) {
+	v, s := newHeld(t, "public !evil.example", "refuse")
+	v.hold(t, "")
+	for name, first := range map[string]string{"silence": "", "a part of the method": "PO"} {
+		c, err := v.dial(t, web+":80")
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, _ = io.WriteString(c, first)
+		_ = c.SetReadDeadline(time.Now().Add(4 * peekTime))
+		if _, err := c.Read(make([]byte, 1)); err == nil || strings.Contains(err.Error(), "timeout") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	v.mustCount(t, string(policy.Unclear), 2)
 	if got := s.heard(); len(got) != 0 {
 		t.Errorf("the server heard %q", got)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"net"
 	"net/http"
+	"sync/atomic"
 
 	"gvisor.dev/gvisor/pkg/tcpip/adapters/gonet"
 
@@ -86,15 +87,28 @@ func (s *Stack) inject(f *flow, c *conn, sent []byte, need *proxied) {
 		s.host.injects.give(injectBytes)
 	}()
 	defer context.AfterFunc(f.ctx, c.ep.Abort)()
+	var dialed, held atomic.Bool
 	p := &inject.Proxy{
 		Trust: s.host.trust.Load(), Plain: f.To.Port() != httpsPort, Host: f.Server, Secret: need.secrets, Failed: f.fail,
-		Dial: func(ctx context.Context) (net.Conn, error) { return s.host.dial(ctx, f) },
+		Dial: func(ctx context.Context) (net.Conn, error) {
+			dialed.Store(true)
+			return s.host.dial(ctx, f)
+		},
 	}
 	if need.held {
 		p.Pass = func(w http.ResponseWriter, r *http.Request, url string) bool {
-			return s.effects.Pass(w, r, url, c.open)
+			passes := s.effects.Pass(w, r, url, c.open)
+			if !passes {
+				held.Store(true)
+			}
+			return passes
 		}
 	}
+	defer func() {
+		if held.Load() && !dialed.Load() { // the statistics must not list the connection as allowed
+			s.refuse(f, heldRequests)
+		}
+	}()
 	if err := p.Serve(f.ctx, &counted{Conn: gonet.NewTCPConn(c.wq, c.ep), flow: f, sent: sent}); err != nil {
 		f.fail(err)
 		c.ep.Abort()
