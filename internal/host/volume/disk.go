@@ -177,6 +177,8 @@ func (s *Store) EndSwap(ctx context.Context, d Disk, top string, swapped bool) e
 	}
 	err = s.save(v, func(r *record.Volume) {
 		if swapped {
+			gone := func(name string) bool { return !slices.Contains(r.Layers, name) } // merged since
+			r.Writer.Own = append(slices.DeleteFunc(slices.Clone(r.Writer.Own), gone), r.Writer.Top)
 			r.Layers, r.Writer.Top = append(r.Layers, r.Writer.Top), r.Writer.Next
 		}
 		r.Writer.Next = ""

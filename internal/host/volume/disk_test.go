@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/forkd/forkd/internal/format/disklayer"
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/gate"
 	"github.com/forkd/forkd/internal/proto/ctlsock"
@@ -195,6 +196,42 @@ func TestDamagedLowerTop(t *testing.T) {
 	}
 	if got := content(t, s, "a"); !equal(got, marks{4000: 1}) {
 		t.Errorf("%v", got)
+	}
+}
+
+// A sandbox damages a layer that was its top until a branch. Branches fail from then on. After the
+// sandbox has ended, also if the daemon was restarted, the volume has its content from before that layer.
+func TestDamagedLayerOfABranch(t *testing.T) {
+	for _, restart := range []bool{false, true} {
+		dir := filepath.Join(t.TempDir(), "volumes")
+		s := open(t, dir)
+		create(t, s, "a")
+		startWriter(t, s, marks{4000: 1})
+		d := Disk{Sandbox: "sb-1", Name: "a"}
+		swapTop(t, s, d, marks{4000: 2})
+		swapTop(t, s, d, marks{4000: 3})
+		damaged := recordOf(s).Layers[1]
+		if err := os.Truncate(filepath.Join(s.path("a"), damaged), 0); err != nil {
+			t.Fatal(err)
+		}
+		if _, _, err := s.Content(t.Context(), d); !errors.Is(err, disklayer.ErrFormat) {
+			t.Errorf("a branch: %v", err)
+		}
+		if restart {
+			s = open(t, dir)
+		}
+		if err := s.Release(t.Context(), "a", "sb-1"); err != nil {
+			t.Fatal(err)
+		}
+		if got := content(t, s, "a"); !equal(got, marks{4000: 1}) {
+			t.Errorf("%v, restarted: %v", got, restart)
+		}
+		if r := recordOf(s); len(r.Layers) != 1 || r.Writer != nil {
+			t.Errorf("%+v", r)
+		}
+		if err := closed(s.Write(t.Context(), "a", "sb-2")); err != nil {
+			t.Errorf("the next writer: %v", err)
+		}
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/forkd/forkd/internal/atomicfile"
 	"github.com/forkd/forkd/internal/format/disklayer"
@@ -243,9 +244,14 @@ func (s *Store) ReleaseEnded(ctx context.Context) {
 // become layers, unless they are empty, because a VM may have written to either. seal also drops a top
 // that is missing or not a valid layer. It keeps the file of an invalid top under another name, but
 // only until the next invalid top, because the file may be large. Only a VMM that its guest controls
-// damages a top.
+// damages a top. It may also have damaged a top that has become a layer at a branch. seal then drops this
+// layer and all later ones.
 func (s *Store) seal(ctx context.Context, v *volume, now *record.VolumeWriter) error {
-	var kept, empty, damaged []string
+	var kept, empty []string
+	sound, damaged, err := s.soundLayers(v)
+	if err != nil {
+		return err
+	}
 	for _, top := range v.Tops() {
 		none, err := s.settle(ctx, v, filepath.Join(v.dir, top))
 		isDamaged := errors.Is(err, disklayer.ErrFormat) || errors.Is(err, fs.ErrNotExist)
@@ -262,9 +268,9 @@ func (s *Store) seal(ctx context.Context, v *volume, now *record.VolumeWriter) e
 			kept = append(kept, top)
 		}
 	}
-	err := s.syncLayers(v)
+	err = s.syncLayers(v)
 	if err == nil {
-		err = s.save(v, func(r *record.Volume) { r.Writer, r.Layers = now, append(r.Layers, kept...) })
+		err = s.save(v, func(r *record.Volume) { r.Writer, r.Layers = now, append(r.Layers[:sound:sound], kept...) })
 	}
 	if err != nil {
 		return err
@@ -279,6 +285,29 @@ func (s *Store) seal(ctx context.Context, v *volume, now *record.VolumeWriter) e
 	}
 	s.step("removed the top")
 	return nil
+}
+
+// soundLayers returns how many layers of a volume can be kept, and the names of the others. A layer
+// that the present writer has not written was checked by an earlier call of seal.
+func (s *Store) soundLayers(v *volume) (sound int, damaged []string, err error) {
+	for i, name := range v.Layers {
+		if v.Writer == nil || !slices.Contains(v.Writer.Own, name) {
+			continue
+		}
+		f, err := os.Open(filepath.Join(v.dir, name))
+		if err == nil {
+			err = errors.Join(checkLayer(v, f), f.Close())
+		}
+		switch {
+		case errors.Is(err, disklayer.ErrFormat), errors.Is(err, fs.ErrNotExist):
+			s.cfg.Log.Error("a sandbox has damaged a volume, whose changes since an earlier branch are lost", "name", v.Name,
+				"sandbox", v.Writer.SandboxID, "error", err)
+			return i, slices.Clone(v.Layers[i:]), nil
+		case err != nil:
+			return 0, nil, err
+		}
+	}
+	return len(v.Layers), nil, nil
 }
 
 // dropDamaged removes the damaged layers of a volume. Files that cannot be removed stay.
