@@ -12,6 +12,7 @@ import (
 	"github.com/forkd/forkd/internal/host/agentclient"
 	"github.com/forkd/forkd/internal/host/chain"
 	"github.com/forkd/forkd/internal/host/invalid"
+	"github.com/forkd/forkd/internal/host/netclient"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
@@ -41,7 +42,13 @@ func (b *bake) acquire(req *Request) (err error) {
 		req.Hooks = m.Guest.Hooks
 	}
 	req.Strict = req.Strict || m.Guest.Strict
-	return nil
+	if req.Network == nil {
+		return nil
+	}
+	// The hold of the snapshot stays, because only a release ends it.
+	network, err := netclient.ForChildren(req.Network, req.Network.Hold, nil, m.Guest.Network)
+	req.Network = &network
+	return err
 }
 
 // defaults returns the defaults of processes in children of the snapshot.

@@ -7,6 +7,8 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/forkd/forkd/internal/host/bake"
+	"github.com/forkd/forkd/internal/host/netclient"
 	"github.com/forkd/forkd/internal/host/unique"
 	"github.com/forkd/forkd/internal/proto/agentproto"
 	"github.com/forkd/forkd/internal/proto/netproto"
@@ -213,4 +215,31 @@ func TestPromotionOfAHeldChild(t *testing.T) {
 	}
 	w.wantAnswer(t, id, "public")
 	w.wantAnswer(t, child, "public refuse")
+}
+
+// A snapshot that is baked from the disk of a held snapshot has its hold, even with a network of its own.
+func TestABakeKeepsAHold(t *testing.T) {
+	w := newOnline(t)
+	defer w.stop()
+	defer w.KillAll()
+	w.vmms.Told = (&told{}).hear
+	mustBake(t, w)
+	r, err := w.Fork(t.Context(), ForkRequest{Tag: "p", N: 1, Hold: makeHold(t, "record")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.branch(t, r.Sandboxes[0].ID, "disk", vm.BranchDisk)
+	open := netclient.Default()
+	if _, err := w.Bake(t.Context(), bake.Request{Tag: "baked", From: "disk", Network: &open}); err != nil {
+		t.Fatal(err)
+	}
+	if r, err = w.Fork(t.Context(), ForkRequest{Tag: "baked", N: 1}); err != nil {
+		t.Fatal(err)
+	}
+	if hold := r.Sandboxes[0].Network.Hold; len(hold.Hosts) != 1 || hold.Answer != netproto.AnswerRecord {
+		t.Errorf("%+v", hold)
+	}
+	if open.Hold.On() {
+		t.Error("the caller's setting was changed")
+	}
 }
