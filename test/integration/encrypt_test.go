@@ -28,9 +28,7 @@ func TestEncryptedSnapshots(t *testing.T) {
 	}
 	defer os.RemoveAll(dir)
 	secret := filepath.Join(dir, "key")
-	if err := os.WriteFile(secret, bytes.Repeat([]byte("k"), 32), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	writeSecret(t, secret, "k")
 	d := f.start(t, withArgs("--key-file", secret), withRAM(filepath.Join(dir, "m")), withPool(0))
 	defer d.stop(t) // before its files are removed
 	box := d.fork(t, 1)[0]
@@ -49,9 +47,15 @@ func TestEncryptedSnapshots(t *testing.T) {
 	d.hasNoMarker(t)
 	for _, crash := range []bool{false, true} {
 		children := d.forkOf(t, "secret", 2)
-		if crash {
+		if crash { // the next daemon has another secret, so it cannot decrypt the snapshot
 			d.crash(t)
+			writeSecret(t, secret, "x")
 			d.launch(t)
+			_, fork := d.Fork(d.ctx(t, quietLimit), client.ForkRequest{SnapshotTag: "secret", N: 1})
+			wantCode(t, "fork without the key", fork, client.ErrKeyUnavailable)
+			remove := d.DeleteSnapshot(d.ctx(t, quietLimit), "secret", client.DeleteOptions{Force: true})
+			wantCode(t, "removal of the snapshot of running sandboxes", remove, client.ErrSnapshotInUse)
+			writeSecret(t, secret, "k")
 		}
 		for _, child := range children {
 			if got := d.value(t, child.ID, "len(m), m[:10], m == ('forkd-top-' + 'secret-marker') * 1000"); got !=
@@ -75,9 +79,7 @@ func TestEncryptedSnapshots(t *testing.T) {
 		}{"branch": {branch, client.ErrSnapshotEncryption}, "suspend": {suspend, client.ErrSnapshotEncryption},
 			"pack": {pack, client.ErrSnapshotEncryption}, "compact": {compact, client.ErrSnapshotEncryption},
 			"shred": {shred, client.ErrSnapshotInUse}, "decrypt": {decrypt, client.ErrSnapshotInUse}} {
-			if e := (*client.Error)(nil); !errors.As(c.err, &e) || e.Code != string(c.code) {
-				t.Errorf("%s: %v, want %s", what, c.err, c.code)
-			}
+			wantCode(t, what, c.err, c.code)
 		}
 		d.kill(t, children...)
 		d.hasNoMarker(t)
@@ -98,6 +100,20 @@ func TestEncryptedSnapshots(t *testing.T) {
 		t.Errorf("keys are left: %q", keys)
 	}
 	d.kill(t, d.fork(t, 1)...) // the parent still works
+}
+
+func writeSecret(t *testing.T, path, letter string) {
+	t.Helper()
+	if err := os.WriteFile(path, bytes.Repeat([]byte(letter), 32), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func wantCode(t *testing.T, what string, err error, code client.ErrorCode) {
+	t.Helper()
+	if e := (*client.Error)(nil); !errors.As(err, &e) || e.Code != string(code) {
+		t.Errorf("%s: %v, want %s", what, err, code)
+	}
 }
 
 func (d *daemon) hasNoMarker(t *testing.T) {
