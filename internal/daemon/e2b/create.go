@@ -3,7 +3,11 @@ package e2b
 import (
 	"cmp"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"net/http"
+	"regexp"
+	"slices"
 	"strings"
 	"time"
 
@@ -81,6 +85,28 @@ type createRequest struct {
 	MCP           json.RawMessage `json:"mcp"`
 	IAM           json.RawMessage `json:"iam"`
 	VolumeMounts  volumeMounts    `json:"volumeMounts"`
+}
+
+// guards matches the names of fields that could restrict a sandbox, or give it a secret. Their meaning
+// must not be missing, so a field that this package does not know is refused. Other unknown fields are
+// ignored, because newer SDKs send them.
+var guards = regexp.MustCompile("(?i)network|internet|gress|firewall|proxy|dns|allow|deny|secret|credential|polic|iam")
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (req *createRequest) UnmarshalJSON(p []byte) error {
+	type plain createRequest
+	var fields map[string]json.RawMessage
+	if err := errors.Join(json.Unmarshal(p, (*plain)(req)), json.Unmarshal(p, &fields)); err != nil {
+		return err
+	}
+	for name, value := range fields {
+		known := func(k string) bool { return strings.EqualFold(k, name) } // as package json compares names
+		if present(value) && guards.MatchString(name) && !slices.ContainsFunc(
+			[]string{"network", "allow_internet_access", "iam"}, known) {
+			return fmt.Errorf("%.100q: this forkd does not know the field, which could restrict the sandbox: omit it", name)
+		}
+	}
+	return nil
 }
 
 // present reports whether a field is in the request and not null.

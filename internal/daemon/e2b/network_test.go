@@ -58,18 +58,29 @@ func TestNetworkOptions(t *testing.T) {
 	}
 }
 
-// A field that forkd does not know could restrict a network further, so such a field is refused.
-// Unknown fields elsewhere are ignored, because newer SDKs send them.
+// A field that forkd does not know could restrict a network further, so such a field is refused, in
+// the network's configuration and beside it. Unknown fields elsewhere are ignored, because newer SDKs send them.
 func TestUnknownFieldsOfNetworks(t *testing.T) {
 	for body, v := range map[string]any{
 		`{"templateID":"t","network":{"allowOut":["a.test"],"allowPorts":[443]}}`: &createRequest{},
 		`{"allowOut":["a.test"],"allowPorts":[443]}`:                              &networkRequest{},
+		`{"templateID":"t","allowPorts":[443]}`:                                   &createRequest{},
 	} {
 		if err := json.Unmarshal([]byte(body), v); err == nil || !strings.Contains(err.Error(), "allowPorts") {
 			t.Errorf("%s: %v", body, err)
 		}
 	}
+	for _, name := range []string{"egressPolicy", "firewall", "Secrets", "denyList", "network2", "awsCredentials"} {
+		if err := json.Unmarshal([]byte(`{"templateID":"t","`+name+`":{}}`), &createRequest{}); err == nil ||
+			!strings.Contains(err.Error(), name) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
 	for body, v := range map[string]any{
+		// all fields of the SDKs
+		`{"templateID":"t","timeout":1,"autoPause":true,"autoPauseMemory":true,"autoResume":{"enabled":true},"secure":true,` +
+			`"allow_internet_access":true,"network":{},"metadata":{"a":"b"},"envVars":{"SECRET":"x"},"mcp":{},"iam":null,` +
+			`"volumeMounts":[],"firewall":null}`: &createRequest{},
 		`{"templateID":"t","newer":1,"network":{"allowOut":["a.test"]}}`: &createRequest{},
 		`{"templateID":"t","network":null}`:                              &createRequest{},
 		`{"allow_internet_access":false,"denyOut":["8.8.8.8"]}`:          &networkRequest{},
