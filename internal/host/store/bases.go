@@ -323,14 +323,3 @@ func (s *Store) dropBases() error {
 	}
 	return s.emptyDir(s.bases(), func(name string) bool { return used[strings.TrimSuffix(name, recordSuffix)] })
 }
-
-// basesOf returns the files that the manifest m names by their digests. It returns nil if m is nil.
-func basesOf(m *snapshot.Manifest) (bases []snapshot.Base) {
-	if m != nil && m.Disk != nil {
-		bases = append(bases, m.Disk.Base)
-	}
-	if m != nil && m.Boot != nil {
-		bases = append(bases, m.Boot.Kernel, m.Boot.Initrd)
-	}
-	return bases
-}

@@ -136,7 +136,7 @@ func (s *Store) Family(ctx context.Context, tag string) (family []Member, err er
 		if err == nil {
 			err = s.WaitFlushed(ctx, m.Tag)
 		}
-		if err == nil && !sealed(m.Manifest) {
+		if err == nil && !m.Manifest.Sealed() {
 			err = s.seal(ctx, m.Tag)
 		}
 	}

@@ -33,7 +33,7 @@ func (s *Store) Export(ctx context.Context, tag string) (_ *Exported, err error)
 	if err := s.WaitFlushed(ctx, tag); err != nil {
 		return nil, err
 	}
-	if !sealed(s.manifestOf(tag)) {
+	if !s.manifestOf(tag).Sealed() {
 		if err := s.seal(ctx, tag); err != nil {
 			return nil, fmt.Errorf("export snapshot %q: %w", tag, err)
 		}

@@ -238,7 +238,7 @@ func (s *Store) persist(dir string, m *snapshot.Manifest) error {
 			names = append(names, snapshot.LayerFile(snapshot.DiskLayerFile, m.ID, l.Owner))
 		}
 	}
-	for _, f := range volumeFiles(m) {
+	for _, f := range m.VolumeFiles() {
 		names = append(names, volumeFile(m.ID, f))
 	}
 	for _, name := range names {

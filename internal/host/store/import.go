@@ -167,7 +167,7 @@ func (i *importing) readMap(n int, p artifact.Part) error {
 	if err != nil {
 		return err
 	}
-	i.extents, err = snapshot.ParseMemoryMap(text, layerSizes(i.from), vm.RAMEnd(i.from.Machine.MemoryBytes))
+	i.extents, err = snapshot.ParseMemoryMap(text, i.from.MemorySizes(), vm.RAMEnd(i.from.Machine.MemoryBytes))
 	if err != nil {
 		return &artifact.Error{Err: err}
 	}

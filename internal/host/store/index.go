@@ -75,16 +75,16 @@ func (x *index) eachList(e *entry, f func(lists map[string][]*entry, key string)
 	for _, l := range m.Memory {
 		f(x.memory, l.Owner)
 	}
-	for _, l := range diskLayers(m) {
+	for _, l := range m.DiskLayers() {
 		f(x.disk, l.Owner)
 	}
-	for _, l := range volumeFiles(m) {
+	for _, l := range m.VolumeFiles() {
 		f(x.volumes, l.Owner)
 	}
 	if m.Parent != nil {
 		f(x.children, m.Parent.ID)
 	}
-	for _, base := range basesOf(m) {
+	for _, base := range m.Bases() {
 		f(x.based, hexOf(base.Digest))
 	}
 	for _, p := range artifact.Parts(m) {
@@ -99,14 +99,6 @@ func (x *index) setManifestLocked(e *entry, m *snapshot.Manifest) {
 	x.dropLocked(e)
 	e.manifest = m
 	x.addLocked(e)
-}
-
-// diskLayers returns the disk layers of a snapshot, which may have no disk.
-func diskLayers(m *snapshot.Manifest) []snapshot.File {
-	if m.Disk == nil {
-		return nil
-	}
-	return m.Disk.Layers
 }
 
 // refs counts the references that keep an entry.

@@ -183,7 +183,7 @@ func (s *Store) detail(tag string) (Detail, ownFiles, error) {
 		return d, files, nil
 	}
 	files = s.ownFilesLocked(e)
-	d.ID, d.MemoryLogical, d.StateBytes, d.Sealed = m.ID, m.Machine.MemoryBytes, m.State.Bytes, sealed(m)
+	d.ID, d.MemoryLogical, d.StateBytes, d.Sealed = m.ID, m.Machine.MemoryBytes, m.State.Bytes, m.Sealed()
 	d.MemoryLayers = len(m.Memory)
 	if m.Disk != nil {
 		d.DiskLayers = len(m.Disk.Layers)

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -153,7 +152,7 @@ func (s *Store) findLayer(m *snapshot.Manifest, below, owner string) string {
 	}
 	var fromParent string
 	s.mu.Lock()
-	if e := s.byID[below]; e != nil && below != m.ID && hasMemory(e.manifest, owner) {
+	if e := s.byID[below]; e != nil && below != m.ID && e.manifest.HasMemory(owner) {
 		fromParent = layerPath(e.dir, e.manifest, owner)
 	}
 	s.mu.Unlock()
@@ -188,9 +187,4 @@ func (s *Store) linkLayer(m *snapshot.Manifest, below, owner, dir string) (bool,
 		return false, nil
 	}
 	return true, os.Link(from, layerPath(dir, m, owner))
-}
-
-// hasMemory reports whether a manifest contains the memory layer of the given owner.
-func hasMemory(m *snapshot.Manifest, owner string) bool {
-	return slices.ContainsFunc(m.Memory, func(l snapshot.File) bool { return l.Owner == owner })
 }

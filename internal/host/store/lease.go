@@ -266,7 +266,7 @@ func (s *Store) readMap(dir string, m *snapshot.Manifest) ([]vm.Extent, error) {
 	if uint64(len(p)) != m.Map.Bytes {
 		return nil, fmt.Errorf("%d bytes: the manifest says %d", len(p), m.Map.Bytes)
 	}
-	return snapshot.ParseMemoryMap(p, layerSizes(m), vm.RAMEnd(m.Machine.MemoryBytes))
+	return snapshot.ParseMemoryMap(p, m.MemorySizes(), vm.RAMEnd(m.Machine.MemoryBytes))
 }
 
 // Room returns the free space of the store's disk, in bytes.

@@ -34,7 +34,7 @@ func (s *Store) lineLocked(e *entry) (owners []string) {
 		from = s.byID[e.manifest.Parent.ID]
 	}
 	for _, l := range e.manifest.Memory {
-		if from == nil || !hasMemory(from.manifest, l.Owner) {
+		if from == nil || !from.manifest.HasMemory(l.Owner) {
 			owners = append(owners, l.Owner)
 		}
 	}

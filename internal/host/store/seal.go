@@ -13,20 +13,6 @@ import (
 	"github.com/forkd/forkd/internal/host/filedigest"
 )
 
-// sealed reports whether m contains all digests.
-func sealed(m *snapshot.Manifest) bool {
-	missing := !m.DiskOnly() && (m.State.Digest == "" || m.Map.Digest == "")
-	for _, l := range m.Memory {
-		missing = missing || l.Digest == ""
-	}
-	if m.Disk != nil {
-		for _, l := range m.Disk.Layers {
-			missing = missing || l.Digest == ""
-		}
-	}
-	return !missing && !slices.ContainsFunc(volumeFiles(m), func(f snapshot.File) bool { return f.Digest == "" })
-}
-
 // digested is a file of a snapshot, with a pointer to the file's digest in the manifest.
 type digested struct {
 	name string
@@ -122,9 +108,9 @@ func (s *Store) seal(ctx context.Context, tag string) error {
 func (s *Store) inheritDigests(m *snapshot.Manifest) {
 	s.inherit(m, snapshot.MemoryLayerFile, m.Memory, s.memory,
 		func(o *snapshot.Manifest) []snapshot.File { return o.Memory })
-	s.inherit(m, snapshot.DiskLayerFile, diskLayers(m), s.disk, diskLayers)
+	s.inherit(m, snapshot.DiskLayerFile, m.DiskLayers(), s.disk, (*snapshot.Manifest).DiskLayers)
 	for _, v := range m.Volumes {
-		s.inherit(m, snapshot.VolumeFile, v.Files, s.volumes, volumeFiles)
+		s.inherit(m, snapshot.VolumeFile, v.Files, s.volumes, (*snapshot.Manifest).VolumeFiles)
 	}
 }
 
@@ -185,7 +171,7 @@ func (s *Store) verify(ctx context.Context, tag string) error {
 	if err := s.WaitFlushed(ctx, tag); err != nil {
 		return err
 	}
-	if !sealed(s.manifestOf(tag)) {
+	if !s.manifestOf(tag).Sealed() {
 		if err := s.seal(ctx, tag); err != nil {
 			return fmt.Errorf("verify snapshot %q: %w", tag, err)
 		}

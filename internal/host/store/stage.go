@@ -146,16 +146,7 @@ func (g *Staging) Create(name string) (*os.File, error) {
 
 // encodeMap returns the content of memory.map. The manifest m must list all memory layers.
 func encodeMap(m *snapshot.Manifest, extents []vm.Extent) ([]byte, error) {
-	return snapshot.EncodeMemoryMap(extents, layerSizes(m), vm.RAMEnd(m.Machine.MemoryBytes))
-}
-
-// layerSizes returns the lengths of the memory layers of a snapshot.
-func layerSizes(m *snapshot.Manifest) []uint64 {
-	sizes := make([]uint64, len(m.Memory))
-	for i, l := range m.Memory {
-		sizes[i] = l.Bytes
-	}
-	return sizes
+	return snapshot.EncodeMemoryMap(extents, m.MemorySizes(), vm.RAMEnd(m.Machine.MemoryBytes))
 }
 
 // Discard removes all files of a snapshot that was not published, and frees its tag.

@@ -188,7 +188,7 @@ func Open(cfg Config) (*Store, error) {
 		case e.IsUnnamed(): // an unnamed snapshot needs no background work, because it will be deleted soon
 		case e.InRAM():
 			unflushed = append(unflushed, e)
-		case e.manifest != nil && !sealed(e.manifest):
+		case e.manifest != nil && !e.manifest.Sealed():
 			s.sealer.Add(e.tag)
 		}
 	}

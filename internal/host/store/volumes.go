@@ -26,15 +26,6 @@ func volumeFile(id string, f snapshot.File) string {
 	return snapshot.LayerFile(snapshot.VolumeFile, id, f.Owner)
 }
 
-// volumeFiles returns the files of all volumes of a snapshot. Files that several volumes share are in
-// the result several times.
-func volumeFiles(m *snapshot.Manifest) (files []snapshot.File) {
-	for _, v := range m.Volumes {
-		files = append(files, v.Files...)
-	}
-	return files
-}
-
 // Volumes returns the files of the volumes of a leased snapshot, for each volume the base image and the
 // layers.
 func (l *Lease) Volumes() [][]*os.File { return l.volumes }

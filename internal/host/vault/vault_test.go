@@ -191,7 +191,7 @@ func TestBadPrograms(t *testing.T) {
 
 // The program gets few variables of the daemon's environment, and those that the configuration names.
 func TestEnvironmentOfTheProgram(t *testing.T) {
-	for name, value := range map[string]string{"AWS_REGION": "eu-1", "HTTPS_PROXY": "http://user:pass@proxy", "HOME": "/h"} {
+	for name, value := range map[string]string{"AWS_REGION": "eu-1", "HTTPS_PROXY": "http://u:p@proxy", "HOME": "/h"} {
 		t.Setenv(name, value)
 	}
 	seen := filepath.Join(t.TempDir(), "env")
