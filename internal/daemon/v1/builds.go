@@ -45,13 +45,11 @@ func (a *api) build(w http.ResponseWriter, r *http.Request) error {
 	if err := move.End(err); err != nil {
 		return err
 	}
-	release := sync.OnceFunc(func() {
+	defer func() {
 		if err := files.Close(); err != nil {
 			a.Face.Log.Warn("remove a build context", "error", err)
 		}
-		leave()
-	})
-	defer release()
+	}()
 	req.Who = auth.From(r.Context()).Who
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
@@ -61,7 +59,6 @@ func (a *api) build(w http.ResponseWriter, r *http.Request) error {
 	begin := time.Now()
 	o := &buildObserver{out: out, gone: cancel}
 	result, err := a.Builds.Build(ctx, req, files, o)
-	release() // a client may start its next build as soon as it reads the last line
 	if err = buildError(err); err != nil && !out.hasBegun() {
 		return err
 	}
@@ -70,7 +67,8 @@ func (a *api) build(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		last = apiv1.BuildEvent{Error: err.Error(), Status: face.StatusOf(err), Code: face.ProblemOf(err).Code}
 	}
-	_ = out.send(last) // the answer has begun; fails only if the client has left
+	stop()
+	out.last(last)
 	return nil
 }
 

@@ -53,7 +53,7 @@ func (a *api) runCode(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		last = apiv1.CodeEvent{Error: err.Error(), Status: face.StatusOf(err), Code: face.ProblemOf(err).Code}
 	}
-	_ = out.send(last) // fails only if the client has left
+	out.last(last)
 	return nil
 }
 

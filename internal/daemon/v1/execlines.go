@@ -51,7 +51,7 @@ func (a *api) streamLines(w http.ResponseWriter, r *http.Request, op string, hol
 	if errors.Is(context.Cause(ctx), agentclient.ErrDetached) && err != nil {
 		last = apiv1.ExecEvent{Detached: true}
 	}
-	_ = out.send(last) // fails only if the client has left
+	out.last(last)
 	return nil
 }
 

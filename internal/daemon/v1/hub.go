@@ -286,7 +286,8 @@ func (a *api) moved(w http.ResponseWriter, r *http.Request,
 	if err != nil {
 		last = apiv1.HubEvent{Error: err.Error(), Status: face.StatusOf(err), Code: face.ProblemOf(err).Code}
 	}
-	_ = out.send(last) // the answer has begun; fails only if the client has left
+	stop()
+	out.last(last)
 	return nil
 }
 

@@ -1,6 +1,7 @@
 package v1
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"net/http"
@@ -54,6 +55,32 @@ func (l *lines) sendLocked(message any) error {
 		return err
 	}
 	return l.rc.Flush()
+}
+
+// last writes the last message. It holds the end of the message back until the handler has returned, and
+// package http then sends it. So a client that starts its next request as soon as it has read the
+// message finds free the places that this request had.
+func (l *lines) last(message any) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var text bytes.Buffer
+	out := json.NewEncoder(&text)
+	out.SetEscapeHTML(false)
+	if out.Encode(message) != nil { // messages are plain structs
+		return
+	}
+	if !l.begun {
+		l.w.Header().Set("Content-Type", apiv1.NDJSON)
+		l.begun = true
+	}
+	const end = "}\n"
+	_ = l.rc.SetWriteDeadline(time.Now().Add(l.stall))
+	defer l.rc.SetWriteDeadline(time.Time{})
+	for _, part := range [][]byte{bytes.TrimSuffix(text.Bytes(), []byte(end)), []byte(end)} {
+		if _, err := l.w.Write(part); err != nil {
+			return
+		}
+	}
 }
 
 // keepAlive sends the given message after every interval in which nothing else was sent. It starts
