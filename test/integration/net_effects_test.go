@@ -90,6 +90,19 @@ func TestEffectsAreHeldUntilThePromotion(t *testing.T) {
 		e.List[0].URL != "https://"+secretHost+"/pay" {
 		t.Errorf("%+v", e)
 	}
+	eventually(t, quietLimit, func() error { // the connection of the GET is allowed, that of the POST is not
+		n, err := d.Network(d.ctx(t, quietLimit), held.ID)
+		allowed := uint64(0)
+		for _, a := range n.Stats.RecentAllowed {
+			if a.Protocol == "tcp" {
+				allowed += a.Count
+			}
+		}
+		if err != nil || n.Stats.Refused["held"] != 1 || allowed != 1 {
+			return fmt.Errorf("%+v: %v", n.Stats, err)
+		}
+		return nil
+	})
 	d.crash(t)
 	d.launch(t)
 	says(held.ID, "POST", "after-the-daemon", "checked", `202 {"effect":2,`)
