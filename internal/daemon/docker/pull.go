@@ -65,12 +65,18 @@ func (s *Server) pull(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	// The last line is sent when the build has given back its place, because a client may start its next
+	// pull as soon as it reads the line.
 	err = s.build(r, out, full, tag, login)
-	if err != nil && out.hasBegun() {
+	switch {
+	case err == nil:
+		out.say("", "Status: Downloaded newer image for "+full)
+	case out.hasBegun():
 		out.fail(err)
-		return nil
+	default:
+		return err
 	}
-	return err
+	return nil
 }
 
 // isTrusted reports whether a pull may take an image that exists already for the image of the
@@ -116,7 +122,6 @@ func (s *Server) build(r *http.Request, out *progress, full, tag string, logins 
 		return err
 	}
 	s.feed.emit(imageEvent("pull", imageID(d.ID), full))
-	out.say("", "Status: Downloaded newer image for "+full)
 	return nil
 }
 
@@ -200,6 +205,7 @@ func (p *progress) send(l line) {
 		p.begun = true
 	}
 	_ = p.rc.SetWriteDeadline(time.Now().Add(p.stall)) // connections of some tests have no deadlines
+	defer p.rc.SetWriteDeadline(time.Time{})           // a later answer on the connection has its own time
 	err := json.NewEncoder(p.w).Encode(l)
 	if err == nil {
 		err = p.rc.Flush()
