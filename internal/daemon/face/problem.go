@@ -163,7 +163,7 @@ var problems = map[code]problem{
 		"remove the snapshot first, or choose another tag", 0},
 	codeSnapshotInUse: {http.StatusConflict, "The snapshot is in use",
 		"delete the sandboxes that run from it; for snapshots that build on it, use cascade or force; if it is arriving, " +
-			"wait until all of it is there", 0},
+			"wait until all of it is there, or delete it", 0},
 	codeSnapshotUnusable: {http.StatusConflict, "The snapshot cannot be used",
 		"verify the snapshot, and build it again on this host", 0},
 	codeEncrypted: {http.StatusConflict, "The encryption of the snapshot forbids this",

@@ -72,7 +72,8 @@ func TestClientAndDaemonAgree(t *testing.T) {
 		t.Errorf("list: %d, %v", len(list), err)
 	}
 	useSandbox(t, cl, s.ID)
-	if err := cl.DeleteSnapshot(ctx, "a.b", client.DeleteOptions{}); !client.IsStatus(err, http.StatusConflict) {
+	if err := cl.DeleteSnapshot(ctx, "a.b", client.DeleteOptions{}); !client.IsStatus(err, http.StatusConflict) ||
+		!strings.Contains(err.Error(), s.ID) {
 		t.Errorf("delete of a snapshot in use: %v", err)
 	}
 	for _, s := range f.Sandboxes {

@@ -13,7 +13,9 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
+	"time"
 
 	"github.com/opencontainers/go-digest"
 	"github.com/opencontainers/image-spec/specs-go"
@@ -112,6 +114,30 @@ func Portable(m *snapshot.Manifest) *snapshot.Manifest {
 		out.Parent = &snapshot.Ref{ID: m.Parent.ID, Tag: parentTag}
 	}
 	return &out
+}
+
+// Provisional returns the manifest of a snapshot that is used before all of its files are there. The
+// manifest fresh describes the snapshot without its own files, and from is its manifest in the
+// artifact. The snapshot's own layers have no digests, so no import shares them.
+func Provisional(fresh, from *snapshot.Manifest, id, tag string) *snapshot.Manifest {
+	m := *fresh
+	m.ID, m.Tag, m.Created = id, tag, time.Now().UTC()
+	hide := func(list []snapshot.File, from []snapshot.File) []snapshot.File {
+		list = append(slices.Clone(list), snapshot.File{Owner: id, Bytes: from[len(from)-1].Bytes})
+		for n := range list {
+			list[n].Digest = ""
+		}
+		return list
+	}
+	m.Memory = hide(m.Memory, from.Memory)
+	m.State = snapshot.File{Owner: id, Bytes: from.State.Bytes}
+	m.Map = snapshot.File{Owner: id, Bytes: from.Map.Bytes}
+	if m.Disk != nil {
+		disk := *m.Disk
+		disk.Layers = hide(disk.Layers, from.Disk.Layers)
+		m.Disk = &disk
+	}
+	return &m
 }
 
 // checkPortable returns an error unless m is a manifest that Portable returns.

@@ -1,22 +1,42 @@
 package feeder
 
 import (
+	"sync"
 	"time"
 
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// Arrival tells the users of served files if the missing parts will never arrive. It is nil for files
-// that were complete from the beginning.
+// Arrival tells the users of served files if the missing parts will never arrive, and tells those
+// who fetch the parts if nobody wants them any more. It is nil for files that were complete from the
+// beginning.
 type Arrival struct {
-	lost chan struct{}
-	err  error  // valid after lost is closed
-	kill func() // kills the process that serves the files
+	lost  chan struct{}
+	err   error         // valid after lost is closed
+	kill  func()        // kills the process that serves the files
+	stop  chan struct{} // closed by Cancel
+	ended chan struct{} // closed by End
+	once  sync.Once
 }
 
 // NewArrival returns an Arrival for files whose missing parts may still arrive. The function kill ends
 // the process that serves them.
-func NewArrival(kill func()) *Arrival { return &Arrival{lost: make(chan struct{}), kill: kill} }
+func NewArrival(kill func()) *Arrival {
+	return &Arrival{lost: make(chan struct{}), kill: kill, stop: make(chan struct{}), ended: make(chan struct{})}
+}
+
+// Cancel asks those who fetch the parts to stop, and waits until they have called End.
+func (a *Arrival) Cancel() {
+	a.once.Do(func() { close(a.stop) })
+	<-a.ended
+}
+
+// Canceled returns a channel that is closed when Cancel is called.
+func (a *Arrival) Canceled() <-chan struct{} { return a.stop }
+
+// End says that nothing fetches parts any more, and that all parts are there or lost. It may be
+// called only once.
+func (a *Arrival) End() { close(a.ended) }
 
 // answerTime is how long a process may take to answer to an opening or a closing of a file. A process
 // that works answers at once, even if frames are missing.

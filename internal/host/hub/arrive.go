@@ -102,6 +102,7 @@ type lazyPull struct {
 	served  []*incoming // blobs of the files that the feeder serves
 	rest    []artifact.Blob
 	feeder  *feeder.Feeder
+	arrival *feeder.Arrival
 	staging *store.Staging
 	queue   *queue
 }
@@ -211,9 +212,9 @@ func (a *lazyPull) begin(ctx context.Context, who, tag string, o *Offer, on func
 		return store.Info{}, err
 	}
 	a.staging.For(who, nil)
-	arrival := a.feeder.Arrival()
+	a.arrival = a.feeder.Arrival()
 	open := func(part int) (*os.File, error) {
-		defer arrival.Watch()()
+		defer a.arrival.Watch()()
 		for i, in := range a.served {
 			if in.b.Digest == o.Blobs[part].Digest {
 				return disklayer.Reopen(a.feeder.Files[i])
@@ -222,19 +223,37 @@ func (a *lazyPull) begin(ctx context.Context, who, tag string, o *Offer, on func
 		return nil, fmt.Errorf("%s: the store had it a moment ago: try again", o.Blobs[part].Part.Name)
 	}
 	room := func() error { return a.hub.checkRoom(0) }
-	info, err := a.staging.Arrive(ctx, o.Snapshot, contents{o.Artifact, a.pull, on}, arrival, open, room)
+	info, err := a.staging.Arrive(ctx, o.Snapshot, contents{o.Artifact, a.pull, on}, a.arrival, open, room)
 	if err != nil {
 		a.staging.Discard()
 	}
 	return info, err
 }
 
-// finish fetches the rest, and publishes the snapshot.
+// errDeleted is the cause with which the fetch of a deleted snapshot ends.
+var errDeleted = errors.New("the snapshot was deleted")
+
+// finish fetches the rest, and publishes the snapshot. If the snapshot is deleted before that,
+// finish removes everything that has arrived.
 func (a *lazyPull) finish(who string, o *Offer) {
-	ctx := a.hub.cfg.Stopping
+	ctx, cancel := context.WithCancelCause(a.hub.cfg.Stopping)
+	defer cancel(nil)
+	defer a.arrival.End()
 	defer a.close()
+	go func() {
+		select {
+		case <-a.arrival.Canceled():
+			cancel(errDeleted)
+		case <-ctx.Done():
+		}
+	}()
 	err := a.complete(ctx, who)
 	switch {
+	case err != nil && errors.Is(context.Cause(ctx), errDeleted):
+		_ = a.feeder.Lose() // fails if the process has exited
+		a.staging.Lose(errDeleted)
+		a.hub.cache.forgetFetched(o.Blobs)
+		a.hub.cfg.Log.Info("a snapshot was deleted before it had arrived", "snapshot", o.Snapshot.Tag)
 	case err == nil:
 		a.hub.cache.forgetFetched(o.Blobs)
 		a.hub.trim()

@@ -124,7 +124,6 @@ func TestPullLazily(t *testing.T) {
 	for what, use := range map[string]func() error{
 		"lease":  func() error { _, err := b.store.Acquire("py"); return err },
 		"export": func() error { _, err := b.store.Export(t.Context(), "py"); return err },
-		"delete": func() error { _, err := b.store.Delete("py", store.DeleteForce); return err },
 	} {
 		if arriving := (*store.ArrivingError)(nil); !errors.As(use(), &arriving) {
 			t.Errorf("%s of a snapshot that is arriving: %v", what, use())
@@ -411,8 +410,9 @@ func TestPullLazilyFromTheCache(t *testing.T) {
 	}
 }
 
-// A snapshot that is still arriving is not deleted together with the snapshot that it builds on.
-func TestCascadesSpareArrivals(t *testing.T) {
+// A snapshot that is still arriving is deleted together with the snapshot that it builds on, unless a
+// sandbox uses it.
+func TestCascadesEndArrivals(t *testing.T) {
 	t.Setenv("DOCKER_CONFIG", t.TempDir())
 	s, a, b := serve(t), newHost(t).hasty(), newHost(t).lazily(t)
 	a.makeLarge(t, "below")
@@ -423,16 +423,25 @@ func TestCascadesSpareArrivals(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.pack(t, "below") // its digests are known then
-	b.quiet = time.Second
+	b.quiet = time.Hour
 	b.pullLazily(t, s.host+"/team/py:1")
 	if d, err := b.store.Detail("below"); err != nil || len(d.Dependents) != 1 {
 		t.Fatalf("%+v, %v", d, err)
 	}
-	if gone, err := b.store.Delete("below", store.DeleteCascade); !errors.As(err, new(*store.ArrivingError)) {
+	lease, err := b.store.AcquireFork("py")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if gone, err := b.store.Delete("below", store.DeleteCascade); !errors.As(err, new(*store.InUseError)) {
+		t.Errorf("a deletion of the family of a sandbox: %v, %v", gone, err)
+	}
+	lease.Release()
+	if gone, err := b.store.Delete("below", store.DeleteCascade); err != nil || len(gone) != 2 {
 		t.Errorf("a deletion of the family: %v, %v", gone, err)
 	}
-	if i := b.whole(t, "py"); i.Damage != "" {
-		t.Fatal(i.Damage)
+	b.gone(t, "py")
+	if err := b.pullErr(t, s.host+"/team/py:1"); err != nil {
+		t.Fatal(err)
 	}
 	b.check(t, "py", map[int64]byte{2: 'p', 4: 'q'})
 }

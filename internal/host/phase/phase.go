@@ -13,7 +13,7 @@ type Phase int
 
 // Phases of a snapshot:
 //
-//	Arrive ──▶ arriving ──▶ gone
+//	Arrive ──▶ arriving ──▶ gone, or deleting (not drawn)
 //	             │ all files are there
 //	             ▼
 //	Publish ──▶ hot ─────────▶ stored ◀── a start of the store
@@ -52,11 +52,11 @@ var nextPhases = map[Phase][]Phase{
 	Stored:     {Damaged, Deleting},
 	Damaged:    {Deleting},
 	Failed:     {Deleting, Gone},
-	Deleting:   {Hot, Stored, Damaged, Failed, UnnamedHot, Unnamed, Gone},
+	Deleting:   {Hot, Stored, Damaged, Failed, UnnamedHot, Unnamed, Gone, Arriving},
 	UnnamedHot: {Deleting},
 	Unnamed:    {Deleting},
 	Gone:       {},
-	Arriving:   {Hot, Gone},
+	Arriving:   {Hot, Deleting, Gone},
 }
 
 // String returns the name of the phase, for messages.

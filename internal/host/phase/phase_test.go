@@ -10,13 +10,14 @@ import (
 // other change must be refused, and must leave the phase as it was.
 func TestPhases(t *testing.T) {
 	drawn := map[Phase][]Phase{
-		0:          {Hot, Stored, Damaged, Failed, UnnamedHot, Unnamed},
+		0:          {Hot, Stored, Damaged, Failed, UnnamedHot, Unnamed, Arriving},
 		Hot:        {Stored, Deleting},
 		Stored:     {Damaged, Deleting},
 		Damaged:    {Deleting},
 		Failed:     {Deleting, Gone},
 		UnnamedHot: {Deleting},
 		Unnamed:    {Deleting},
+		Arriving:   {Hot, Deleting, Gone},
 	}
 	ofDeletion := map[Phase][]Phase{ // phases that may follow deleting, by the phase before it
 		Hot:        {Hot, Stored, UnnamedHot, Gone},
@@ -25,6 +26,7 @@ func TestPhases(t *testing.T) {
 		Failed:     {Failed, Gone},
 		UnnamedHot: {UnnamedHot, Gone},
 		Unnamed:    {Unnamed, Gone},
+		Arriving:   {Arriving, Gone},
 	}
 	try := func(l Life, to Phase, allowed bool) {
 		t.Helper()
@@ -41,8 +43,8 @@ func TestPhases(t *testing.T) {
 			t.Errorf("%v to %v: now %v", was.Phase, to, l.Phase)
 		}
 	}
-	for to := Phase(1); to <= Gone; to++ {
-		for from := Phase(0); from <= Gone; from++ {
+	for to := Phase(1); to <= Arriving; to++ {
+		for from := Phase(0); from <= Arriving; from++ {
 			if from != Deleting {
 				try(Life{Phase: from}, to, slices.Contains(drawn[from], to))
 			}
@@ -56,7 +58,7 @@ func TestPhases(t *testing.T) {
 // While an entry is being deleted, it has the properties of its previous phase. So a deletion that
 // fails changes nothing.
 func TestDeletionThatFails(t *testing.T) {
-	for _, p := range []Phase{Hot, Stored, Damaged, Failed, UnnamedHot, Unnamed} {
+	for _, p := range []Phase{Hot, Stored, Damaged, Failed, UnnamedHot, Unnamed, Arriving} {
 		l := Life{Phase: p}
 		InRAM, unnamed := l.InRAM(), l.IsUnnamed()
 		if !l.EnterLocked(Deleting) || l.InRAM() != InRAM || l.IsUnnamed() != unnamed || l.Listed() {

@@ -72,6 +72,9 @@ func TestForksOfArrivingSnapshots(t *testing.T) {
 	if _, err := w.Branch(t.Context(), id, BranchRequest{Tag: "b", Mode: vm.BranchLive}); !errors.As(err, &arriving) {
 		t.Errorf("a branch: %v", err)
 	}
+	if _, err := w.Snapshots().Delete("soon", store.DeleteForce); !errors.As(err, new(*store.InUseError)) {
+		t.Errorf("a deletion: %v", err)
+	}
 	g.Lose(errors.New("the registry is gone"))
 	for _, s := range r.Sandboxes {
 		if i := waitState(t, w, s.ID, Exited); i.ExitDetail != "the registry is gone" {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"sync/atomic"
 	"time"
 
@@ -73,7 +72,7 @@ func (g *Staging) Arrive(ctx context.Context, m *snapshot.Manifest, files Conten
 	h := &hotFiles{arrival: arrival}
 	err := i.addAll()
 	if err == nil {
-		h.manifest = i.provisional()
+		h.manifest = artifact.Provisional(i.fresh, i.from, i.id, i.tag)
 		err = i.openArriving(h)
 	}
 	if err == nil {
@@ -95,36 +94,14 @@ func (g *Staging) Arrive(ctx context.Context, m *snapshot.Manifest, files Conten
 	defer s.mu.Unlock()
 	e.EnterLocked(phase.Arriving)
 	e.refs.follow++ // keeps the served files open
-	g.arriving = &arriving{entry: e, imports: i, arrival: h.arrival, release: s.releaser(e, &e.refs.follow)}
+	e.arriving = &arriving{entry: e, imports: i, arrival: h.arrival, release: s.releaser(e, &e.refs.follow)}
+	g.arriving = e.arriving
 	if old := s.byTag[g.tag]; old != nil {
 		old.EnterLocked(phase.Gone) // the old snapshot was only listed as failed
 	}
 	s.addLocked(e)
 	s.tell(event.SnapshotCreated, e)
 	return s.infoLocked(e), nil
-}
-
-// provisional returns the manifest of the arriving snapshot. Its own layers have no digests, so no
-// import shares them.
-func (i *importing) provisional() *snapshot.Manifest {
-	m := *i.fresh
-	m.ID, m.Tag, m.Created = i.id, i.tag, time.Now().UTC()
-	hide := func(list []snapshot.File, from []snapshot.File) []snapshot.File {
-		list = append(slices.Clone(list), snapshot.File{Owner: i.id, Bytes: from[len(from)-1].Bytes})
-		for n := range list {
-			list[n].Digest = ""
-		}
-		return list
-	}
-	m.Memory = hide(m.Memory, i.from.Memory)
-	m.State = snapshot.File{Owner: i.id, Bytes: i.from.State.Bytes}
-	m.Map = snapshot.File{Owner: i.id, Bytes: i.from.Map.Bytes}
-	if m.Disk != nil {
-		disk := *m.Disk
-		disk.Layers = hide(disk.Layers, i.from.Disk.Layers)
-		m.Disk = &disk
-	}
-	return &m
 }
 
 // openArriving puts the files of an arriving snapshot into h.
@@ -168,15 +145,9 @@ func (g *Staging) publishArrived(m *snapshot.Manifest, calm func()) (Info, error
 	if err := os.Remove(g.Path(arrivingFile)); err != nil { // from here on, a crash loses nothing
 		return Info{}, err
 	}
-	e.hotMu.Lock()
-	e.hot, e.arrived = nil, e.hot
-	s.mu.Lock()
-	delete(s.reserved, g.tag)
-	s.setManifestLocked(e, m)
-	e.published, e.calm, e.served = time.Now(), []func(){calm}, true
-	e.EnterLocked(phase.Hot)
-	s.mu.Unlock()
-	e.hotMu.Unlock()
+	if !g.enterHot(e, m, calm) {
+		return Info{}, errors.New("the snapshot was deleted")
+	}
 	g.done = true
 	s.flusher.flush(e) // only a rename remains to be done; if it fails, the flusher tries again
 	g.arriving.release()
@@ -185,16 +156,51 @@ func (g *Staging) publishArrived(m *snapshot.Manifest, calm func()) (Info, error
 	return s.infoLocked(e), nil
 }
 
-// Lose gives up an arriving snapshot. The snapshot is listed as failed, with the reason, and its
-// leases receive the reason.
+// enterHot makes an arrived snapshot like all others. It reports false if a deletion has begun.
+func (g *Staging) enterHot(e *entry, m *snapshot.Manifest, calm func()) bool {
+	s := g.store
+	e.hotMu.Lock()
+	defer e.hotMu.Unlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !e.EnterLocked(phase.Hot) {
+		return false
+	}
+	e.hot, e.arrived, e.arriving = nil, e.hot, nil
+	delete(s.reserved, g.tag)
+	s.setManifestLocked(e, m)
+	e.published, e.calm, e.served = time.Now(), []func(){calm}, true
+	return true
+}
+
+// cancel ends the arrival of a snapshot whose deletion has begun.
+func (a *arriving) cancel() error {
+	a.arrival.Cancel()
+	s := a.imports.store
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if a.entry.Phase != phase.Gone {
+		return errors.New("the daemon is stopping")
+	}
+	return nil
+}
+
+// Lose gives up an arriving snapshot. If a deletion has begun, the snapshot is gone afterwards.
+// Otherwise the snapshot is listed as failed, with the reason, and its leases receive the reason.
 func (g *Staging) Lose(reason error) {
 	s, a := g.store, g.arriving
 	s.mu.Lock()
 	s.dropLocked(a.entry)
+	deleted := a.entry.Phase == phase.Deleting
+	if deleted {
+		s.tell(event.SnapshotDeleted, a.entry)
+	}
 	a.entry.EnterLocked(phase.Gone)
 	s.mu.Unlock()
 	g.Discard()
-	s.ListFailed(g.tag, g.owner, reason)
+	if !deleted {
+		s.ListFailed(g.tag, g.owner, reason)
+	}
 	a.arrival.Lose(reason)
 	a.release()
 }

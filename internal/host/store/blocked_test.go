@@ -69,9 +69,15 @@ func TestDiscardDoesNotWaitForABlockedWrite(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if err := os.WriteFile(g.Path(snapshot.ManifestFile), []byte("{}"), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	blocked := writertest.Block(t, f)
 	f.Close()
 	g.Discard()
+	if _, err := os.Lstat(g.Path(snapshot.ManifestFile)); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("with its manifest, the next daemon would take over the rest: %v", err)
+	}
 	if err := blocked.Close(); err != nil {
 		t.Fatal(err)
 	}

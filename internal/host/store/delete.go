@@ -31,7 +31,8 @@ const deletedPrefix = ".deleted-"
 type Deleted struct{ Tag, ID string } // ID is empty if the snapshot was damaged
 
 // Delete deletes the snapshot with the given tag. It returns the deleted snapshots, dependents
-// first. If it has deleted nothing, the error is a *NotFoundError or an *InUseError.
+// first. If it has deleted nothing, the error is a *NotFoundError or an *InUseError. If the snapshot
+// is still arriving, Delete first ends its arrival.
 func (s *Store) Delete(tag string, mode DeleteMode) ([]Deleted, error) {
 	if err := snapshot.CheckTag(tag); err != nil {
 		return nil, err
@@ -96,11 +97,8 @@ func (s *Store) condemn(tag string, mode DeleteMode) ([]*entry, error) {
 	return victims, nil
 }
 
-// usedLocked returns an *InUseError if a sandbox uses e, and an *ArrivingError if e is still arriving.
+// usedLocked returns an *InUseError if a sandbox uses e.
 func (e *entry) usedLocked() error {
-	if e.Phase == phase.Arriving {
-		return &ArrivingError{Tag: e.tag}
-	}
 	if n := e.refs.keeping(); n > 0 {
 		return &InUseError{Tag: e.tag, Leases: n}
 	}

@@ -36,6 +36,7 @@ type InUseError struct {
 	Tag        string
 	Dependents []string // tags of the snapshots that build on the snapshot
 	Leases     int      // number of sandboxes that run from the snapshot, or have it as their suspended state
+	Sandboxes  []string // ids of some of these sandboxes; the store does not know them
 }
 
 func (e *InUseError) Error() string {
@@ -46,10 +47,15 @@ func (e *InUseError) Error() string {
 	case len(e.Dependents) > 1:
 		return fmt.Sprintf("snapshot %q: %s build on it: remove them first, or all together with cascade",
 			e.Tag, strings.Join(e.Dependents, ", "))
-	case e.Leases == 1:
-		return fmt.Sprintf("snapshot %q: in use by 1 sandbox; kill it first", e.Tag)
 	}
-	return fmt.Sprintf("snapshot %q: in use by %d sandboxes; kill them first", e.Tag, e.Leases)
+	text := fmt.Sprintf("snapshot %q: in use by %d sandboxes; kill them first", e.Tag, e.Leases)
+	if e.Leases == 1 {
+		text = fmt.Sprintf("snapshot %q: in use by 1 sandbox; kill it first", e.Tag)
+	}
+	if len(e.Sandboxes) > 0 {
+		text += ": " + strings.Join(e.Sandboxes, ", ")
+	}
+	return text
 }
 
 // DamagedError reports that a snapshot cannot be used, and why.

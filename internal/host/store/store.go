@@ -137,6 +137,8 @@ type entry struct {
 	// the files with which the snapshot arrived, which older leases use; nil if there are none; guarded by hotMu
 	arrived *hotFiles
 	served  bool // a process may still serve the files in arrived; guarded by Store.mu
+	// set from Arrive until the snapshot has arrived; guarded by Store.mu
+	arriving *arriving
 }
 
 // id returns the snapshot's ID, or "" if the snapshot is damaged.

@@ -94,8 +94,11 @@ func (s *Store) OnGone(f func(*snapshot.Manifest)) {
 // takeAway is like removeOrUnname, but does not call the function that OnGone has set.
 func (s *Store) takeAway(e *entry) error {
 	s.mu.Lock()
-	followed := e.refs.follow > 0
+	followed, arriving := e.refs.follow > 0, e.arriving
 	s.mu.Unlock()
+	if arriving != nil {
+		return arriving.cancel()
+	}
 	if !followed {
 		return s.remove(e)
 	}

@@ -2,6 +2,7 @@ package tenancy
 
 import (
 	"context"
+	"errors"
 	"slices"
 
 	"github.com/forkd/forkd/internal/format/snapshot"
@@ -110,12 +111,23 @@ func (v *View) Machine(s sandbox.Info) (vcpus uint32, diskBytes uint64) {
 	return i.Machine.VCPUs, i.Base.Bytes
 }
 
-// DeleteSnapshot calls store.Delete.
+// maxNamed is the maximum number of sandboxes that the error of a deletion names.
+const maxNamed = 5
+
+// DeleteSnapshot calls store.Delete. If sandboxes run from the snapshot, the error names some of
+// those that the principal may see.
 func (v *View) DeleteSnapshot(tag string, mode store.DeleteMode) error {
 	if err := v.hasTag(tag); err != nil {
 		return err
 	}
 	_, err := v.host.manager.Snapshots().Delete(tag, mode)
+	if used := (*store.InUseError)(nil); errors.As(err, &used) && used.Leases > 0 {
+		for _, s := range v.Sandboxes() {
+			if len(used.Sandboxes) < maxNamed && (s.SnapshotTag == used.Tag || s.StateTag == used.Tag) {
+				used.Sandboxes = append(used.Sandboxes, s.ID)
+			}
+		}
+	}
 	return err
 }
 

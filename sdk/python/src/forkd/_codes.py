@@ -234,7 +234,7 @@ class SnapshotInUseError(ForkdError):
     """The snapshot is in use (snapshot_in_use, 409).
 
     What helps: delete the sandboxes that run from it; for snapshots that build on it, use cascade or force;
-    if it is arriving, wait until all of it is there.
+    if it is arriving, wait until all of it is there, or delete it.
     """
 
 
