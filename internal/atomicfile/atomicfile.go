@@ -155,10 +155,13 @@ func Fill(path string, fill func(tmp string) error) error {
 
 // SyncDir flushes a directory to disk. All earlier creations, renamings and removals of files in
 // the directory then survive a power failure.
-func SyncDir(dir string) error {
-	d, err := os.Open(dir)
+func SyncDir(dir string) error { return SyncFile(dir) }
+
+// SyncFile flushes the content of a file to disk.
+func SyncFile(path string) error {
+	f, err := os.Open(path)
 	if err != nil {
 		return err
 	}
-	return errors.Join(d.Sync(), d.Close())
+	return errors.Join(f.Sync(), f.Close())
 }

@@ -242,7 +242,7 @@ func (s *Store) persist(dir string, m *snapshot.Manifest) error {
 		names = append(names, volumeFile(m.ID, f))
 	}
 	for _, name := range names {
-		if err := syncFile(filepath.Join(dir, name)); err != nil {
+		if err := atomicfile.SyncFile(filepath.Join(dir, name)); err != nil {
 			return err
 		}
 	}
@@ -339,14 +339,6 @@ func (s *Store) ownParts(dir string, m *snapshot.Manifest, l snapshot.File) ([]s
 		parts = append(parts, sparse.Part{Start: int64(e.Offset), End: int64(e.Offset + e.Length)})
 	}
 	return parts, nil
-}
-
-func syncFile(path string) error {
-	f, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	return errors.Join(f.Sync(), f.Close())
 }
 
 // reload takes over a hot snapshot that an earlier daemon has not flushed. This is possible if each
