@@ -212,7 +212,9 @@ func (w *wired) recover(ctx context.Context, cfg *Config, runDir string) (n int,
 	w.volumes.Recover(w.manager.Has)
 	go w.volumes.ReleaseEnded(ctx) // the start must not wait for many syncs of volumes
 	w.net.Forget()                 // drops the networks of sandboxes that were not taken over
-	needed := func(leaf string) bool { return leaf == netclient.Leaf || exists(filepath.Join(runDir, leaf)) }
+	needed := func(leaf string) bool {
+		return leaf == netclient.Leaf || feeder.KeepsLeaf(w.cgroups, leaf) || exists(filepath.Join(runDir, leaf))
+	}
 	if err := w.cgroups.Sweep(needed); err != nil {
 		cfg.Log.Warn("cgroups of an earlier daemon are left", "error", err)
 	}
@@ -424,7 +426,8 @@ func (w *wired) openStore(ctx context.Context, cfg *Config, events *event.Ring, 
 	w.crypter = atrest.New(atrest.Config{Store: w.store, Vault: keys, Log: cfg.Log})
 	w.hub, err = hub.New(hub.Config{Store: w.store, Dir: hub.Dir(cfg.StateDir), Memory: bake.HostMemoryMiB() << 20,
 		Try: vmpool.Trials{VMMs: vmms, RunDir: runDir}.Try, Trust: trust, Room: cfg.Admit.Room,
-		Reserve: cfg.Admit.DiskReserve, Certs: registry.CertsDir, Feeder: &feeder.Program{Bin: feed, Jail: vmms.Jail},
+		Reserve: cfg.Admit.DiskReserve, Certs: registry.CertsDir, Feeder: &feeder.Program{Bin: feed, Jail: vmms.Jail,
+			Cgroups: w.cgroups},
 		Log: cfg.Log, Stopping: ctx})
 	if err != nil {
 		return errors.Join(err, w.store.Close())

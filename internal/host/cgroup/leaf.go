@@ -299,6 +299,15 @@ const (
 	removePause = 10 * time.Millisecond
 )
 
+// RemoveEmpty removes a leaf without processes, and kills nothing. It reports whether the leaf is gone.
+func (l *Leaf) RemoveEmpty() bool {
+	if l == nil {
+		return true
+	}
+	err := unix.Rmdir(l.dir)
+	return err == nil || err == unix.ENOENT
+}
+
 // Remove kills the remaining processes of a leaf, and removes the leaf.
 func (l *Leaf) Remove() error {
 	if l == nil {

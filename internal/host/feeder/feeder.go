@@ -7,13 +7,16 @@
 package feeder
 
 import (
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/forkd/forkd/internal/format/artifact"
+	"github.com/forkd/forkd/internal/host/cgroup"
 	"github.com/forkd/forkd/internal/host/process"
 	"github.com/forkd/forkd/internal/jail"
 	"github.com/forkd/forkd/internal/proto/feedproto"
@@ -23,6 +26,25 @@ import (
 type Program struct {
 	Bin  string        // path of forkd-feed
 	Jail *jail.Starter // nil: no jail, for tests only
+
+	Cgroups *cgroup.Tree // may be nil
+}
+
+// Limits of the cgroup of a process. It keeps the indexes of the blobs, which have at most 32 MiB
+// packed, and decodes few frames at a time. The page cache of the blobs counts too, but the kernel
+// reclaims it. A process that works has about ten threads.
+const (
+	memoryMiB = 256
+	maxPIDs   = 128
+)
+
+// leafPrefix is the prefix of the names of the processes' cgroups. A random part follows.
+const leafPrefix = "feed-"
+
+// KeepsLeaf reports whether a cgroup belongs to a process that an earlier daemon has started and that
+// still serves VMs. It removes the cgroup of a process that has ended.
+func KeepsLeaf(t *cgroup.Tree, name string) bool {
+	return strings.HasPrefix(name, leafPrefix) && !t.Find(name).RemoveEmpty()
 }
 
 // startTime bounds the time until a process serves its files.
@@ -78,9 +100,7 @@ func (p Program) Start(files []File, need func(feedproto.Frame)) (_ *Feeder, err
 		return nil, err
 	}
 	defer theirs.Close()
-	started, err := process.Start(process.Spec{Name: "forkd-feed", Bin: p.Bin,
-		Env: []string{"GOMAXPROCS=2", "GOMEMLIMIT=64MiB"}, Files: []*os.File{theirs, m.requests}, LogBytes: logBytes,
-		Jail: p.Jail})
+	started, leaf, err := p.start(theirs, m.requests)
 	if err != nil {
 		return nil, errors.Join(err, control.Close())
 	}
@@ -90,6 +110,7 @@ func (p Program) Start(files []File, need func(feedproto.Frame)) (_ *Feeder, err
 		tell: make(chan feedproto.Message, maxTold)}
 	go func() {
 		_ = started.Wait()
+		_ = leaf.Remove() // if this fails, the next daemon removes it
 		close(f.ended)
 	}()
 	late := time.AfterFunc(startTime, func() { _ = started.Kill() })
@@ -109,6 +130,24 @@ func (p Program) Start(files []File, need func(feedproto.Frame)) (_ *Feeder, err
 	go f.receive(need)
 	go f.send()
 	return f, nil
+}
+
+// start starts a process in a cgroup of its own.
+func (p Program) start(files ...*os.File) (_ *process.Process, leaf *cgroup.Leaf, err error) {
+	if leaf, err = p.Cgroups.NewShared(leafPrefix+rand.Text(), memoryMiB, maxPIDs); err != nil {
+		return nil, nil, err
+	}
+	dir, err := leaf.Open()
+	if err != nil {
+		return nil, nil, errors.Join(err, leaf.Remove())
+	}
+	defer dir.Close() // Close of a nil file only returns an error
+	started, err := process.Start(process.Spec{Name: "forkd-feed", Bin: p.Bin,
+		Env: []string{"GOMAXPROCS=2", "GOMEMLIMIT=64MiB"}, Files: files, LogBytes: logBytes, Cgroup: dir, Jail: p.Jail})
+	if err != nil {
+		return nil, nil, errors.Join(err, leaf.Remove())
+	}
+	return started, leaf, nil
 }
 
 func (f *Feeder) setUp(files []File) error {

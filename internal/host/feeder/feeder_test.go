@@ -18,6 +18,7 @@ import (
 	"github.com/forkd/forkd/internal/feed"
 	"github.com/forkd/forkd/internal/format/artifact"
 	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/cgroup"
 	"github.com/forkd/forkd/internal/jail"
 	"github.com/forkd/forkd/internal/jail/posture"
 	"github.com/forkd/forkd/internal/proto/feedproto"
@@ -43,7 +44,10 @@ type rig struct {
 	asked chan uint32
 }
 
-func newRig(t *testing.T) *rig {
+func newRig(t *testing.T) *rig { return newRigIn(t, nil) }
+
+// newRigIn returns a process with a cgroup in the tree.
+func newRigIn(t *testing.T, tree *cgroup.Tree) *rig {
 	t.Helper()
 	if f, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0); err != nil || os.Geteuid() != 0 {
 		t.Skipf("needs root and FUSE: %v", err)
@@ -99,7 +103,7 @@ func newRig(t *testing.T) *rig {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.Feeder, err = Program{Bin: bin, Jail: jails}.Start([]File{{b, data}}, func(f feedproto.Frame) {
+	r.Feeder, err = Program{Bin: bin, Jail: jails, Cgroups: tree}.Start([]File{{b, data}}, func(f feedproto.Frame) {
 		r.mu.Lock()
 		r.needs = append(r.needs, f.Frame)
 		r.mu.Unlock()
