@@ -136,11 +136,13 @@ func oneSource(args []string, others ...string) error {
 // remoteFork has the flags for a fork of a snapshot in a registry.
 type remoteFork struct {
 	registryOptions
-	trust string
+	trust   string
+	mirrors []string
 }
 
 func (r *remoteFork) register(cmd *cobra.Command) {
 	registerTrust(cmd, &r.trust)
+	registerMirrors(cmd, &r.mirrors)
 	r.registerAuth(cmd)
 }
 
@@ -148,8 +150,8 @@ func (r *remoteFork) register(cmd *cobra.Command) {
 // the tag of a snapshot, pull does nothing and returns the tag.
 func (r *remoteFork) pull(ctx context.Context, cmd *cobra.Command, cl *client.Client, name string) (string, error) {
 	if !strings.Contains(name, "/") {
-		if r.trust != "" || len(r.auth) > 0 {
-			return "", usageError{errors.New("--trust and --registry-auth are for REGISTRY/NAME:TAG")}
+		if r.trust != "" || len(r.auth)+len(r.mirrors) > 0 {
+			return "", usageError{errors.New("--trust, --mirror and --registry-auth are for REGISTRY/NAME:TAG")}
 		}
 		return name, nil
 	}

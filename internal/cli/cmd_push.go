@@ -19,6 +19,12 @@ type registryOptions struct {
 	progress string
 }
 
+// registerMirrors adds a flag for mirrors.
+func registerMirrors(cmd *cobra.Command, mirrors *[]string) {
+	cmd.Flags().StringArrayVar(mirrors, "mirror", nil,
+		"REGISTRY/NAME that has the same files, for the case that the registry fails (repeatable)")
+}
+
 func (o *registryOptions) registerAuth(cmd *cobra.Command) {
 	cmd.Flags().StringArrayVar(&o.auth, "registry-auth", nil,
 		"HOST of the registry, if the daemon may use your 'docker login' there for this command")
@@ -80,6 +86,7 @@ func newPullCmd() *cobra.Command {
 	var c common
 	var o registryOptions
 	var tag, trust string
+	var mirrors []string
 	var inspect, lazy bool
 	cmd := &cobra.Command{
 		Use:   "pull REGISTRY/NAME:TAG",
@@ -104,8 +111,8 @@ func newPullCmd() *cobra.Command {
 				return usageError{fmt.Errorf("%.100q names no registry: want REGISTRY/NAME:TAG; "+
 					"'forkd build docker://IMAGE' pulls a container image", args[0])}
 			}
-			if inspect && (tag != "" || trust != "" || lazy) {
-				return usageError{errors.New("--inspect makes no snapshot: omit --tag, --trust and --lazy")}
+			if inspect && (tag != "" || trust != "" || lazy || len(mirrors) > 0) {
+				return usageError{errors.New("--inspect makes no snapshot: omit --tag, --trust and --lazy, and --mirror")}
 			}
 			auths, err := registryAuth(cmd.Context(), o.auth)
 			if err != nil {
@@ -116,7 +123,8 @@ func newPullCmd() *cobra.Command {
 					return cl.FindSnapshot(ctx, client.FindRequest{Reference: args[0], RegistryAuth: auths})
 				}, func(s client.RemoteSnapshot) error { return describeRemote(cmd.OutOrStdout(), s) })
 			}
-			req := client.PullRequest{Reference: args[0], Tag: tag, Trust: trust, RegistryAuth: auths, Lazy: lazy}
+			req := client.PullRequest{Reference: args[0], Tag: tag, Trust: trust, RegistryAuth: auths, Lazy: lazy,
+				Mirrors: mirrors}
 			c.streams = true
 			return show(cmd, &c, func(ctx context.Context, cl *client.Client) (client.HubResult, error) {
 				on, end := o.follow(cmd.ErrOrStderr())
@@ -138,6 +146,7 @@ func newPullCmd() *cobra.Command {
 		"describe the snapshot in the registry, and say what a pull would fetch and whether this host can run it")
 	cmd.Flags().BoolVar(&lazy, "lazy", false, "return as soon as the snapshot can be forked; the rest arrives later")
 	registerTrust(cmd, &trust)
+	registerMirrors(cmd, &mirrors)
 	o.register(cmd)
 	c.register(cmd)
 	return cmd

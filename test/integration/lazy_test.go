@@ -138,8 +138,68 @@ func TestForksBeforeAllIsThere(t *testing.T) {
 	if n := len(b.processes(t, "forkd-feed")); n != 0 {
 		t.Logf("%d forkd-feed processes serve leases that are kept open", n)
 	}
+	b.deletes(t, reg, ref)
+	b.goesOn(t, reg, ref)
 	b.dies(t, reg, ref)
 	b.tears(t, reg, ref)
+}
+
+// deletes deletes a snapshot while it arrives. The process that serves its files has limits.
+func (d *daemon) deletes(t *testing.T, reg *slowRegistry, ref string) {
+	t.Helper()
+	box := d.begin(t, reg, ref, "unwanted")
+	d.refused(t, []string{"in use by 1 sandbox", box.ID}, "rmi", "unwanted")
+	for _, pid := range d.processes(t, "forkd-feed") {
+		if group, err := os.ReadFile("/proc/" + pid + "/cgroup"); err != nil ||
+			!strings.Contains(string(group), "/feed-") {
+			t.Errorf("the cgroup of forkd-feed: %q, %v", group, err)
+		}
+	}
+	d.kill(t, box)
+	d.unused(t, "unwanted")
+	d.cli(t, 0, "rmi", "unwanted")
+	time.Sleep(time.Second) // the last piece of an answer may be on its way
+	before := reg.set(true, false)
+	time.Sleep(3 * time.Second)
+	if now := reg.set(true, false); now != before {
+		t.Errorf("%d bytes were fetched after the deletion", now-before)
+	}
+	d.refused(t, []string{"unwanted"}, "fork", "unwanted")
+}
+
+// goesOn lets the registry die while a child runs, and the arrival goes on from a mirror.
+func (d *daemon) goesOn(t *testing.T, reg *slowRegistry, ref string) {
+	t.Helper()
+	second := &slowRegistry{Handler: reg.Handler}
+	server := httptest.NewServer(second)
+	defer server.Close()
+	mirror := strings.TrimPrefix(server.URL, "http://") + "/team/parent"
+	reg.set(true, false)
+	d.cli(t, 0, "pull", ref, "--tag", "mirrored", "--trust", "off", "--lazy", "--mirror", mirror)
+	box := d.forkOf(t, "mirrored", 1)[0]
+	reg.set(true, true)
+	d.value(t, box.ID, "x = list(range(100000)); sum(x)")
+	if s := d.arrived(t, "mirrored"); s.Status != "ready" {
+		t.Errorf("the snapshot is %s: %s", s.Status, s.Warning)
+	}
+	if second.set(false, false) == 0 {
+		t.Error("nothing came from the mirror")
+	}
+	d.kill(t, box)
+	reg.set(false, false)
+	d.unused(t, "mirrored")
+	d.cli(t, 0, "rmi", "mirrored")
+}
+
+// unused waits until no sandbox uses a snapshot. The VMM of a deleted sandbox ends a moment later.
+func (d *daemon) unused(t *testing.T, name string) {
+	t.Helper()
+	for end := time.Now().Add(quietLimit); time.Now().Before(end); time.Sleep(200 * time.Millisecond) {
+		if s, err := d.Snapshot(d.ctx(t, quietLimit), name); err == nil && s.Sandboxes == 0 {
+			return
+		}
+	}
+	t.Fatalf("%s is still in use", name)
 }
 
 // arrived waits until a snapshot is no longer arriving.

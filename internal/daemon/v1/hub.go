@@ -106,7 +106,7 @@ func (a *api) pullSnapshot(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	from, err := remoteOf(ask.Reference, ask.RegistryAuth)
+	from, err := sourceOf(&ask)
 	if err != nil {
 		return err
 	}

@@ -77,7 +77,7 @@ func (h *Hub) pullLazily(ctx context.Context, who, tag string, r Remote, on func
 			on(p)
 		}
 	}
-	a.pull = &pull{hub: h, conn: o.conn, on: report, files: make(blobs)}
+	a.pull = &pull{hub: h, from: h.sourcesOf(o), on: report, files: make(blobs)}
 	if err := a.pull.try(ctx, who, o); err != nil {
 		return Pulled{}, err
 	}
@@ -157,7 +157,9 @@ func (a *lazyPull) newIncoming(ctx context.Context, b artifact.Blob) (*incoming,
 		return nil, errWhole
 	}
 	p := make([]byte, b.IndexBytes)
-	err := a.conn.again(ctx, func() error { return a.fetchIndex(ctx, b, p) })
+	err := a.from.use(ctx, func(c *conn, _ bool) error {
+		return c.again(ctx, func() error { return a.fetchIndex(ctx, c, b, p) })
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -177,11 +179,11 @@ func (a *lazyPull) newIncoming(ctx context.Context, b artifact.Blob) (*incoming,
 	return in, nil
 }
 
-// fetchIndex fetches the index of a blob into p.
-func (a *lazyPull) fetchIndex(ctx context.Context, b artifact.Blob, p []byte) error {
-	x := &fetching{conn: a.conn, b: b, sent: func(n int64) { a.arrived.Add(n) }, room: func() error { return nil }}
+// fetchIndex fetches the index of a blob from a repository into p.
+func (a *lazyPull) fetchIndex(ctx context.Context, c *conn, b artifact.Blob, p []byte) error {
+	x := &fetching{conn: c, b: b, sent: func(n int64) { a.arrived.Add(n) }, room: func() error { return nil }}
 	ctx = context.WithValue(ctx, blobKey{}, true)
-	resp, err := a.conn.get(ctx, a.conn.endpoint("blobs", b.Digest.String()), "", b.Size-b.IndexBytes, b.Size)
+	resp, err := c.get(ctx, c.endpoint("blobs", b.Digest.String()), "", b.Size-b.IndexBytes, b.Size)
 	if err != nil {
 		return err
 	}
@@ -261,7 +263,7 @@ func (a *lazyPull) finish(who string, o *Offer) {
 	case ctx.Err() != nil: // the daemon stops; the next daemon ends the sandboxes
 	default:
 		_ = a.feeder.Lose()
-		reason := fmt.Errorf("the rest of the snapshot could not be fetched: %w", a.conn.failed(err))
+		reason := fmt.Errorf("the rest of the snapshot could not be fetched: %w", o.conn.failed(err))
 		if bad := (*artifact.Error)(nil); errors.As(err, &bad) { // a damaged blob would make the next pull fail too
 			for _, in := range a.served {
 				a.hub.cache.remove(in.b.Digest)
@@ -342,38 +344,43 @@ func (a *lazyPull) fetchFrames(ctx context.Context) error {
 	return err
 }
 
-// fetchRange fetches consecutive frames of a blob. If the source fails, it tries again for
-// Hub.sourcePatience.
+// fetchRange fetches consecutive frames of a blob. If the last source fails, it tries again for
+// Hub.sourcePatience, and for mirrorPatience if any other source fails.
 func (a *lazyPull) fetchRange(ctx context.Context, in *incoming, first, end int, came func(frame int)) error {
-	last := time.Now()
-	for n := 1; ; n++ {
-		at := first
-		err := a.fetchOnce(ctx, in, at, end, func(frame int) {
-			first, last, n = frame+1, time.Now(), 0
-			came(frame)
-		})
-		if err == nil {
-			return nil
+	return a.from.use(ctx, func(c *conn, last bool) error {
+		since, patience := time.Now(), a.hub.sourcePatience
+		if !last {
+			patience = min(patience, mirrorPatience)
 		}
-		if a.conn.awaits(err) {
-			last = time.Now()
+		for n := 1; ; n++ {
+			err := a.fetchOnce(ctx, c, in, first, end, func(frame int) {
+				first, since, n = frame+1, time.Now(), 0
+				came(frame)
+			})
+			if err == nil {
+				return nil
+			}
+			if c.awaits(err) {
+				since = time.Now()
+			}
+			if !isTemporary(err) || time.Since(since) > patience {
+				return err
+			}
+			if err := c.pause(ctx, max(1, min(n, 4))); err != nil {
+				return err
+			}
 		}
-		if !isTemporary(err) || time.Since(last) > a.hub.sourcePatience {
-			return err
-		}
-		if err := a.conn.pause(ctx, max(1, min(n, 4))); err != nil {
-			return err
-		}
-	}
+	})
 }
 
-// fetchOnce fetches consecutive frames with one request. It calls came after each frame.
-func (a *lazyPull) fetchOnce(ctx context.Context, in *incoming, first, end int, came func(frame int)) error {
+// fetchOnce fetches consecutive frames with one request to a repository. It calls came after each
+// frame.
+func (a *lazyPull) fetchOnce(ctx context.Context, c *conn, in *incoming, first, end int, came func(frame int)) error {
 	start, _ := in.frames.Place(first)
 	stop, size := in.frames.Place(end - 1)
-	x := &fetching{conn: a.conn, b: in.b, sent: func(n int64) { a.arrived.Add(n) },
+	x := &fetching{conn: c, b: in.b, sent: func(n int64) { a.arrived.Add(n) },
 		room: func() error { return a.hub.checkRoom(0) }}
-	resp, err := a.conn.get(ctx, a.conn.endpoint("blobs", in.b.Digest.String()), "", start, stop+size)
+	resp, err := c.get(ctx, c.endpoint("blobs", in.b.Digest.String()), "", start, stop+size)
 	if err != nil {
 		return err
 	}

@@ -61,7 +61,7 @@ func (h *Hub) Find(ctx context.Context, who string, r Remote) (*Offer, error) {
 	if o.problem = h.compatible(o.Snapshot); o.problem != nil || o.Verdict.Problem != nil {
 		return o, nil
 	}
-	p := &pull{hub: h, conn: o.conn, on: func(Progress) {}, files: make(blobs)}
+	p := &pull{hub: h, from: h.sourcesOf(o), on: func(Progress) {}, files: make(blobs)}
 	defer p.forget()
 	err = p.try(ctx, who, o)
 	if bad := (*artifact.Error)(nil); errors.As(err, &bad) {
@@ -189,7 +189,7 @@ func (h *Hub) Pull(ctx context.Context, who, tag string, r Remote, on func(Progr
 	for _, p := range o.has {
 		on(p)
 	}
-	p := &pull{hub: h, conn: o.conn, on: on, files: make(blobs)}
+	p := &pull{hub: h, from: h.sourcesOf(o), on: on, files: make(blobs)}
 	defer h.trim()
 	defer p.files.close()
 	for _, b := range o.cached { // open these before any blob arrives, because the cache may drop them after that
@@ -225,7 +225,7 @@ func (p *pull) try(ctx context.Context, who string, o *Offer) error {
 	}
 	state := stateOf(o.Artifact)
 	if err := p.fetchAll(ctx, []artifact.Blob{state}); err != nil {
-		return p.conn.failed(err)
+		return err
 	}
 	err := p.hub.try(ctx, who, o.Artifact, p)
 	if bad := (*artifact.Error)(nil); errors.As(err, &bad) {
@@ -237,7 +237,7 @@ func (p *pull) try(ctx context.Context, who string, o *Offer) error {
 // pull is the source of the blobs of a snapshot in a registry.
 type pull struct {
 	hub  *Hub
-	conn *conn
+	from *sources
 	on   func(Progress)
 
 	arrived atomic.Int64 // bytes
@@ -341,18 +341,23 @@ func (p *pull) fetch(ctx context.Context, b artifact.Blob) (*os.File, error) {
 	}
 	s := &step{on: p.on, now: Progress{File: b.Part.Name, State: Pulling, Bytes: b.Size}}
 	f, err := p.hub.cache.add(func(tmp *os.File) (digest.Digest, error) {
-		x := &fetching{conn: p.conn, b: b, out: tmp, sent: func(n int64) {
-			p.arrived.Add(n)
-			s.add(n)
-		}, room: func() error { return p.hub.checkRoom(0) }}
-		err := x.run(ctx)
+		err := p.from.use(ctx, func(c *conn, _ bool) error {
+			if err := restart(tmp); err != nil {
+				return err
+			}
+			x := &fetching{conn: c, b: b, out: tmp, sent: func(n int64) {
+				p.arrived.Add(n)
+				s.add(n)
+			}, room: func() error { return p.hub.checkRoom(0) }}
+			return x.run(ctx)
+		})
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		p.moved += s.now.Done
 		return b.Digest, err
 	})
 	if err != nil {
-		return nil, p.conn.failed(err)
+		return nil, err
 	}
 	p.mu.Lock()
 	p.came = append(p.came, b.Digest)

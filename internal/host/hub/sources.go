@@ -1,0 +1,97 @@
+package hub
+
+import (
+	"context"
+	"errors"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
+
+	"github.com/forkd/forkd/internal/format/artifact"
+	"github.com/forkd/forkd/internal/host/invalid"
+)
+
+// MaxMirrors is the maximum number of mirrors of a pull.
+const MaxMirrors = 4
+
+// mirrorPatience is how long a lazy pull waits for a source that fails, if there is another one.
+const mirrorPatience = 10 * time.Second
+
+// ParseMirror parses REGISTRY/NAME, the repository of a mirror. A mirror has no tag, because its blobs
+// are found by their digests. Errors name the field of the request that contains the reference.
+func ParseMirror(field, repository string) (Remote, error) {
+	repo, err := name.NewRepository(repository, name.StrictValidation)
+	if err != nil || !repoPattern.MatchString(repo.RepositoryStr()) {
+		return Remote{}, invalid.Errorf(field, "%.200q: want REGISTRY/NAME without a tag, such as ghcr.io/owner/name",
+			repository)
+	}
+	return Remote{ref: repo.Tag(name.DefaultTag), field: field}, nil // only the repository is used
+}
+
+// Or returns r with mirrors. If the repository of r fails during a pull, the blobs come from these.
+func (r Remote) Or(mirrors ...Remote) Remote { r.mirrors = mirrors; return r }
+
+// sources are the repositories with the blobs of a snapshot. A blob has the same digest everywhere, so
+// it does not matter which of them sends it.
+type sources struct {
+	hub *Hub
+
+	mu      sync.Mutex
+	now     *conn    // the repository that is used
+	mirrors []Remote // repositories that were not used yet, best first
+}
+
+func (h *Hub) sourcesOf(o *Offer) *sources {
+	return &sources{hub: h, now: o.conn, mirrors: o.conn.mirrors}
+}
+
+// use calls f with the connection to a repository. If the repository fails, use goes on with the next
+// mirror, and does not return to the repository. The parameter last says that there is no further
+// mirror.
+func (s *sources) use(ctx context.Context, f func(c *conn, last bool) error) error {
+	for {
+		s.mu.Lock()
+		c, last := s.now, len(s.mirrors) == 0
+		s.mu.Unlock()
+		err := f(c, last)
+		if err == nil || errors.Is(err, errWhole) {
+			return err
+		}
+		if err = c.failed(err); ctx.Err() != nil || !isOfSource(err) || !s.leave(ctx, c, err) {
+			return err
+		}
+	}
+}
+
+// isOfSource reports whether another source may succeed.
+func isOfSource(err error) bool {
+	return errors.As(err, new(*RegistryError)) || errors.As(err, new(*artifact.Error))
+}
+
+// leave replaces a connection that has failed, for all callers of use. It returns false if there is
+// no further mirror.
+func (s *sources) leave(ctx context.Context, failed *conn, reason error) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for s.now == failed && len(s.mirrors) > 0 {
+		next := s.mirrors[0]
+		s.mirrors = s.mirrors[1:]
+		c, err := s.hub.dial(ctx, next, next.ref.Context().Scope(transport.PullScope))
+		if err != nil {
+			s.hub.cfg.Log.Warn("a mirror cannot be used", "mirror", next.Registry(), "reason", err)
+			continue
+		}
+		s.hub.cfg.Log.Warn("a pull goes on from a mirror", "mirror", next.Registry(), "reason", reason)
+		s.now = c
+	}
+	return s.now != failed
+}
+
+// restart empties a file, so that a blob can be fetched again.
+func restart(f *os.File) error {
+	_, err := f.Seek(0, 0)
+	return errors.Join(f.Truncate(0), err)
+}
