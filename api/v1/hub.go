@@ -18,7 +18,7 @@ type PushRequest struct {
 }
 
 // PullRequest asks to fetch a snapshot from a registry. RegistryAuth has credentials only for the
-// registry of Reference.
+// registries of Reference and Mirrors.
 type PullRequest struct {
 	Reference    string                  `json:"reference"`       // REGISTRY/NAME:TAG or REGISTRY/NAME@DIGEST
 	Tag          string                  `json:"tag,omitempty"`   // new snapshot's tag; empty: the pushed snapshot's tag
@@ -26,6 +26,11 @@ type PullRequest struct {
 	RegistryAuth map[string]RegistryAuth `json:"registry_auth,omitempty"`
 	// Lazy ends the request as soon as the snapshot can be forked. The rest arrives later.
 	Lazy bool `json:"lazy,omitempty"`
+	// Reuse returns the snapshot with the tag if an earlier pull has made it from the same artifact.
+	Reuse bool `json:"reuse,omitempty"`
+	// Mirrors are repositories, REGISTRY/NAME, that have the same files. If the registry of Reference
+	// fails, the files come from these, in this order. There are at most 4.
+	Mirrors []string `json:"mirrors,omitempty"`
 }
 
 // CopyRequest asks to copy a snapshot from one repository to another. RegistryAuth has credentials only for the

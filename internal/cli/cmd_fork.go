@@ -39,7 +39,8 @@ func newForkCmd() *cobra.Command {
 		Short: "Start sandboxes from a snapshot, or from a running sandbox",
 		Long: "Starts n sandboxes from the snapshot TAG, or from the current state of the sandbox ID, and prints their\n" +
 			"ids. Either all of them start or none remain, unless --allow-partial is given. REGISTRY/NAME:TAG pulls a\n" +
-			"snapshot as 'forkd pull --lazy' does, and starts sandboxes before all of it is there.",
+			"snapshot as 'forkd pull --lazy' does, unless it is here already, and starts sandboxes before all of it\n" +
+			"is there.",
 		Args: usageArgs(func(_ *cobra.Command, args []string) error { return oneSource(args, req.SourceID, old.tag) }),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			var err error
@@ -146,7 +147,7 @@ func (r *remoteFork) register(cmd *cobra.Command) {
 	r.registerAuth(cmd)
 }
 
-// pull pulls the snapshot that name is a reference to, and returns the tag of the new snapshot. For
+// pull pulls the snapshot that name is a reference to, if it is not here, and returns its tag. For
 // the tag of a snapshot, pull does nothing and returns the tag.
 func (r *remoteFork) pull(ctx context.Context, cmd *cobra.Command, cl *client.Client, name string) (string, error) {
 	if !strings.Contains(name, "/") {
@@ -159,7 +160,8 @@ func (r *remoteFork) pull(ctx context.Context, cmd *cobra.Command, cl *client.Cl
 	if err != nil {
 		return "", err
 	}
-	req := client.PullRequest{Reference: name, Trust: r.trust, RegistryAuth: auths, Lazy: true}
+	req := client.PullRequest{Reference: name, Trust: r.trust, RegistryAuth: auths, Lazy: true, Reuse: true,
+		Mirrors: r.mirrors}
 	got, err := cl.PullSnapshot(ctx, req, func(client.HubEvent) error { return nil })
 	if err != nil {
 		return "", err

@@ -200,6 +200,29 @@ func remoteOf(reference string, auths map[string]apiv1.RegistryAuth) (hub.Remote
 	return r, logIn(auths, &r)
 }
 
+// sourceOf returns the places from which a pull fetches.
+func sourceOf(ask *apiv1.PullRequest) (hub.Remote, error) {
+	from, err := hub.ParseRemote("reference", ask.Reference)
+	if err != nil {
+		return from, err
+	}
+	if n := len(ask.Mirrors); n > hub.MaxMirrors {
+		return from, invalid.Errorf("mirrors", "%d mirrors: want at most %d", n, hub.MaxMirrors)
+	}
+	mirrors, places := make([]hub.Remote, len(ask.Mirrors)), []*hub.Remote{&from}
+	for i, m := range ask.Mirrors {
+		if mirrors[i], err = hub.ParseMirror("mirrors", m); err != nil {
+			return from, err
+		}
+		places = append(places, &mirrors[i])
+	}
+	err = logIn(ask.RegistryAuth, places...)
+	if ask.Reuse {
+		from = from.Reusing()
+	}
+	return from.Or(mirrors...), err
+}
+
 // logIn adds to each place the credentials for the registry of this place. It refuses credentials
 // for other registries, because they are probably a mistake.
 func logIn(auths map[string]apiv1.RegistryAuth, places ...*hub.Remote) error {

@@ -57,6 +57,12 @@ func (h *Hub) pullLazily(ctx context.Context, who, tag string, r Remote, on func
 	if err != nil {
 		return Pulled{}, err
 	}
+	if got, err := h.present(tag, r, o); err != nil {
+		return Pulled{}, err
+	} else if got.Artifact != nil {
+		leave()
+		return got, nil
+	}
 	if o.Snapshot.DiskOnly() {
 		return Pulled{}, errWhole
 	}
@@ -225,9 +231,14 @@ func (a *lazyPull) begin(ctx context.Context, who, tag string, o *Offer, on func
 		return nil, fmt.Errorf("%s: the store had it a moment ago: try again", o.Blobs[part].Part.Name)
 	}
 	room := func() error { return a.hub.checkRoom(0) }
+	if err := a.hub.cache.setPulled(a.staging.ID(), o.Digest()); err != nil {
+		a.staging.Discard()
+		return store.Info{}, err
+	}
 	info, err := a.staging.Arrive(ctx, o.Snapshot, contents{o.Artifact, a.pull, on}, a.arrival, open, room)
 	if err != nil {
 		a.staging.Discard()
+		a.hub.forgotten(a.hub.cache.forgetPulled(a.staging.ID()))
 	}
 	return info, err
 }
@@ -270,6 +281,7 @@ func (a *lazyPull) finish(who string, o *Offer) {
 			}
 		}
 		a.staging.Lose(reason)
+		a.hub.forgotten(a.hub.cache.forgetPulled(a.staging.ID()))
 		a.hub.cfg.Log.Error("a snapshot has not arrived", "snapshot", o.Snapshot.Tag, "reason", reason)
 	}
 }

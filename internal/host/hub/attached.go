@@ -130,10 +130,11 @@ func (h *Hub) Attached(tag string) (list []Attached, err error) {
 	return list, nil
 }
 
-// detachOthers removes the signatures of snapshots that no longer exist.
+// detachOthers removes the signatures and the origins of snapshots that no longer exist.
 func (h *Hub) detachOthers() error {
-	dirs, err := os.ReadDir(h.cache.path("signed", ""))
-	if err != nil || len(dirs) == 0 {
+	signed, err := os.ReadDir(h.cache.path("signed", ""))
+	pulled, err2 := os.ReadDir(h.cache.path("pulled", ""))
+	if err = errors.Join(err, err2); err != nil || len(signed)+len(pulled) == 0 {
 		return err
 	}
 	var ids []string
@@ -144,9 +145,14 @@ func (h *Hub) detachOthers() error {
 			return nil // the damaged snapshot may have signatures, and can be mended
 		}
 	}
-	for _, d := range dirs {
+	for _, d := range signed {
 		if !slices.Contains(ids, d.Name()) {
 			err = errors.Join(err, os.RemoveAll(h.cache.attachedTo(d.Name())))
+		}
+	}
+	for _, f := range pulled {
+		if !slices.Contains(ids, f.Name()) {
+			err = errors.Join(err, h.cache.forgetPulled(f.Name()))
 		}
 	}
 	return err

@@ -28,13 +28,14 @@ import (
 //	<dir>/made/<hex>      an artifact.Blob, for the file with this digest (see snapshot.Digester)
 //	<dir>/pushed/<hex>    the last repository to which a client has pushed a blob (see pushedBy)
 //	<dir>/signed/<ID>/    the signatures of a snapshot (see Attached)
+//	<dir>/pulled/<ID>     the digest of the artifact that a snapshot came from (see setPulled)
 //	<dir>/blobs/.new-*    a blob that is being written
 type cache struct{ dir *os.File }
 
 const tmpPrefix = ".new-"
 
 func openCache(dir string) (*cache, error) {
-	for _, sub := range []string{"blobs", "made", "pushed", "signed"} {
+	for _, sub := range []string{"blobs", "made", "pushed", "signed", "pulled"} {
 		if err := os.MkdirAll(filepath.Join(dir, sub), 0o700); err != nil {
 			return nil, err
 		}
@@ -48,7 +49,8 @@ func openCache(dir string) (*cache, error) {
 	for _, name := range left {
 		err = errors.Join(err, os.Remove(name))
 	}
-	return c, errors.Join(err, atomicfile.Clean(c.path("made", "")), atomicfile.Clean(c.path("pushed", "")))
+	return c, errors.Join(err, atomicfile.Clean(c.path("made", "")), atomicfile.Clean(c.path("pushed", "")),
+		atomicfile.Clean(c.path("pulled", "")))
 }
 
 func (c *cache) path(sub, name string) string { return filepath.Join(c.dir.Name(), sub, name) }

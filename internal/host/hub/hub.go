@@ -128,7 +128,8 @@ func New(cfg Config) (*Hub, error) {
 	h.forgotten(errors.Join(h.cache.forgetOthers(cfg.Store.HasPart), h.detachOthers()))
 	cfg.Store.OnGone(func(gone *snapshot.Manifest) {
 		h.packings.forget(gone.ID) // the snapshot may have been encrypted, and then is served no more
-		h.forgotten(errors.Join(h.cache.forgetParts(gone, cfg.Store.HasPart), os.RemoveAll(h.cache.attachedTo(gone.ID))))
+		h.forgotten(errors.Join(h.cache.forgetParts(gone, cfg.Store.HasPart), os.RemoveAll(h.cache.attachedTo(gone.ID)),
+			h.cache.forgetPulled(gone.ID)))
 	})
 	return h, nil
 }
@@ -447,7 +448,15 @@ func (h *Hub) publish(ctx context.Context, who, tag string, a *artifact.Artifact
 	g.For(who, nil)
 	g.SetStep("unpacking")
 	room := func() error { return h.checkRoom(0) }
-	return g.Import(ctx, a.Snapshot, contents{a, from, on}, room)
+	err = h.cache.setPulled(g.ID(), a.Digest())
+	var info store.Info
+	if err == nil {
+		info, err = g.Import(ctx, a.Snapshot, contents{a, from, on}, room)
+	}
+	if err != nil {
+		h.forgotten(h.cache.forgetPulled(g.ID()))
+	}
+	return info, err
 }
 
 // acceptable returns the tag of a new snapshot. This is the given tag or, if that tag is empty, the

@@ -179,6 +179,9 @@ func (h *Hub) Pull(ctx context.Context, who, tag string, r Remote, on func(Progr
 	if err != nil {
 		return Pulled{}, err
 	}
+	if got, err := h.present(tag, r, o); err != nil || got.Artifact != nil {
+		return got, err
+	}
 	if _, err := h.acceptable(tag, o.Snapshot); err != nil { // check before any layer is fetched
 		return Pulled{}, err
 	}

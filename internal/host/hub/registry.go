@@ -33,6 +33,9 @@ type Remote struct {
 	field string          // field of the request that contains the reference, for errors
 	login *registry.Login // nil: the login stored by `docker login` for the daemon's user
 	trust Policy          // empty: the daemon's policy
+
+	mirrors []Remote // see Or
+	reuse   bool     // see Reusing
 }
 
 // repoPattern is the form of names of repositories (OCI distribution spec, "Pulling manifests").

@@ -99,7 +99,7 @@ func (v *View) Find(ctx context.Context, h *hub.Hub, r hub.Remote) (*hub.Offer, 
 func (v *View) Pull(ctx context.Context, h *hub.Hub, tag string, r hub.Remote, on func(hub.Progress)) (
 	hub.Pulled, error,
 ) {
-	if err := v.MayUnpack(h, tag); err != nil {
+	if err := v.MayUnpack(h, r.NewTag(tag)); err != nil {
 		return hub.Pulled{}, err
 	}
 	return h.Pull(v.as(ctx), v.p.Name, tag, r, on)
@@ -109,7 +109,7 @@ func (v *View) Pull(ctx context.Context, h *hub.Hub, tag string, r hub.Remote, o
 func (v *View) PullLazily(ctx context.Context, h *hub.Hub, tag string, r hub.Remote, on func(hub.Progress)) (
 	hub.Pulled, error,
 ) {
-	if err := v.MayUnpack(h, tag); err != nil {
+	if err := v.MayUnpack(h, r.NewTag(tag)); err != nil {
 		return hub.Pulled{}, err
 	}
 	return h.PullLazily(v.as(ctx), v.p.Name, tag, r, on)

@@ -1697,9 +1697,14 @@ class PullRequest(Record):
     """policy for a snapshot without a trusted signature: refuse it, say so, or do not look; absent: that of the
     daemon"""
     registry_auth: dict[str, RegistryAuth] | None = None
-    """credentials for the registry of the reference, by its host"""
+    """credentials for the registries of the reference and of the mirrors, by their hosts"""
     lazy: bool | None = None
     """end the request as soon as the snapshot can be forked; the rest arrives later"""
+    reuse: bool | None = None
+    """return the snapshot with the tag if an earlier pull has made it from the same artifact"""
+    mirrors: list[str] | None = None
+    """repositories, REGISTRY/NAME, that have the same files; if the registry of the reference fails, the files
+    come from these, in this order"""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)

@@ -1239,12 +1239,16 @@ export interface components {
              * @enum {string}
              */
             trust?: "require" | "warn" | "off";
-            /** @description credentials for the registry of the reference, by its host */
+            /** @description credentials for the registries of the reference and of the mirrors, by their hosts */
             registry_auth?: {
                 [key: string]: components["schemas"]["RegistryAuth"];
             };
             /** @description end the request as soon as the snapshot can be forked; the rest arrives later */
             lazy?: boolean;
+            /** @description return the snapshot with the tag if an earlier pull has made it from the same artifact */
+            reuse?: boolean;
+            /** @description repositories, REGISTRY/NAME, that have the same files; if the registry of the reference fails, the files come from these, in this order */
+            mirrors?: string[];
         };
         CopyRequest: {
             /** @description REGISTRY/NAME:TAG or REGISTRY/NAME@DIGEST */
