@@ -123,7 +123,8 @@ func wire(ctx context.Context, cfg Config, guard *auth.Guard, kvm *kvmState) (*w
 	runDir, dataDir := filepath.Join(cfg.RunDir, "vm"), filepath.Join(cfg.StateDir, "sandboxes")
 	events := event.NewRing(event.DefaultSize)
 	vmms := vmpool.Processes{Bin: vmm, Cgroups: w.cgroups, Jail: jails, KVM: &w.kvm}
-	if err := w.openStore(ctx, &cfg, events, vmms, runDir); err != nil {
+	counts := metrics.New(cfg.Version)
+	if err := w.openStore(ctx, &cfg, events, vmms, runDir, counts); err != nil {
 		return nil, err
 	}
 	undo.Add(func() { w.store.Close() })
@@ -135,7 +136,6 @@ func wire(ctx context.Context, cfg Config, guard *auth.Guard, kvm *kvmState) (*w
 	if err != nil {
 		return nil, err
 	}
-	counts := metrics.New(cfg.Version)
 	w.manager, err = sandbox.New(sandbox.Config{
 		Store:    w.store,
 		VMMs:     vmms,
@@ -404,9 +404,8 @@ func (w *wired) openCgroups(cfg *Config) (missing string) {
 }
 
 // openStore opens the store, the hub and the volumes, and logs the defects of the store's snapshots.
-func (w *wired) openStore(ctx context.Context, cfg *Config, events *event.Ring, vmms vmpool.Processes, runDir string) (
-	err error,
-) {
+func (w *wired) openStore(ctx context.Context, cfg *Config, events *event.Ring, vmms vmpool.Processes, runDir string,
+	counts *metrics.Metrics) (err error) {
 	feed, err := install(filepath.Dir(vmms.Bin), embedded.Feed)
 	if err != nil {
 		return err
@@ -427,7 +426,7 @@ func (w *wired) openStore(ctx context.Context, cfg *Config, events *event.Ring, 
 	w.hub, err = hub.New(hub.Config{Store: w.store, Dir: hub.Dir(cfg.StateDir), Memory: bake.HostMemoryMiB() << 20,
 		Try: vmpool.Trials{VMMs: vmms, RunDir: runDir}.Try, Trust: trust, Room: cfg.Admit.Room,
 		Reserve: cfg.Admit.DiskReserve, Certs: registry.CertsDir, Feeder: &feeder.Program{Bin: feed, Jail: vmms.Jail,
-			Cgroups: w.cgroups},
+			Cgroups: w.cgroups}, Counts: counts,
 		Log: cfg.Log, Stopping: ctx})
 	if err != nil {
 		return errors.Join(err, w.store.Close())

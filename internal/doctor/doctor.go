@@ -95,6 +95,7 @@ func checks() (first, kernel, last []check) {
 			row("cgroup v2", (*Host).cgroup),
 			row("memfd", (*Host).memfd),
 			row("userfaultfd", (*Host).uffd),
+			row("/dev/fuse", (*Host).fuse),
 			mend("kernel", (*Host).kernel, byHand("apt install linux-image-amd64 # of trixie or bookworm-backports; then reboot")),
 			mend("kvm.nx_huge_pages", (*Host).nxHugePages,
 				byHand("echo options kvm nx_huge_pages=never > /etc/modprobe.d/forkd.conf # then reboot")),

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 func TestDoctorKnowsWhatKeepsGuestsIn(t *testing.T) {
@@ -54,6 +56,9 @@ func TestDoctorKnowsWhatKeepsGuestsIn(t *testing.T) {
 		{"in a VM", judgeCPUFlaws(flaws("mds", "Vulnerable; SMT Host state unknown"), inVM, ""), Warn, "around it"},
 		{"no landlock", judgeLandlock(false), Warn, "lsm="},
 		{"landlock", judgeLandlock(true), Pass, ""},
+		{"FUSE", judgeFUSE(nil), Pass, "before all of them"},
+		{"no FUSE", judgeFUSE(unix.ENOENT), Warn, "modprobe fuse"},
+		{"FUSE in a container", judgeFUSE(unix.EPERM), Warn, "--device /dev/fuse"},
 		{"no SMT", judgeCores("0", false), Pass, ""},
 		{"no cores known", judgeCores("", false), Pass, ""},
 		{"core scheduling", judgeCores("1", true), Pass, "core scheduling"},

@@ -47,6 +47,7 @@ type Metrics struct {
 	requests  requestMetrics
 	ssh       sshMetrics
 	webhook   webhookMetrics
+	arrival   arrivalMetrics
 	refill    prometheus.Histogram
 	sandboxes *prometheus.Desc
 	net       netDescs
@@ -93,6 +94,7 @@ func New(version string) *Metrics {
 	}
 	m.branch, m.inbound, m.net, m.usage = newBranchMetrics(), newInboundMetrics(), newNetDescs(), newUsageDescs()
 	m.requests, m.ssh, m.webhook = newRequestMetrics(), newSSHMetrics(), newWebhookMetrics()
+	m.arrival = newArrivalMetrics()
 	build := prometheus.NewGauge(prometheus.GaugeOpts{Name: "forkd_build_info", Help: "Always 1.",
 		ConstLabels: prometheus.Labels{"version": version}})
 	build.Set(1)
@@ -104,6 +106,7 @@ func New(version string) *Metrics {
 	m.registry.MustRegister(m.requests.all()...)
 	m.registry.MustRegister(m.ssh.all()...)
 	m.registry.MustRegister(m.webhook.all()...)
+	m.registry.MustRegister(m.arrival.all()...)
 	m.registry.MustRegister(m.forks, m.children, m.confirms, m.exits, m.refusals, m.tries, m.vmm, m.ready, m.forkWall,
 		m.refill,
 		build, m,

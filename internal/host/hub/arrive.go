@@ -212,6 +212,7 @@ func (a *lazyPull) begin(ctx context.Context, who, tag string, o *Offer, on func
 		files = append(files, feeder.File{Blob: in.b, Data: data})
 	}
 	a.queue = newQueue(a.served)
+	a.queue.count = a.hub.cfg.Counts.FrameArrived
 	if a.feeder, err = a.hub.cfg.Feeder.Start(files, a.queue.need); err != nil {
 		return store.Info{}, err
 	}
@@ -260,9 +261,13 @@ func (a *lazyPull) finish(who string, o *Offer) {
 		case <-ctx.Done():
 		}
 	}()
+	a.hub.cfg.Counts.ArrivalBegun()
+	result := "arrived"
+	defer func() { a.hub.cfg.Counts.ArrivalEnded(result) }()
 	err := a.complete(ctx, who)
 	switch {
 	case err != nil && errors.Is(context.Cause(ctx), errDeleted):
+		result = "deleted"
 		_ = a.feeder.Lose() // fails if the process has exited
 		a.staging.Lose(errDeleted)
 		a.hub.cache.forgetFetched(o.Blobs)
@@ -271,8 +276,10 @@ func (a *lazyPull) finish(who string, o *Offer) {
 		a.hub.cache.forgetFetched(o.Blobs)
 		a.hub.trim()
 		a.hub.cfg.Log.Info("a snapshot has arrived", "snapshot", o.Snapshot.Tag, "bytes", a.arrived.Load())
-	case ctx.Err() != nil: // the daemon stops; the next daemon ends the sandboxes
+	case ctx.Err() != nil:
+		result = "stopped" // the next daemon ends the sandboxes
 	default:
+		result = "failed"
 		_ = a.feeder.Lose()
 		reason := fmt.Errorf("the rest of the snapshot could not be fetched: %w", o.conn.failed(err))
 		if bad := (*artifact.Error)(nil); errors.As(err, &bad) { // a damaged blob would make the next pull fail too

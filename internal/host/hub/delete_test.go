@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -44,6 +46,8 @@ func TestDeleteArriving(t *testing.T) {
 	a.makeLarge(t, "py")
 	a.push(t, "py", s.host+"/team/py:1")
 	b.quiet = time.Hour
+	counts := &tallied{ends: make(map[string]int)}
+	b.cfg.Counts = counts
 	for _, mode := range []store.DeleteMode{store.DeleteSingle, store.DeleteCascade, store.DeleteForce} {
 		b.pullLazily(t, s.host+"/team/py:1")
 		lease, err := b.store.AcquireFork("py")
@@ -61,12 +65,51 @@ func TestDeleteArriving(t *testing.T) {
 		}
 		b.gone(t, "py")
 	}
+	if counts.faults.Load() == 0 || counts.background.Load() != 0 {
+		t.Errorf("%d frames by faults, %d in the background", counts.faults.Load(), counts.background.Load())
+	}
 	b.quiet = 0
 	b.pullLazily(t, s.host+"/team/py:1")
 	if i := b.whole(t, "py"); i.Damage != "" {
 		t.Error(i.Damage)
 	}
 	b.check(t, "py", map[int64]byte{2: 'p'})
+	for range 100 {
+		if counts.open.Load() > 0 {
+			time.Sleep(50 * time.Millisecond)
+		}
+	}
+	counts.mu.Lock()
+	defer counts.mu.Unlock()
+	if counts.background.Load() < 8<<20/(256<<10) || counts.ends["deleted"] != 3 || counts.ends["arrived"] != 1 ||
+		counts.open.Load() != 0 {
+		t.Errorf("%d frames in the background, ends: %v, %d open", counts.background.Load(), counts.ends, counts.open.Load())
+	}
+}
+
+// tallied is a Counts for tests.
+type tallied struct {
+	faults, background, open atomic.Int64
+
+	mu   sync.Mutex // guards ends
+	ends map[string]int
+}
+
+func (c *tallied) ArrivalBegun() { c.open.Add(1) }
+
+func (c *tallied) ArrivalEnded(result string) {
+	c.mu.Lock()
+	c.ends[result]++
+	c.mu.Unlock()
+	c.open.Add(-1)
+}
+
+func (c *tallied) FrameArrived(awaited bool, _ int64) {
+	if awaited {
+		c.faults.Add(1)
+	} else {
+		c.background.Add(1)
+	}
 }
 
 // A deletion at any time during an arrival leaves nothing.

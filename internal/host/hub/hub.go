@@ -46,7 +46,7 @@ const (
 	cacheBytes   = 8 << 30 // maximum size, in bytes, of the blobs that the cache keeps between requests
 )
 
-// Config configures a Hub. All fields except Trust, Reserve, Certs, Feeder and Stopping are required.
+// Config configures a Hub. All fields except Trust, Reserve, Certs, Feeder, Counts and Stopping are required.
 type Config struct {
 	Store  *store.Store
 	Dir    string // directory for cached blobs, on the store's file system
@@ -62,6 +62,7 @@ type Config struct {
 	Reserve uint64          // bytes that stay free on the file system of Dir; Room keeps this reserve too
 	Certs   string          // directory of certificates of registries, see registry.CertsDir; empty: none
 	Feeder  *feeder.Program // nil: PullLazily pulls whole snapshots
+	Counts  Counts          // may be nil
 	Log     *slog.Logger
 
 	Stopping context.Context // its end aborts packings for other daemons; may be nil
@@ -98,6 +99,9 @@ type Hub struct {
 func New(cfg Config) (*Hub, error) {
 	if cfg.Stopping == nil {
 		cfg.Stopping = context.Background()
+	}
+	if cfg.Counts == nil {
+		cfg.Counts = noCounts{}
 	}
 	c, err := openCache(cfg.Dir)
 	if err != nil {

@@ -63,6 +63,7 @@ func (in *incoming) check() error {
 // queue decides which frames are fetched next.
 type queue struct {
 	files []*incoming
+	count func(awaited bool, bytes int64) // called when a frame has arrived; must not block
 
 	mu      sync.Mutex
 	answer  func(feedproto.Frame) error // tells the feeder that a frame is there; nil before start
@@ -74,7 +75,8 @@ type queue struct {
 }
 
 func newQueue(files []*incoming) *queue {
-	return &queue{files: files, waiting: make(map[feedproto.Frame]bool), came: make(map[feedproto.Frame]bool),
+	return &queue{files: files, count: noCounts{}.FrameArrived,
+		waiting: make(map[feedproto.Frame]bool), came: make(map[feedproto.Frame]bool),
 		last: time.Now(), wake: make(chan struct{}, 1)}
 }
 
@@ -121,6 +123,8 @@ func (q *queue) arrived(f feedproto.Frame) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.came[f] = true
+	_, bytes := q.files[f.File].frames.Place(int(f.Frame))
+	q.count(q.waiting[f], bytes)
 	if q.waiting[f] {
 		delete(q.waiting, f)
 		_ = q.answer(f) // fails if the process has exited
