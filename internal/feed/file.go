@@ -32,16 +32,43 @@ func newArrivals(need func(feedproto.Frame) error) *arrivals {
 		asked: make(map[feedproto.Frame]chan struct{})}
 }
 
-// await waits until a frame is there. It asks the daemon once for each frame.
-func (a *arrivals) await(f feedproto.Frame) error {
+// await waits until all of the given frames of a file are there. It asks the daemon once for each
+// frame, and for all of them before it waits, so that they arrive together.
+func (a *arrivals) await(file, first, end uint32) error {
+	var waits []chan struct{}
+	for i := first; i < end; i++ {
+		came, err := a.ask(feedproto.Frame{File: file, Frame: i})
+		if err != nil {
+			return err
+		}
+		if came != nil {
+			waits = append(waits, came)
+		}
+	}
+	for _, came := range waits {
+		<-came
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for i := first; i < end; i++ {
+		if !a.whole && !a.here[feedproto.Frame{File: file, Frame: i}] {
+			return errLost
+		}
+	}
+	return nil
+}
+
+// ask asks the daemon for a frame, unless this has been done before. The channel is closed when the
+// frame is there, or will never be. It is nil if the frame is there.
+func (a *arrivals) ask(f feedproto.Frame) (came chan struct{}, err error) {
 	a.mu.Lock()
 	if a.whole || a.here[f] {
 		a.mu.Unlock()
-		return nil
+		return nil, nil
 	}
 	if a.lost {
 		a.mu.Unlock()
-		return errLost
+		return nil, errLost
 	}
 	came, ok := a.asked[f]
 	if !ok {
@@ -50,17 +77,9 @@ func (a *arrivals) await(f feedproto.Frame) error {
 	}
 	a.mu.Unlock()
 	if !ok {
-		if err := a.need(f); err != nil {
-			return err
-		}
+		err = a.need(f)
 	}
-	<-came
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.whole || a.here[f] {
-		return nil
-	}
-	return errLost
+	return came, err
 }
 
 // came marks a frame as arrived.
@@ -119,12 +138,7 @@ func openFile(number int, f feedproto.File, blob *os.File, a *arrivals, d *decod
 // await waits until all frames of n bytes at an offset are there.
 func (f *file) await(offset, n uint64) error {
 	first, end := f.frames.Covering(offset, n)
-	for i := first; i < end; i++ {
-		if err := f.arrivals.await(feedproto.Frame{File: f.number, Frame: uint32(i)}); err != nil {
-			return err
-		}
-	}
-	return nil
+	return f.arrivals.await(f.number, uint32(first), uint32(end))
 }
 
 // readAt fills p with the bytes at an offset. Their frames must be there, see await.

@@ -46,9 +46,10 @@ const (
 	longTime     = 1 << 30  // seconds; the files never change
 
 	// readBytes is the maximum length of a read, and readAhead is how much the kernel reads around
-	// a page that a VMM needs. A longer range would often touch two frames.
+	// a page that a VMM needs. A read waits for all of its frames, and memory has frames of 32 KiB, so a
+	// longer range would often wait for a frame that nobody needs.
 	readBytes = 128 << 10
-	readAhead = 64 << 10
+	readAhead = 16 << 10
 
 	// background is how many reads the kernel sends before it waits for answers. It is large, because
 	// reads of pages that are there must get through while others wait for frames.

@@ -188,7 +188,7 @@ func TestHostileBlobs(t *testing.T) {
 	for i := range p { // three full frames of one run each
 		p[i] |= 1
 	}
-	good, coded := encode(t, "memory.layer.0", p)
+	good, coded := encode(t, BasePart, p)
 	const first = indexHead // the first frame in the payload
 	const runAt = first + frameHead
 	bomb, err := zstd.NewWriter(nil)

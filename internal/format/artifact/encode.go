@@ -42,7 +42,7 @@ func NewEncoder() (*Encoder, error) {
 func (e *Encoder) Encode(ctx context.Context, w io.Writer, p Part, file io.ReaderAt,
 	data func(at uint64) (start, end uint64, err error),
 ) (Blob, error) {
-	out := &blobWriter{w: w, all: sha256.New(), zstd: e.zstd}
+	out := &blobWriter{w: w, all: sha256.New(), zstd: e.zstd, frameBytes: frameBytesOf(p)}
 	content := snapshot.NewDigester(p.Bytes)
 	for at := uint64(0); at < p.Bytes; {
 		start, end, err := data(at)
@@ -111,11 +111,13 @@ type blobWriter struct {
 	runs   []run // runs of the next frame
 	data   []byte
 	coded  []byte
+
+	frameBytes int // maximum length of data
 }
 
 // add adds a page that is not all zeros.
 func (b *blobWriter) add(page uint64, p []byte) error {
-	if len(b.data)+len(p) > FrameBytes {
+	if len(b.data)+len(p) > b.frameBytes {
 		if err := b.flush(); err != nil {
 			return err
 		}
@@ -152,7 +154,7 @@ func (b *blobWriter) finish(p Part) (Blob, error) {
 	if err := b.flush(); err != nil {
 		return Blob{}, err
 	}
-	index, err := encodeIndex(b.frames, p.Bytes)
+	index, err := encodeIndex(b.frames, b.frameBytes, p.Bytes)
 	if err != nil {
 		return Blob{}, err
 	}
