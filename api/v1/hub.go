@@ -15,6 +15,8 @@ const (
 type PushRequest struct {
 	Reference    string                  `json:"reference"` // REGISTRY/NAME:TAG
 	RegistryAuth map[string]RegistryAuth `json:"registry_auth,omitempty"`
+	// RecordHot lets the snapshot run twice, and also pushes a list of the frames that its first forks need.
+	RecordHot bool `json:"record_hot,omitempty"`
 }
 
 // PullRequest asks to fetch a snapshot from a registry. RegistryAuth has credentials only for the
@@ -115,8 +117,10 @@ type HubResult struct {
 	Reference string    `json:"reference,omitempty"`   // reference in the registry, with the digest
 	Snapshot  *Snapshot `json:"snapshot,omitempty"`
 	// For a copy: how many signatures of the source the copy also has.
-	Signatures int    `json:"signatures,omitempty"`
-	SignedBy   string `json:"signed_by,omitempty"` // name of the trusted key that has signed the snapshot
+	Signatures int `json:"signatures,omitempty"`
+	// For a push with RecordHot: number of frames that the first forks need.
+	HotFrames int    `json:"hot_frames,omitempty"`
+	SignedBy  string `json:"signed_by,omitempty"` // name of the trusted key that has signed the snapshot
 	// Why no trusted key vouches for the snapshot, if the policy is warn.
 	TrustProblem string  `json:"trust_problem,omitempty"`
 	MS           float64 `json:"ms"`

@@ -182,7 +182,7 @@ func (f *forkd) push(ctx context.Context, tag, repo string) error {
 	if err != nil {
 		return err
 	}
-	_, err = f.home.hub.Push(ctx, "bench", tag, to, ignore)
+	_, err = f.home.hub.Push(ctx, "bench", tag, to, false, ignore)
 	return err
 }
 

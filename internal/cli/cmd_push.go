@@ -46,15 +46,20 @@ func (o *registryOptions) follow(w io.Writer) (on func(client.HubEvent) error, e
 func newPushCmd() *cobra.Command {
 	var c common
 	var o registryOptions
+	var recordHot bool
 	cmd := &cobra.Command{
 		Use:   "push TAG REGISTRY/NAME:TAG",
 		Short: "Push a snapshot to an OCI registry",
 		Long: "The daemon sends all files of a snapshot that the registry lacks, several at a time, and then the tag. An\n" +
 			"interrupted push leaves no tag, and the next one sends only the rest. The registry gets everything that the\n" +
 			"guest had in its memory and on its disk, as 'forkd pack' describes: push to private repositories only.\n" +
-			"Without --registry-auth the daemon uses the 'docker login' of its own user.",
-		Example: "  forkd push python-numpy ghcr.io/owner/python-numpy:1 --registry-auth ghcr.io",
-		Args:    usageArgs(arguments(2, 2)),
+			"Without --registry-auth the daemon uses the 'docker login' of its own user.\n\n" +
+			"With --record-hot, the daemon first lets the snapshot run twice, without a network and until the first\n" +
+			"answer, and also pushes a list of what both runs have read. Other daemons fetch this first when they fork the\n" +
+			"snapshot before all of it is there.",
+		Example: "  forkd push python-numpy ghcr.io/owner/python-numpy:1 --registry-auth ghcr.io\n" +
+			"  forkd push python-numpy ghcr.io/owner/python-numpy:1 --record-hot",
+		Args: usageArgs(arguments(2, 2)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := checkProgress(o.progress); err != nil {
 				return err
@@ -67,15 +72,21 @@ func newPushCmd() *cobra.Command {
 			return show(cmd, &c, func(ctx context.Context, cl *client.Client) (client.HubResult, error) {
 				on, end := o.follow(cmd.ErrOrStderr())
 				defer end()
-				return cl.PushSnapshot(ctx, args[0], client.PushRequest{Reference: args[1], RegistryAuth: auths}, on)
+				return cl.PushSnapshot(ctx, args[0],
+					client.PushRequest{Reference: args[1], RegistryAuth: auths, RecordHot: recordHot}, on)
 			}, func(r client.HubResult) error {
 				printLine(cmd.OutOrStdout(), r.Reference)
 				printf(cmd.ErrOrStderr(),
 					"forkd: pushed %s in %.1f s, sent %s\n", mib(uint64(r.Bytes)), r.MS/1000, mib(uint64(r.Moved)))
+				if recordHot {
+					printf(cmd.ErrOrStderr(), "forkd: first forks need %d frames\n", r.HotFrames)
+				}
 				return nil
 			})
 		},
 	}
+	cmd.Flags().BoolVar(&recordHot, "record-hot", false,
+		"let the snapshot run twice, and also push a list of what first forks read")
 	o.register(cmd)
 	c.completeTags(cmd)
 	c.register(cmd)

@@ -423,8 +423,10 @@ func (w *wired) openStore(ctx context.Context, cfg *Config, events *event.Ring, 
 		return err
 	}
 	w.crypter = atrest.New(atrest.Config{Store: w.store, Vault: keys, Log: cfg.Log})
+	rehearser := helpervm.Rehearser{VMMs: vmms, RunDir: runDir,
+		Guest: func(vsock string) helpervm.Guest { return agentclient.New(agentclient.DialUnix(vsock)) }}
 	w.hub, err = hub.New(hub.Config{Store: w.store, Dir: hub.Dir(cfg.StateDir), Memory: bake.HostMemoryMiB() << 20,
-		Try: vmpool.Trials{VMMs: vmms, RunDir: runDir}.Try, Trust: trust, Room: cfg.Admit.Room,
+		Try: vmpool.Trials{VMMs: vmms, RunDir: runDir}.Try, Rehearse: rehearser.Run, Trust: trust, Room: cfg.Admit.Room,
 		Reserve: cfg.Admit.DiskReserve, Certs: registry.CertsDir, Feeder: &feeder.Program{Bin: feed, Jail: vmms.Jail,
 			Cgroups: w.cgroups}, Counts: counts,
 		Log: cfg.Log, Stopping: ctx})

@@ -85,13 +85,13 @@ func (a *api) pushSnapshot(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	return a.moved(w, r, func(ctx context.Context, on func(hub.Progress)) (out apiv1.HubResult, err error) {
-		sent, err := a.view(r).Push(ctx, a.Hub, tag, to, on)
+		sent, err := a.view(r).Push(ctx, a.Hub, tag, to, ask.RecordHot, on)
 		if err != nil {
 			return out, err
 		}
 		digest := sent.Digest().String()
 		return apiv1.HubResult{Digest: digest, Bytes: sent.Bytes(), Moved: sent.Moved, Reference: to.At(digest),
-			MS: millis(time.Since(begin))}, nil
+			HotFrames: sent.Hot, MS: millis(time.Since(begin))}, nil
 	})
 }
 

@@ -35,7 +35,7 @@ func (m *Manifest) HasMemory(owner string) bool {
 	return slices.ContainsFunc(m.Memory, func(l File) bool { return l.Owner == owner })
 }
 
-// MemorySizes returns the lengths of the memory layers.
+// MemorySizes returns the lengths of the memory layers in bytes, base first.
 func (m *Manifest) MemorySizes() []uint64 {
 	sizes := make([]uint64, len(m.Memory))
 	for i, l := range m.Memory {

@@ -244,15 +244,6 @@ type Boot struct {
 // restored. Instead, a new machine boots from its disk.
 func (m *Manifest) DiskOnly() bool { return len(m.Memory) == 0 }
 
-// MemorySizes returns the lengths of the memory layers in bytes, base first.
-func (m *Manifest) MemorySizes() []uint64 {
-	sizes := make([]uint64, len(m.Memory))
-	for i, l := range m.Memory {
-		sizes[i] = l.Bytes
-	}
-	return sizes
-}
-
 // Base is an immutable file outside the snapshot: a boot file, or the raw disk image below all
 // layers. The store finds the host's file with this digest.
 type Base struct {

@@ -23,9 +23,10 @@ var errWhole = errors.New("the registry does not send ranges of blobs, the index
 	"has no memory")
 
 // PullLazily is like Pull, but returns as soon as the snapshot can be forked: when its description,
-// its saved state and the indexes of its blobs have arrived. The frames arrive later, and frames that
-// a sandbox needs come first. If the host, the registry or the snapshot makes this impossible,
-// PullLazily pulls the whole snapshot. Store.Info tells whether the snapshot is still arriving.
+// its saved state and the indexes of its blobs have arrived. The frames arrive later. Those that a
+// sandbox needs, and those of a list of hot frames, come first. If the host, the registry or the
+// snapshot makes this impossible, PullLazily pulls the whole snapshot. Store.Info tells whether the
+// snapshot is still arriving.
 //
 // After PullLazily has returned, the rest arrives even if ctx ends. If the source fails, the
 // snapshot is listed as failed, and its sandboxes end.
@@ -87,7 +88,14 @@ func (h *Hub) pullLazily(ctx context.Context, who, tag string, r Remote, on func
 	if err := a.pull.try(ctx, who, o); err != nil {
 		return Pulled{}, err
 	}
-	if err := a.prepare(ctx, o); err != nil {
+	hot := make(chan artifact.Hot, 1)
+	go func() {
+		_, list := h.findHot(ctx, o.conn, o.Digest())
+		hot <- list
+	}()
+	err = a.prepare(ctx, o)
+	a.hot = <-hot // also after an error, because it uses the connection
+	if err != nil {
 		return Pulled{}, o.conn.failed(err)
 	}
 	info, err := a.begin(ctx, who, tag, o, report)
@@ -107,6 +115,7 @@ type lazyPull struct {
 	*pull
 	served  []*incoming // blobs of the files that the feeder serves
 	rest    []artifact.Blob
+	hot     artifact.Hot // nil: unknown
 	feeder  *feeder.Feeder
 	arrival *feeder.Arrival
 	staging *store.Staging
@@ -213,6 +222,9 @@ func (a *lazyPull) begin(ctx context.Context, who, tag string, o *Offer, on func
 	}
 	a.queue = newQueue(a.served)
 	a.queue.count = a.hub.cfg.Counts.FrameArrived
+	if err := a.queue.setHot(a.hot); err != nil {
+		a.hub.cfg.Log.Info("a list of hot frames cannot be used", "snapshot", o.Digest(), "reason", err)
+	}
 	if a.feeder, err = a.hub.cfg.Feeder.Start(files, a.queue.need); err != nil {
 		return store.Info{}, err
 	}

@@ -68,7 +68,7 @@ func TestRegistryCertificates(t *testing.T) {
 	a.make(t, "parent", "", 2, 'p')
 	name := strings.TrimPrefix(server.URL, "https://")
 	push := func() error {
-		_, err := a.Push(t.Context(), "ann", "parent", remoteOf(t, name+"/team/py:1"), ignore)
+		_, err := a.Push(t.Context(), "ann", "parent", remoteOf(t, name+"/team/py:1"), false, ignore)
 		return err
 	}
 	other, own := filepath.Join(a.cfg.Certs, "127.0.0.1:1"), filepath.Join(a.cfg.Certs, name)

@@ -75,12 +75,13 @@ type copying struct {
 	from       *conn
 	verdict    Verdict
 	signatures []carried
+	hot        referrer     // the list of frames that the first forks need; its text is empty if there is none
 	arrived    atomic.Int64 // bytes
 }
 
 // carried is a signature with the configuration of its manifest.
 type carried struct {
-	signature
+	referrer
 	config []byte
 }
 
@@ -109,6 +110,9 @@ func (h *Hub) openCopy(ctx context.Context, from Remote) (c *copying, err error)
 		return err
 	}
 	err = c.from.again(ctx, func() error { c.Artifact, err = c.from.describe(ctx, check); return err })
+	if err == nil {
+		c.hot, _ = h.findHot(ctx, c.from, c.Digest())
+	}
 	return c, c.from.failed(err)
 }
 
@@ -135,7 +139,7 @@ func (h *Hub) onlyTrusted(d digest.Digest, proofs []proof) (list []proof, err er
 func (c *conn) carry(ctx context.Context, d digest.Digest, proofs []proof) (list []carried, err error) {
 	for _, p := range proofs {
 		subject := p.parsed.Subject
-		if p.err != nil || subject == nil || subject.Digest != d || sigstore.CheckSubject(p.bundle, d.String()) != nil {
+		if p.err != nil || subject == nil || subject.Digest != d || sigstore.CheckSubject(p.file, d.String()) != nil {
 			continue
 		}
 		config := oci.DescriptorEmptyJSON.Data
@@ -148,7 +152,7 @@ func (c *conn) carry(ctx context.Context, d digest.Digest, proofs []proof) (list
 				return nil, err
 			}
 		}
-		list = append(list, carried{p.signature, config})
+		list = append(list, carried{p.referrer, config})
 	}
 	return list, nil
 }
@@ -190,7 +194,7 @@ const finishTime = 15 * time.Minute
 func (c *copying) finish(ctx context.Context, dest *conn, out *remote.Pusher, target name.Tag) error {
 	ctx, cancel := context.WithTimeout(ctx, finishTime)
 	defer cancel()
-	present, err := dest.referrers(ctx, c.Digest())
+	present, err := dest.referrers(ctx, c.Digest(), sigstore.BundleType)
 	if err != nil {
 		return err
 	}
@@ -213,6 +217,9 @@ func (c *copying) finish(ctx context.Context, dest *conn, out *remote.Pusher, ta
 		if err := s.put(ctx, out, repo, s.config); err != nil {
 			return err
 		}
+	}
+	if err := c.hot.putHot(ctx, out, repo); err != nil {
+		return err
 	}
 	return out.Put(ctx, target, manifest(c.Manifest))
 }

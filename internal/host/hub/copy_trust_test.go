@@ -117,7 +117,7 @@ func TestCopyLeavesForeignSubjects(t *testing.T) {
 	ann := newKey(t)
 	of := func(subject *oci.Descriptor, bundle []byte, err error) proof {
 		m := oci.Manifest{Subject: subject, Config: oci.DescriptorEmptyJSON}
-		return proof{signature{[]byte("{}"), m, bundle}, err}
+		return proof{referrer{[]byte("{}"), m, bundle}, err}
 	}
 	good := bundleFor(t, ann, d)
 	list, err := (&conn{}).carry(t.Context(), d, []proof{

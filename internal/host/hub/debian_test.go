@@ -74,7 +74,7 @@ func TestDebianRegistry(t *testing.T) {
 	a.make(t, "child", "parent", 10, 'c')
 	pushed := 0
 	to := remoteOf(t, address+"/team/py:1")
-	_, err := a.Push(t.Context(), "ann", "parent", to, func(p Progress) {
+	_, err := a.Push(t.Context(), "ann", "parent", to, false, func(p Progress) {
 		if p.State == Pushed && pushed == 0 {
 			pushed++
 			kill()

@@ -31,6 +31,7 @@ import (
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/gate"
 	"github.com/forkd/forkd/internal/host/feeder"
+	"github.com/forkd/forkd/internal/host/helpervm"
 	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/owner"
 	"github.com/forkd/forkd/internal/host/store"
@@ -46,7 +47,8 @@ const (
 	cacheBytes   = 8 << 30 // maximum size, in bytes, of the blobs that the cache keeps between requests
 )
 
-// Config configures a Hub. All fields except Trust, Reserve, Certs, Feeder, Counts and Stopping are required.
+// Config configures a Hub. All fields except Trust, Rehearse, Reserve, Certs, Feeder, Counts and
+// Stopping are required.
 type Config struct {
 	Store  *store.Store
 	Dir    string // directory for cached blobs, on the store's file system
@@ -55,6 +57,10 @@ type Config struct {
 
 	// Try returns an error if this host cannot restore a saved state, see vmpool.Trials.
 	Try func(ctx context.Context, m snapshot.Machine, disk uint64, state *os.File) error
+
+	// Rehearse lets a saved machine run until its first answer, see helpervm.Rehearser. If it is nil, Push
+	// records no hot frames.
+	Rehearse func(ctx context.Context, s helpervm.Saved) error
 
 	// Room returns an error if the host has no room for more data on the file system that contains
 	// the file disk.
@@ -89,6 +95,7 @@ type Hub struct {
 	patience   time.Duration     // see conn.patience
 	longest    time.Duration     // the constant longest, except in tests
 
+	hotTime        time.Duration // the constant hotTime, except in tests
 	sourcePatience time.Duration // how long a snapshot that is arriving waits for a source that fails
 	quiet          time.Duration // see queue.run
 	indexes        int64         // maximum bytes of the indexes of a snapshot that is pulled lazily
@@ -125,6 +132,7 @@ func New(cfg Config) (*Hub, error) {
 		patience:   30 * time.Minute,
 		longest:    longest,
 
+		hotTime:        hotTime,
 		sourcePatience: 2 * time.Minute,
 		quiet:          2 * time.Second,
 		indexes:        4 * maxFetchedIndex,
@@ -300,7 +308,7 @@ func (a *Arrival) Close() {
 func (h *Hub) Receive(ctx context.Context, archive io.Reader, policy Policy, bundle []byte) (_ *Arrival, err error) {
 	var proofs []proof
 	if len(bundle) > 0 {
-		proofs = []proof{{signature: signature{bundle: bundle}}}
+		proofs = []proof{{referrer: referrer{file: bundle}}}
 	} else if cmp.Or(policy, h.cfg.Trust.policy(ArchiveSource)) == Require {
 		return nil, &TrustError{Unsigned, ArchiveSource, "the archive came without a signature"}
 	}

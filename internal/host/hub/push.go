@@ -6,6 +6,9 @@ import (
 	"io"
 	"os"
 
+	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+
 	"github.com/forkd/forkd/internal/format/artifact"
 	"github.com/forkd/forkd/internal/host/owner"
 	"github.com/forkd/forkd/internal/host/store"
@@ -15,12 +18,18 @@ import (
 type Sent struct {
 	*artifact.Artifact
 	Moved int64 // number of bytes that were sent, including failed tries
+	Hot   int   // number of frames that the first forks need; 0: unknown
 }
 
 // Push writes a snapshot to a registry. It sends only blobs that the registry lacks, and the tag
 // last. So after an error the registry has no new tag, and the next Push sends only the remaining
 // blobs. Push reports its progress by calling on(progress), possibly concurrently.
-func (h *Hub) Push(ctx context.Context, who, tag string, to Remote, on func(Progress)) (_ Sent, err error) {
+//
+// If recordHot is set, Push also writes a list of the frames that the first forks need. For that, it lets
+// the snapshot run twice, unless the registry has such a list.
+func (h *Hub) Push(ctx context.Context, who, tag string, to Remote, recordHot bool, on func(Progress)) (
+	_ Sent, err error,
+) {
 	target, err := to.tag()
 	if err != nil {
 		return Sent{}, err
@@ -54,10 +63,37 @@ func (h *Hub) Push(ctx context.Context, who, tag string, to Remote, on func(Prog
 	if err := p.upload(ctx, out, repo, a); err != nil {
 		return Sent{}, c.failed(err)
 	}
+	var hot int
+	if recordHot {
+		if hot, err = p.pushHot(c, out, repo, a); err != nil {
+			return Sent{}, err
+		}
+	}
 	if err := out.Put(ctx, target, manifest(a.Manifest)); err != nil {
 		return Sent{}, c.failed(err)
 	}
-	return Sent{a, p.moved}, nil
+	return Sent{a, p.moved, hot}, nil
+}
+
+// pushHot writes a list of hot frames, unless the registry has one. The manifest of the snapshot comes
+// first, because a registry may refuse artifacts that refer to a manifest that it lacks. The tag comes
+// last, so that a snapshot with this tag has its list.
+func (p *push) pushHot(c *conn, out *remote.Pusher, repo name.Repository, a *artifact.Artifact) (int, error) {
+	if s, list := p.hub.findHot(p.ctx, c, a.Digest()); len(s.text) > 0 {
+		return list.Frames(), nil
+	}
+	s, list, err := p.recordHot(a)
+	if err != nil {
+		return 0, err
+	}
+	err = out.Put(p.ctx, repo.Digest(a.Digest().String()), manifest(a.Manifest))
+	if err == nil {
+		err = s.putHot(p.ctx, out, repo)
+	}
+	if err != nil {
+		return 0, c.failed(err)
+	}
+	return list.Frames(), nil
 }
 
 // push is a Push in progress.

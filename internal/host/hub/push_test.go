@@ -48,7 +48,8 @@ func TestInterruptedPush(t *testing.T) {
 		inner.ServeHTTP(w, r)
 	})
 	var failed *RegistryError
-	if _, err := a.Push(t.Context(), "ann", "parent", remoteOf(t, s.host+"/team/py:1"), ignore); !errors.As(err, &failed) {
+	_, err := a.Push(t.Context(), "ann", "parent", remoteOf(t, s.host+"/team/py:1"), false, ignore)
+	if !errors.As(err, &failed) {
 		t.Fatal(err)
 	}
 	s.set(nil)
@@ -112,7 +113,7 @@ func TestPushMountsOwnRepositories(t *testing.T) {
 	}
 	push := func(who, repo string) (scopes string) {
 		t.Helper()
-		if _, err := a.Push(t.Context(), who, "parent", remoteOf(t, s.host+"/"+repo+":1"), ignore); err != nil {
+		if _, err := a.Push(t.Context(), who, "parent", remoteOf(t, s.host+"/"+repo+":1"), false, ignore); err != nil {
 			t.Fatalf("%s pushes to %s: %v", who, repo, err)
 		}
 		mu.Lock()
@@ -139,8 +140,8 @@ func TestPushMountsOwnRepositories(t *testing.T) {
 	}
 	refuse("last/x", http.StatusForbidden)
 	var failed *RegistryError
-	if _, err := a.Push(t.Context(), "ann", "parent", remoteOf(t, s.host+"/last/x:1"), ignore); !errors.As(err, &failed) ||
-		failed.Status != http.StatusForbidden {
+	_, err := a.Push(t.Context(), "ann", "parent", remoteOf(t, s.host+"/last/x:1"), false, ignore)
+	if !errors.As(err, &failed) || failed.Status != http.StatusForbidden {
 		t.Errorf("a push to a refused repository: %v", err)
 	}
 }

@@ -71,6 +71,7 @@ type queue struct {
 	came    map[feedproto.Frame]bool    // frames that have arrived
 	todo    []feedproto.Frame           // needed frames that nothing fetches yet
 	last    time.Time                   // when a reader last needed a frame that was missing
+	hot     []hotRun                    // see setHot; frames of these may be there
 	wake    chan struct{}               // has a value if todo may have frames
 }
 
@@ -87,12 +88,17 @@ func (q *queue) start(answer func(feedproto.Frame) error) {
 	q.answer = answer
 }
 
-// need records that a reader waits for a frame. The feeder is not trusted: it decodes what the
-// registry has sent.
+// exists reports whether a frame exists. The feeder is not trusted: it decodes what the registry has
+// sent.
+func (q *queue) exists(f feedproto.Frame) bool {
+	return int(f.File) < len(q.files) && int(f.Frame) < q.files[f.File].frames.Len()
+}
+
+// need records that a reader waits for a frame.
 func (q *queue) need(f feedproto.Frame) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if int(f.File) >= len(q.files) || int(f.Frame) >= q.files[f.File].frames.Len() || q.waiting[f] {
+	if !q.exists(f) || q.waiting[f] {
 		return
 	}
 	in := q.files[f.File]
@@ -156,94 +162,116 @@ func (q *queue) takeRun() (file, first, end int, ok bool) {
 		for in.left < len(in.have) && in.have[in.left] {
 			in.left++
 		}
-		first, size := in.left, int64(0)
-		for in.left < len(in.have) && !in.have[in.left] && size < runBytes {
-			_, bytes := in.frames.Place(in.left)
-			size += bytes
-			in.have[in.left] = true
-			in.left++
-		}
-		if in.left > first {
+		if in.left < len(in.have) {
+			first := in.left
+			in.left = in.takeLocked(first, len(in.have), runBytes)
 			return n, first, in.left, true
 		}
 	}
 	return 0, 0, 0, false
 }
 
-// workers is how many needed frames are fetched at a time.
+// takeLocked takes missing frames from the frame first on, until the next frame is there or has the
+// number limit, or the frames have at least the given number of bytes. It returns the number of the
+// next frame. Preconditions: queue.mu is held, and the frame first is missing.
+func (in *incoming) takeLocked(first, limit int, bytes int64) (end int) {
+	size := int64(0)
+	for end = first; end < limit && !in.have[end] && size < bytes; end++ {
+		_, n := in.frames.Place(end)
+		size += n
+		in.have[end] = true
+	}
+	return end
+}
+
+// workers is how many requests for needed and hot frames there are at a time. One worker fetches no hot
+// frames, so that needed frames do not wait for them.
 const workers = 4
 
-// run fetches all frames by calling fetch: frames that readers need at once, and all others in the
-// background. Before each request, the background waits until no reader has needed a frame for the
-// time quiet, but never longer than three times quiet.
-func (q *queue) run(ctx context.Context, quiet time.Duration,
-	fetch func(ctx context.Context, in *incoming, first, end int, came func(int)) error) error {
+// The background waits for these multiples of the time quiet.
+const (
+	firstLull, firstMost = 3, 30 // before its first request, while the first children start
+	lull, most           = 1, 3  // before each other request
+)
+
+// fetcher fetches consecutive frames of a file, and calls came after each frame.
+type fetcher func(ctx context.Context, in *incoming, first, end int, came func(frame int)) error
+
+// run fetches all frames by calling fetch: first the hot frames, at the same time those that readers
+// need, and all others in the background. Before each request, the background waits until all hot
+// frames were asked for and no reader has needed a frame for a lull. It never waits longer than most.
+func (q *queue) run(ctx context.Context, quiet time.Duration, fetch fetcher) error {
 	g, ctx := errgroup.WithContext(ctx)
 	done := make(chan struct{}) // closed when the background has fetched all that was left
 	g.Go(func() error {
 		defer close(done)
-		for {
-			if err := q.calm(ctx, quiet); err != nil {
-				return err
-			}
+		err := q.calm(ctx, firstLull*quiet, firstMost*quiet)
+		for ; err == nil; err = q.calm(ctx, lull*quiet, most*quiet) {
 			file, first, end, ok := q.takeRun()
 			if !ok {
 				return nil
 			}
-			err := fetch(ctx, q.files[file], first, end, func(i int) {
-				q.arrived(feedproto.Frame{File: uint32(file), Frame: uint32(i)})
-			})
-			if err != nil {
+			if err := q.fetch(ctx, fetch, file, first, end); err != nil {
 				return err
 			}
 		}
+		return err
 	})
-	for range workers {
-		g.Go(func() error {
-			for {
-				f, ok := q.take()
-				if !ok {
-					select {
-					case <-q.wake:
-						continue
-					case <-done:
-						return q.drain(ctx, fetch)
-					case <-ctx.Done():
-						return ctx.Err()
-					}
-				}
-				if err := q.one(ctx, f, fetch); err != nil {
-					return err
-				}
-			}
-		})
+	for n := range workers {
+		g.Go(func() error { return q.work(ctx, n > 0, done, fetch) })
 	}
 	return g.Wait()
 }
 
+// work fetches needed frames and, if hot is set, hot frames, until done is closed.
+func (q *queue) work(ctx context.Context, hot bool, done <-chan struct{}, fetch fetcher) error {
+	for {
+		f, ok := q.take()
+		file, first, end := int(f.File), int(f.Frame), int(f.Frame)+1
+		if !ok && hot {
+			file, first, end, ok = q.takeHot()
+		}
+		if ok {
+			if err := q.fetch(ctx, fetch, file, first, end); err != nil {
+				return err
+			}
+			continue
+		}
+		select {
+		case <-q.wake:
+		case <-done:
+			return q.drain(ctx, fetch)
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
 // drain fetches the needed frames that remain when the background has finished.
-func (q *queue) drain(ctx context.Context,
-	fetch func(ctx context.Context, in *incoming, first, end int, came func(int)) error) error {
+func (q *queue) drain(ctx context.Context, fetch fetcher) error {
 	for f, ok := q.take(); ok; f, ok = q.take() {
-		if err := q.one(ctx, f, fetch); err != nil {
+		if err := q.fetch(ctx, fetch, int(f.File), int(f.Frame), int(f.Frame)+1); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (q *queue) one(ctx context.Context, f feedproto.Frame,
-	fetch func(ctx context.Context, in *incoming, first, end int, came func(int)) error) error {
-	return fetch(ctx, q.files[f.File], int(f.Frame), int(f.Frame)+1, func(int) { q.arrived(f) })
+// fetch fetches the frames first to end-1 of a file by calling run.
+func (q *queue) fetch(ctx context.Context, run fetcher, file, first, end int) error {
+	return run(ctx, q.files[file], first, end, func(i int) {
+		q.arrived(feedproto.Frame{File: uint32(file), Frame: uint32(i)})
+	})
 }
 
-// calm waits until no reader has needed a frame for the given time, but at most three times as long.
-func (q *queue) calm(ctx context.Context, quiet time.Duration) error {
+// calm waits until there are no hot frames left and no reader has needed a frame for the time quiet,
+// but at most for the time most.
+func (q *queue) calm(ctx context.Context, quiet, most time.Duration) error {
 	for begin := time.Now(); ; {
 		q.mu.Lock()
-		busy := len(q.waiting) > 0 || time.Since(q.last) < quiet
+		busy := len(q.hot) > 0 || len(q.waiting) > 0 || time.Since(q.last) < quiet
 		q.mu.Unlock()
-		if !busy || time.Since(begin) > 3*quiet {
+		if !busy || time.Since(begin) > most {
 			return ctx.Err()
 		}
 		select {

@@ -120,7 +120,7 @@ func (h *host) hasty() *host {
 
 func (h *host) push(t *testing.T, tag, reference string) Sent {
 	t.Helper()
-	sent, err := h.Push(t.Context(), "ann", tag, remoteOf(t, reference), ignore)
+	sent, err := h.Push(t.Context(), "ann", tag, remoteOf(t, reference), false, ignore)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -419,14 +419,14 @@ func TestRegistryLogins(t *testing.T) {
 		to := remoteOf(t, s.host+"/team/py:1")
 		var failed *RegistryError
 		for _, l := range []*registry.Login{nil, {User: "me", Password: "wrong"}} {
-			_, err := a.Push(t.Context(), "ann", "parent", to.With(l), ignore)
+			_, err := a.Push(t.Context(), "ann", "parent", to.With(l), false, ignore)
 			if !errors.As(err, &failed) || failed.Status != http.StatusUnauthorized ||
 				strings.Contains(err.Error(), "wrong") {
 				t.Errorf("tokens %v: %v", tokens, err)
 			}
 		}
 		to = to.With(&registry.Login{User: "me", Password: "secret"})
-		if _, err := a.Push(t.Context(), "ann", "parent", to, ignore); err != nil {
+		if _, err := a.Push(t.Context(), "ann", "parent", to, false, ignore); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := b.Pull(t.Context(), "ann", "", to, ignore); err != nil {
@@ -450,7 +450,7 @@ func TestRegistryTLS(t *testing.T) {
 	a, b := newHost(t).hasty(), newHost(t).hasty()
 	a.make(t, "parent", "", 2, 'p')
 	reference := strings.TrimPrefix(server.URL, "https://") + "/team/py:1"
-	if _, err := a.Push(t.Context(), "ann", "parent", remoteOf(t, reference), ignore); err == nil {
+	if _, err := a.Push(t.Context(), "ann", "parent", remoteOf(t, reference), false, ignore); err == nil {
 		t.Error("an unknown certificate was trusted")
 	}
 	for _, h := range []*host{a, b} {
@@ -484,7 +484,7 @@ func TestReferences(t *testing.T) {
 	a.make(t, "parent", "", 2, 'p')
 	var field *invalid.Error
 	to := remoteOf(t, "127.0.0.1:1/py"+digest)
-	if _, err := a.Push(t.Context(), "ann", "parent", to, ignore); !errors.As(err, &field) {
+	if _, err := a.Push(t.Context(), "ann", "parent", to, false, ignore); !errors.As(err, &field) {
 		t.Error(err)
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 	"github.com/google/go-containerregistry/pkg/v1/static"
+	"github.com/google/go-containerregistry/pkg/v1/types"
 	"github.com/opencontainers/go-digest"
 	"github.com/opencontainers/image-spec/specs-go"
 	oci "github.com/opencontainers/image-spec/specs-go/v1"
@@ -67,14 +68,9 @@ func (h *Hub) Sign(ctx context.Context, who string, r Remote, bundle []byte) (d 
 // attach writes a bundle as a referrer of the subject. In a registry without the API of referrers,
 // go-containerregistry also adds the bundle to the index whose tag is the digest of the subject.
 func (c *conn) attach(ctx context.Context, repo name.Repository, subject oci.Descriptor, bundle []byte) error {
-	m := oci.Manifest{Versioned: specs.Versioned{SchemaVersion: 2},
-		MediaType: oci.MediaTypeImageManifest, ArtifactType: sigstore.BundleType, Config: oci.DescriptorEmptyJSON,
-		Layers: []oci.Descriptor{{MediaType: sigstore.BundleType, Digest: digest.FromBytes(bundle),
-			Size: int64(len(bundle))}},
-		Subject: &subject,
-		Annotations: map[string]string{oci.AnnotationCreated: time.Now().UTC().Format(time.RFC3339),
-			annotationContent: "dsse-envelope", annotationPredicate: sigstore.PredicateType}}
-	text, err := json.Marshal(m)
+	s, err := newReferrer(sigstore.BundleType, subject, bundle,
+		map[string]string{oci.AnnotationCreated: time.Now().UTC().Format(time.RFC3339),
+			annotationContent: "dsse-envelope", annotationPredicate: sigstore.PredicateType})
 	if err != nil {
 		return err
 	}
@@ -82,21 +78,32 @@ func (c *conn) attach(ctx context.Context, repo name.Repository, subject oci.Des
 	if err != nil {
 		return err
 	}
-	return signature{text, m, bundle}.put(ctx, out, repo, m.Config.Data)
+	return s.put(ctx, out, repo, s.parsed.Config.Data)
 }
 
-// signature is a signature in a registry.
-type signature struct {
-	text   []byte       // manifest of the signature
+// referrer is an artifact in a registry that refers to a snapshot and has one file. It is a signature,
+// or a list of frames, see artifact.Hot.
+type referrer struct {
+	text   []byte       // manifest of the artifact
 	parsed oci.Manifest // decoded from text
-	bundle []byte
+	file   []byte       // of a signature: the bundle
 }
 
-// put writes the signature to a repository. The parameter config is the content of the
-// configuration that the signature's manifest names.
-func (s signature) put(ctx context.Context, out *remote.Pusher, repo name.Repository, config []byte) error {
-	for _, p := range [][]byte{config, s.bundle} { // registries do not know the type of a blob
-		if err := out.Upload(ctx, repo, static.NewLayer(p, sigstore.BundleType)); err != nil {
+// newReferrer returns an artifact of the given type. The file has the same type.
+func newReferrer(kind string, subject oci.Descriptor, file []byte, annotations map[string]string) (referrer, error) {
+	m := oci.Manifest{Versioned: specs.Versioned{SchemaVersion: 2},
+		MediaType: oci.MediaTypeImageManifest, ArtifactType: kind, Config: oci.DescriptorEmptyJSON,
+		Layers:  []oci.Descriptor{{MediaType: kind, Digest: digest.FromBytes(file), Size: int64(len(file))}},
+		Subject: &subject, Annotations: annotations}
+	text, err := json.Marshal(m)
+	return referrer{text, m, file}, err
+}
+
+// put writes the artifact to a repository. The parameter config is the content of the configuration
+// that the artifact's manifest names.
+func (s referrer) put(ctx context.Context, out *remote.Pusher, repo name.Repository, config []byte) error {
+	for _, p := range [][]byte{config, s.file} { // registries do not know the type of a blob
+		if err := out.Upload(ctx, repo, static.NewLayer(p, types.MediaType(s.parsed.ArtifactType))); err != nil {
 			return err
 		}
 	}
@@ -166,12 +173,12 @@ func (c *conn) proofs(ctx context.Context, d digest.Digest) (list []proof, err e
 			err = errSlowProofs
 		}
 	}()
-	refs, err := c.referrers(ctx, d)
+	refs, err := c.referrers(ctx, d, sigstore.BundleType)
 	if err != nil {
 		return nil, err
 	}
 	for _, ref := range refs {
-		s, err := c.bundle(ctx, ref)
+		s, err := c.referrer(ctx, ref, sigstore.BundleType, sigstore.MaxBundle)
 		if errors.Is(err, errOther) {
 			continue
 		}
@@ -188,22 +195,22 @@ func (c *conn) proofs(ctx context.Context, d digest.Digest) (list []proof, err e
 
 var errSlowProofs = fmt.Errorf("its signatures have not arrived within %v", proofsTime)
 
-// referrers returns the artifacts that refer to a digest and may be signatures. It asks the
-// registry for signatures only. Some registries do not know the type of an artifact. If such a
-// registry filters, it hides the signatures. So if the list is empty, referrers requests it again
-// without the filter.
-func (c *conn) referrers(ctx context.Context, d digest.Digest) ([]oci.Descriptor, error) {
-	list, filtered, err := c.referrersOf(ctx, d, url.Values{"artifactType": {sigstore.BundleType}})
+// referrers returns the artifacts that refer to a digest and may be of the given type, such as
+// signatures. It asks the registry for this type only. Some registries do not know the type of an
+// artifact. If such a registry filters, it hides the artifacts. So if the list is empty, referrers
+// requests it again without the filter.
+func (c *conn) referrers(ctx context.Context, d digest.Digest, kind string) ([]oci.Descriptor, error) {
+	list, filtered, err := c.referrersOf(ctx, d, kind, url.Values{"artifactType": {kind}})
 	if err == nil && filtered && len(list) == 0 {
-		list, _, err = c.referrersOf(ctx, d, nil)
+		list, _, err = c.referrersOf(ctx, d, kind, nil)
 	}
 	return list, err
 }
 
 // referrersOf reads all pages of the list of referrers (OCI distribution spec 1.1, "Listing
-// Referrers"), and returns those artifacts that may be signatures. It also reports whether the
-// registry has applied the filter in the query.
-func (c *conn) referrersOf(ctx context.Context, d digest.Digest, query url.Values) (
+// Referrers"), and returns those artifacts that may be of the given type. It also reports whether
+// the registry has applied the filter in the query.
+func (c *conn) referrersOf(ctx context.Context, d digest.Digest, kind string, query url.Values) (
 	list []oci.Descriptor, filtered bool, err error,
 ) {
 	u := c.endpoint("referrers", d.String())
@@ -212,13 +219,13 @@ func (c *conn) referrersOf(ctx context.Context, d digest.Digest, query url.Value
 	for page := 1; ; page++ {
 		p, header, err := c.documentAt(ctx, u, oci.MediaTypeImageIndex, left)
 		if page == 1 && isNone(err) {
-			list, err = c.taggedReferrers(ctx, d)
+			list, err = c.taggedReferrers(ctx, d, kind)
 			return list, false, err
 		}
 		if err != nil {
 			return nil, false, err
 		}
-		if list, err = addReferrers(list, d, p); err != nil {
+		if list, err = addReferrers(list, d, kind, p); err != nil {
 			return nil, false, err
 		}
 		filtered = filtered || strings.Contains(header.Get("OCI-Filters-Applied"), "artifactType")
@@ -236,7 +243,7 @@ func (c *conn) referrersOf(ctx context.Context, d digest.Digest, query url.Value
 
 // taggedReferrers is referrersOf for a registry without the API of referrers. The clients of such a registry keep the
 // list under a tag.
-func (c *conn) taggedReferrers(ctx context.Context, d digest.Digest) ([]oci.Descriptor, error) {
+func (c *conn) taggedReferrers(ctx context.Context, d digest.Digest, kind string) ([]oci.Descriptor, error) {
 	p, err := c.document(ctx, "manifests", strings.Replace(d.String(), ":", "-", 1), oci.MediaTypeImageIndex, maxReferrers)
 	if isNone(err) {
 		return nil, nil
@@ -244,18 +251,18 @@ func (c *conn) taggedReferrers(ctx context.Context, d digest.Digest) ([]oci.Desc
 	if err != nil {
 		return nil, err
 	}
-	return addReferrers(nil, d, p)
+	return addReferrers(nil, d, kind, p)
 }
 
-// addReferrers appends the artifacts of one page that may be signatures of a digest.
-func addReferrers(list []oci.Descriptor, d digest.Digest, page []byte) ([]oci.Descriptor, error) {
+// addReferrers appends the artifacts of one page that may refer to a digest and be of the given type.
+func addReferrers(list []oci.Descriptor, d digest.Digest, kind string, page []byte) ([]oci.Descriptor, error) {
 	var x oci.Index
 	if err := json.Unmarshal(page, &x); err != nil {
 		return nil, errors.New("the list of signatures cannot be read")
 	}
 	for _, ref := range x.Manifests {
 		switch ref.ArtifactType {
-		case sigstore.BundleType, oci.MediaTypeEmptyJSON, "": // older registries do not know the field artifactType
+		case kind, oci.MediaTypeEmptyJSON, "": // older registries do not know the field artifactType
 		default:
 			continue
 		}
@@ -308,12 +315,13 @@ func isUnusable(err error) bool {
 	return isLost(err) || errors.As(err, &bad)
 }
 
-// errOther reports that an artifact is no signature.
+// errOther reports that an artifact has another type, such as one that is no signature.
 var errOther = errors.New("another artifact")
 
-// bundle fetches the manifest and the bundle of a signature. If the signature cannot be used, the
-// error is a *sigstore.InvalidError. If the artifact is no signature, the error is errOther.
-func (c *conn) bundle(ctx context.Context, ref oci.Descriptor) (s signature, err error) {
+// referrer fetches the manifest and the file of an artifact. The file has at most limit bytes. If
+// the artifact cannot be used, the error is a *sigstore.InvalidError. If it has another type, the error
+// is errOther.
+func (c *conn) referrer(ctx context.Context, ref oci.Descriptor, kind string, limit int64) (s referrer, err error) {
 	if s.text, err = c.verified(ctx, "manifests", oci.MediaTypeImageManifest, ref, maxReferrer); err != nil {
 		return s, err
 	}
@@ -323,13 +331,13 @@ func (c *conn) bundle(ctx context.Context, ref oci.Descriptor) (s signature, err
 	if hasKeyTwice(s.text) {
 		return s, unusable("its manifest has a key twice")
 	}
-	if s.parsed.ArtifactType != sigstore.BundleType {
+	if s.parsed.ArtifactType != kind {
 		return s, errOther
 	}
-	if layers := s.parsed.Layers; len(layers) != 1 || layers[0].MediaType != sigstore.BundleType {
-		return s, unusable("its manifest has %d files, not one bundle", len(layers))
+	if layers := s.parsed.Layers; len(layers) != 1 || layers[0].MediaType != kind {
+		return s, unusable("its manifest has %d files, not one of its type", len(layers))
 	}
-	s.bundle, err = c.verified(ctx, "blobs", "", s.parsed.Layers[0], sigstore.MaxBundle)
+	s.file, err = c.verified(ctx, "blobs", "", s.parsed.Layers[0], limit)
 	return s, err
 }
 

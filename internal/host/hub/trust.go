@@ -220,8 +220,8 @@ func (h *Hub) vouched(source string, d digest.Digest, fetch func() ([]proof, err
 
 // proof is a bundle, or the reason why a bundle cannot be used.
 type proof struct {
-	signature // for an archive, only the bundle is set
-	err       error
+	referrer // for an archive, only the file is set
+	err      error
 }
 
 // maxReasons is the maximum number of reasons that an error quotes.
@@ -242,7 +242,7 @@ func verify(source string, d digest.Digest, proofs []proof, keys []sigstore.Trus
 		var signer *sigstore.PublicKey
 		err := p.err
 		if err == nil {
-			signer, err = sigstore.Verify(p.bundle, d.String(), public)
+			signer, err = sigstore.Verify(p.file, d.String(), public)
 		}
 		if err == nil {
 			for _, k := range keys {

@@ -22,13 +22,13 @@ func (v *View) Pack(ctx context.Context, h *hub.Hub, tag string) (*hub.Package, 
 }
 
 // Push calls Hub.Push for a principal that may pack the snapshot.
-func (v *View) Push(ctx context.Context, h *hub.Hub, tag string, to hub.Remote, on func(hub.Progress)) (
+func (v *View) Push(ctx context.Context, h *hub.Hub, tag string, to hub.Remote, recordHot bool, on func(hub.Progress)) (
 	hub.Sent, error,
 ) {
 	if err := v.mayPack(tag); err != nil {
 		return hub.Sent{}, err
 	}
-	return h.Push(v.as(ctx), v.p.Name, tag, to, on)
+	return h.Push(v.as(ctx), v.p.Name, tag, to, recordHot, on)
 }
 
 // mayPack returns an error if the principal may not take a snapshot to another host.

@@ -1683,6 +1683,8 @@ class PushRequest(Record):
     """REGISTRY/NAME:TAG"""
     registry_auth: dict[str, RegistryAuth] | None = None
     """credentials for the registry of the reference, by its host"""
+    record_hot: bool | None = None
+    """let the snapshot run twice, and also push a list of the frames that its first forks need"""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -1829,6 +1831,8 @@ class HubResult(Record):
     snapshot: SnapshotInfo | None = None
     signatures: int | None = None
     """of a copy: number of signatures in the source that the copy has too"""
+    hot_frames: int | None = None
+    """of a push with record_hot: number of frames that the first forks need"""
     signed_by: str | None = None
     """name of the trusted key that has signed the snapshot"""
     trust_problem: str | None = None

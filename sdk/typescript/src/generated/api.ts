@@ -1228,6 +1228,8 @@ export interface components {
             registry_auth?: {
                 [key: string]: components["schemas"]["RegistryAuth"];
             };
+            /** @description let the snapshot run twice, and also push a list of the frames that its first forks need */
+            record_hot?: boolean;
         };
         PullRequest: {
             /** @description REGISTRY/NAME:TAG or REGISTRY/NAME@DIGEST */
@@ -1377,6 +1379,8 @@ export interface components {
             snapshot?: components["schemas"]["SnapshotInfo"];
             /** @description of a copy: number of signatures in the source that the copy has too */
             signatures?: number;
+            /** @description of a push with record_hot: number of frames that the first forks need */
+            hot_frames?: number;
             /** @description name of the trusted key that has signed the snapshot */
             signed_by?: string;
             /** @description why no trusted key vouches for the snapshot, if the policy is warn */
