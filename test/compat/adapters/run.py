@@ -1,7 +1,7 @@
 """The adapters of the Python SDK (forkd.integrations), each with the conformance suite of its framework, in sandboxes
 forked from $COMPAT_TAG. Only frameworks that are installed are tested. The group adapters@rig runs those adapters whose
-frameworks are small, with faked VMs: each sandbox has its own /srv, which branches keep. For others: build
-test/contract/rigd, set FORKD_RIG to the program, and run pytest with the OPTIONS below in this directory.
+frameworks are small, with faked VMs: each sandbox has its own /srv, which branches keep. adapters@rig-all runs all of
+them, with faked VMs that share the host's files.
 COMPAT_ADAPTERS="smolagents langgraph" selects adapters."""
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ import tempfile
 import xml.etree.ElementTree as xml
 from functools import partial
 from importlib import import_module
+from importlib.metadata import version
 from importlib.util import find_spec
 
 import rig
-from report import AGE, NotApplicable, Report, want
+from report import AGE, Report, Tally
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 SDK = os.path.join(os.getcwd(), "sdk/python")
@@ -30,9 +31,17 @@ OPTIONS = {  # pytest's options, by adapter; the suite of Pydantic AI uses anyio
     "pydantic_ai": [],
     "smolagents": [],
 }
-FAKED = AGE == "rig"
+FAKED = AGE.startswith("rig")
 QUICK = "COMPAT_QUICK" in os.environ
-OURS = {"openai_agents", "smolagents"}  # their frameworks have no suite: the document has the numbers of our tests
+PACKAGES = {  # the package of PyPI that an adapter is for, and that of the framework's suite; without one, our tests count
+    "deepagents": ("deepagents", "langchain-tests"),
+    "inspect_ai": ("inspect-ai", "inspect-ai"),
+    "langgraph": ("langgraph", "langgraph-checkpoint-conformance"),
+    "minisweagent": ("mini-swe-agent", ""),
+    "openai_agents": ("openai-agents", ""),
+    "pydantic_ai": ("pydantic-ai-slim", "pydantic-ai-slim"),
+    "smolagents": ("smolagents", ""),
+}
 NEEDS = {
     "openai_agents": "agents",
     "deepagents": "langchain_tests",
@@ -77,31 +86,23 @@ def suite(name: str, report: str) -> None:
         os.remove(report)
     args = ["-q", "-p", "no:cacheprovider", f"--junitxml={report}", *OPTIONS[name], f"test_{name}.py"]
     code = subprocess.run([sys.executable, "-m", "pytest", *args], cwd=HERE).returncode
-    passed = total = slow = 0
+    tally = Tally()
+    package, conformance = PACKAGES[name]
     for case in xml.parse(report).iter("testcase") if os.path.exists(report) else []:
         bad = next((e for e in case if e.tag in ("failure", "error", "skipped")), None)
         outcome = "passed" if bad is None else "not_applicable" if bad.tag == "skipped" else "failed"
         reason, title = None if bad is None else bad.get("message"), f"{name}: {case.get('name')}"
-        if name in OURS or of_suite(case):
-            title = title if name in OURS else f"{name}: suite: {case.get('name')}"
-            passed += outcome == "passed"
-            total += bad is None or bad.get("type") != "pytest.skip"
-            slow += "emulated host" in (reason or "")
+        if not conformance or of_suite(case):
+            title = f"{name}: suite: {case.get('name')}" if conformance else title
+            if "emulated host" in (reason or ""):
+                tally.not_run += 1
+            elif bad is None or bad.get("type") != "pytest.skip":
+                tally.add(outcome)
         r.add(title, outcome, reason, float(case.get("time", 0)))
     reason = f"pytest ended with status {code}" if code else None
     r.add(f"{name}: the tests as a whole", "failed" if code else "passed", reason)
-    if total and (FAKED or name not in OURS):
-        r.case(
-            f"{name}: docs/integrations.md has these numbers", lambda: documented(name, f"{passed} of {total}", slow)
-        )
-
-
-def documented(name: str, numbers: str, slow: int) -> None:
-    if slow:
-        raise NotApplicable("an emulated host was too slow for a test")
-    with open("docs/integrations.md") as f:
-        row = next(line for line in f if f"| `forkd.integrations.{name}`" in line)
-    want(numbers in row, f"{numbers}; the document has: {row}")
+    if tally.total:
+        r.tool(name, version(package), tally, f"{conformance} {version(conformance)}" if conformance else "")
 
 
 # The frameworks take minutes to install. As the SDK is not among their requirements, they stay when it changes.
@@ -118,7 +119,9 @@ PIP = [
 with tempfile.TemporaryDirectory() as scratch:
     if FAKED:
         os.environ.pop("FORKD_URL", None)
-        os.environ.update(FORKD_RIG=rig.build(scratch + "/rigd"), FORKD_RIG_PRIVATE="yes")
+        os.environ.update(FORKD_RIG=rig.build(scratch + "/rigd"))
+        if AGE == "rig":
+            os.environ["FORKD_RIG_PRIVATE"] = "yes"
     r.case("the SDK is installed", lambda: run(*PIP, SDK))
     for name in CHOSEN:
         if installed(NEEDS.get(name, name)):

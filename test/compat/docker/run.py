@@ -21,9 +21,10 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
+from importlib.metadata import version
 
 import evaluation
-from report import AGE, TAG, Report, want
+from report import AGE, TAG, Report, Tally, want
 
 FAKED = AGE == "rig"
 MACHINE_SOCKET = "/run/forkd-docker.sock"  # see startMachineDaemon in internal/cli
@@ -421,6 +422,18 @@ def autogen(there: str) -> None:
     equal(cli("ps", "-aq"), "")
 
 
+def tell(docker_version: str) -> None:
+    """Reports the numbers of each client. The name of a case begins with that of its client."""
+    clients = {"docker": docker_version, "docker-py": version("docker"), "testcontainers": version("testcontainers"),
+               "mini-swe-agent": version("mini-swe-agent"), "SWE-bench": version("swebench")}
+    for client, its in clients.items():
+        tally = Tally()
+        for case in r.cases:
+            if case["name"].split()[0] == client:
+                tally.add(case["outcome"])
+        r.tool(client, its, tally)
+
+
 os.environ.update(MSWEA_SILENT_STARTUP="1", TESTCONTAINERS_RYUK_DISABLED="true")
 with tempfile.TemporaryDirectory() as scratch:
     os.environ.update(DOCKER_CONFIG=os.path.join(scratch, "config"), MSWEA_GLOBAL_CONFIG_DIR=os.path.join(scratch, "mini"))
@@ -436,4 +449,5 @@ with tempfile.TemporaryDirectory() as scratch:
         r.case("mini-swe-agent", mini_swe_agent)
         r.case("SWE-bench", lambda: swebench(os.path.join(scratch, "swebench")))
         r.case("AutoGen's executor is refused", lambda: autogen(os.path.join(scratch, "autogen")))
+        tell(cli("version", "--format", "{{.Client.Version}}").strip().split("+")[0])
 r.finish()

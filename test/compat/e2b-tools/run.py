@@ -23,11 +23,10 @@ import threading
 import time
 import xml.etree.ElementTree as xml
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 
 import rig
-from report import AGE, NotApplicable, Report, want
+from report import AGE, NotApplicable, Report, Tally
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 BIN = os.path.join(sys.prefix, "bin")
@@ -61,10 +60,11 @@ PACKAGE = {
     "mastra": "@mastra/e2b",
     "openai-agents-extensions": "@openai/agents-extensions",
 }
+SUITES = {"inspect_sandboxes": "inspect-ai", "langchain_e2b": "langchain-tests"}  # the packages that have the tests
 FAKED = AGE == "rig"
 TEMPLATES = {"base": "e2b-base", "code-interpreter-v1": "e2b-codeinterpreter"}  # the SDKs' defaults, and their recipes
 DOMAIN = "https://e2b.localhost:8443"  # that of test/compat/hostnames
-REAL = {  # cases that need real VMs; the table of numbers does not count them
+REAL = {  # cases that need real VMs: with faked ones, they do not count
     "test_exec_as_user",
     "test_a_workspace_is_saved_and_restored[snapshot]",
     "snapshot: a workspace is saved and restored",
@@ -219,20 +219,13 @@ def at_socket(path: str) -> Iterator[None]:
 # The cases.
 
 
-@dataclass
-class Count:
-    passed: int = 0
-    total: int = 0
-
-    def add(self, name: str, outcome: str) -> None:
-        if name not in REAL:
-            self.passed += outcome == "passed"
-            self.total += 1
+def counts(name: str) -> bool:
+    return not (FAKED and name in REAL)
 
 
-def of_pytest(tool: str, args: list[str], env: dict[str, str], report: str) -> Count:
+def of_pytest(tool: str, args: list[str], env: dict[str, str], report: str) -> Tally:
     code = subprocess.run([*args, f"--junitxml={report}"], cwd=HERE, env=env).returncode
-    count = Count()
+    tally = Tally()
     for case in xml.parse(report).iter("testcase") if os.path.exists(report) else ():
         bad = next((e for e in case if e.tag in ("failure", "error", "skipped")), None)
         outcome = "passed" if bad is None else "not_applicable" if bad.tag == "skipped" else "failed"
@@ -242,17 +235,18 @@ def of_pytest(tool: str, args: list[str], env: dict[str, str], report: str) -> C
             None if bad is None else bad.get("message"),
             float(case.get("time", 0)),
         )
-        count.add(case.get("name"), outcome)
+        if counts(case.get("name")):
+            tally.add(outcome)
     r.add(
         f"{tool}: the tests as a whole",
         "failed" if code else "passed",
         f"pytest ended with status {code}" if code else None,
     )
-    return count
+    return tally
 
 
-def of_node(tool: str, args: list[str], env: dict[str, str]) -> Count:
-    count = Count()
+def of_node(tool: str, args: list[str], env: dict[str, str]) -> Tally:
+    tally = Tally()
     with subprocess.Popen(args, cwd=os.path.dirname(args[-1]), env=env, stdout=subprocess.PIPE, text=True) as node:
         for line in node.stdout:
             if not line.startswith('{"name"'):  # a message of the tool
@@ -260,17 +254,28 @@ def of_node(tool: str, args: list[str], env: dict[str, str]) -> Count:
                 continue
             case = json.loads(line)
             r.add(f"{tool}: {case['name']}", case["outcome"], case.get("reason"), case["seconds"])
-            count.add(case["name"], case["outcome"])
+            if counts(case["name"]):
+                tally.add(case["outcome"])
     if node.returncode:
         r.add(f"{tool}: the cases as a whole", "failed", f"node ended with status {node.returncode}")
-    return count
+    return tally
 
 
-def documented(tool: str, count: Count) -> None:
-    numbers, package = f"{count.passed} of {count.total}", PACKAGE.get(tool, tool.replace("_", "-"))
-    with open("docs/integrations.md") as f:
-        row = next((line for line in f if f"| `{package}` " in line), "no row")
-    want(numbers in row, f"{numbers}; the document has: {row}")
+def version(tool: str, package: str) -> str:
+    """The version of a package in a tool's environment."""
+    there = os.path.join(sys.prefix, "tools", tool)
+    if tool in NPM:
+        with open(f"{there}/node_modules/{package}/package.json") as f:
+            return json.load(f)["version"]
+    code = "import importlib.metadata, sys; print(importlib.metadata.version(sys.argv[1]))"
+    return output(f"{there}/bin/python", "-c", code, package)
+
+
+def tell(tool: str, tally: Tally) -> None:
+    """Reports the numbers of a tool."""
+    suite = SUITES.get(tool, "")
+    package = PACKAGE.get(tool, tool.replace("_", "-"))
+    r.tool(tool, version(tool, package), tally, f"{suite} {version(tool, suite)}" if suite else "")
 
 
 def main(scratch: str) -> None:
@@ -293,9 +298,9 @@ def main(scratch: str) -> None:
                 continue
             began = time.monotonic()
             args = [*rig.UNSHARE, "--net", sys.executable, f"{HERE}/inside.py", program, socket, *args]
-            count = of_node(tool, args, env) if tool in NPM else of_pytest(tool, args, env, f"{scratch}/{tool}.xml")
-            print(f"{tool}: {count.passed} of {count.total} in {time.monotonic() - began:.0f} s", flush=True)
-            r.case(f"{tool}: docs/integrations.md has these numbers", partial(documented, tool, count))
+            tally = of_node(tool, args, env) if tool in NPM else of_pytest(tool, args, env, f"{scratch}/{tool}.xml")
+            print(f"{tool}: {tally.passed} of {tally.total} in {time.monotonic() - began:.0f} s", flush=True)
+            tell(tool, tally)
 
 
 with tempfile.TemporaryDirectory() as scratch:

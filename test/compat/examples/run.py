@@ -16,9 +16,10 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from functools import partial
+from importlib.metadata import version
 
 import rig
-from report import AGE, TAG, NotApplicable, Report, want
+from report import AGE, TAG, NotApplicable, Report, Tally, want
 
 FAKED = AGE.startswith("rig")
 EXAMPLES = {  # and their options
@@ -35,6 +36,13 @@ EXAMPLES = {  # and their options
     "rl-environment": [],
     "speculative-agent": ["--dry-run"],
     "tree-search": [],
+}
+PACKAGES = {  # the frameworks of examples
+    "autogen-branch": "autogen-agentchat",
+    "crewai-fanout": "crewai",
+    "langgraph-react": "langgraph",
+    "mcp-agent": "mcp",
+    "openai-agents": "openai-agents",
 }
 CREWAI = AGE.endswith("crewai")
 CHOSEN = [name for name in EXAMPLES if (name == "crewai-fanout") == CREWAI]
@@ -107,4 +115,9 @@ with tempfile.TemporaryDirectory() as scratch:
     with daemon("-private") as (env, snapshot):
         for name in CHOSEN:
             r.case(name, partial(example, name, env, snapshot))
+            outcome = r.cases[-1]["outcome"]
+            if name in PACKAGES and outcome != "not_applicable":
+                tally = Tally()
+                tally.add(outcome)
+                r.tool(name, version(PACKAGES[name]), tally)
 r.finish()

@@ -18,7 +18,7 @@ import time
 
 import npm
 import rig as fake
-from report import Report, want
+from report import Report, Tally, want
 
 VERSION = importlib.metadata.version("mcp")
 LINE = int(VERSION.split(".")[0])
@@ -27,7 +27,7 @@ NPM = ["@modelcontextprotocol/conformance@0.2.0-alpha.12", "@modelcontextprotoco
 OLD = {"list_snapshots", "spawn_sandboxes", "branch_sandbox", "create_snapshot", "wait_for_text", "list_sandboxes", "get_sandbox",
        "kill_sandbox", "exec_command", "eval_code", "ping_sandbox"}
 
-r = Report(f"mcp {VERSION} (PyPI)" + ("" if LINE == 1 else ", " + ", ".join(NPM) + " (npm)"))
+r = Report(f"mcp {VERSION} (PyPI)" + ("" if LINE == 1 else ", " + ", ".join(NPM) + " (npm)"), "faked")
 
 
 # Names that differ between the two versions of the package.
@@ -311,22 +311,39 @@ def inspector(there: str, env: dict[str, str], rig: dict) -> None:
         r.case("inspector over HTTP", lambda: uses(http))
 
 
+@contextlib.contextmanager
+def told(name: str, version: str, suite: str = ""):
+    """Reports the cases inside as the numbers of a client."""
+    first, tally = len(r.cases), Tally()
+    yield
+    for case in r.cases[first:]:
+        tally.add(case["outcome"])
+    r.tool(name, version, tally, suite)
+
+
 def main() -> None:
+    package = {name: version for name, version in (p.rsplit("@", 1) for p in NPM)}
+    clients = ("@modelcontextprotocol/client", "@modelcontextprotocol/sdk", "@modelcontextprotocol/inspector")
+    suite = "@modelcontextprotocol/conformance " + package["@modelcontextprotocol/conformance"]
     with tempfile.TemporaryDirectory() as tmp:
         program = fake.build(os.path.join(tmp, "rigd"))
         with fake.daemon(program, "-keepalive", "1s") as rig:
-            asyncio.run(in_python(rig))
+            with told("mcp", VERSION):
+                asyncio.run(in_python(rig))
             if LINE > 1:
                 there, env = npm.install(NPM, dict(os.environ))
-                in_javascript(there, env, rig)
-                inspector(there, env, rig)
+                with told("clients", ", ".join(package[name] for name in clients[:2])):
+                    in_javascript(there, env, rig)
+                with told("inspector", package[clients[2]]):
+                    inspector(there, env, rig)
         if LINE > 1:
             with fake.daemon(program, "-open", "-keepalive", "1s") as rig:
                 for revision in WHOLE:
                     conformance(there, env, rig["url"], revision)
             with suites_server(tmp) as url:
                 for revision in WHOLE:
-                    fixtures(there, env, url, revision)
+                    with told(revision, revision, suite):
+                        fixtures(there, env, url, revision)
 
 
 r.case("the daemon's traffic is as documented", main)
