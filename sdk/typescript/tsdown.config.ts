@@ -1,7 +1,7 @@
 import { defineConfig } from "tsdown";
 
 export default defineConfig({
-  entry: { index: "src/index.ts" },
+  entry: { index: "src/index.ts", ai: "src/ai.ts", "bash-tool": "src/bash-tool.ts" },
   format: ["esm", "cjs"],
   target: "es2022",
   platform: "neutral", // Node's modules are loaded at run time: see src/node.ts
