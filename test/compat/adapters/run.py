@@ -1,4 +1,4 @@
-"""The adapters of the Python SDK (forkd.integrations), each with the conformance suite of its framework, in sandboxes
+"""The adapters of the Python SDK (forkd.integrations) and the TypeScript SDK, each with the conformance suite of its framework, in sandboxes
 forked from $COMPAT_TAG. Only frameworks that are installed are tested. The group adapters@rig runs those adapters whose
 frameworks are small, with faked VMs: each sandbox has its own /srv, which branches keep. adapters@rig-all runs all of
 them, with faked VMs that share the host's files.
@@ -6,7 +6,10 @@ COMPAT_ADAPTERS="smolagents langgraph" selects adapters."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -25,6 +28,7 @@ SEVERAL = ["-o", "asyncio_mode=auto", "-o", "asyncio_default_fixture_loop_scope=
 OPTIONS = {  # pytest's options, by adapter; the suite of Pydantic AI uses anyio's plugin
     "deepagents": SEVERAL,
     "inspect_ai": [*SEVERAL, "-o", "asyncio_default_test_loop_scope=module"],
+    "jupyter": SEVERAL,
     "langgraph": SEVERAL,
     "minisweagent": [],
     "openai_agents": [*SEVERAL, "-o", "asyncio_default_test_loop_scope=module"],
@@ -36,6 +40,7 @@ QUICK = "COMPAT_QUICK" in os.environ
 PACKAGES = {  # the package of PyPI that an adapter is for, and that of the framework's suite; without one, our tests count
     "deepagents": ("deepagents", "langchain-tests"),
     "inspect_ai": ("inspect-ai", "inspect-ai"),
+    "jupyter": ("jupyter-client", ""),
     "langgraph": ("langgraph", "langgraph-checkpoint-conformance"),
     "minisweagent": ("mini-swe-agent", ""),
     "openai_agents": ("openai-agents", ""),
@@ -45,12 +50,15 @@ PACKAGES = {  # the package of PyPI that an adapter is for, and that of the fram
 NEEDS = {
     "openai_agents": "agents",
     "deepagents": "langchain_tests",
+    "jupyter": "jupyter_client",
     "langgraph": "langgraph.checkpoint.conformance",
 }  # the module that an adapter's tests need, if it does not have the adapter's name
-CHOSEN = os.environ.get("COMPAT_ADAPTERS", "").split() or list(OPTIONS)
-if unknown := set(CHOSEN) - set(OPTIONS):
-    sys.exit(f"COMPAT_ADAPTERS: no adapter {', '.join(unknown)}: want some of {' '.join(OPTIONS)}")
-r = Report("forkd.integrations (sdk/python)")
+TYPESCRIPT = "typescript"  # all adapters of the TypeScript SDK
+NAMES = [*OPTIONS, *([TYPESCRIPT] if AGE in ("", "rig") else [])]
+CHOSEN = os.environ.get("COMPAT_ADAPTERS", "").split() or NAMES
+if unknown := set(CHOSEN) - set(NAMES):
+    sys.exit(f"COMPAT_ADAPTERS: no adapter {', '.join(unknown)}: want some of {' '.join(NAMES)}")
+r = Report("forkd.integrations (sdk/python), forkd/ai and forkd/bash-tool (sdk/typescript)")
 
 
 def installed(module: str) -> bool:
@@ -105,6 +113,54 @@ def suite(name: str, report: str) -> None:
         r.tool(name, version(package), tally, f"{conformance} {version(conformance)}" if conformance else "")
 
 
+def typescript() -> None:
+    """Runs the tests of the TypeScript SDK with the packages of the frameworks. Each test is a case, whose name begins
+    with that of its framework."""
+    there = os.path.join(sys.prefix, "typescript")
+    kept = os.path.join(there, "node_modules")
+    env = {**os.environ, "PATH": os.path.join(sys.prefix, "bin") + os.pathsep + os.environ["PATH"]}
+    if "FORKD_RIG" in env:
+        env["FORKD_RIGD"] = env["FORKD_RIG"]
+
+    def install() -> None:
+        source = os.path.join(os.getcwd(), "sdk/typescript")
+        os.makedirs(there, exist_ok=True)
+        for name in ("src", "test"):
+            shutil.rmtree(os.path.join(there, name), ignore_errors=True)
+            shutil.copytree(os.path.join(source, name), os.path.join(there, name))
+        with open(os.path.join(source, "package.json")) as f:
+            wanted = json.load(f)["devDependencies"]
+        packages = [f"{name}@{wanted[name]}" for name in ("ai", "bash-tool")]
+        done = os.path.join(there, "done")
+        if not os.path.exists(done) or open(done).read() != str(packages):
+            shutil.rmtree(kept, ignore_errors=True)
+            with open(os.path.join(there, "package.json"), "w") as f:
+                json.dump({"type": "module", "private": True}, f)
+            command = ["npm", "install", "--no-audit", "--no-fund", "--silent", "--ignore-scripts", *packages]
+            subprocess.run(command, cwd=there, env=env, check=True)
+            with open(done, "w") as f:
+                f.write(str(packages))
+
+    r.case("the packages of TypeScript are installed", install)
+    command = ["node", "--test", "--test-reporter=tap", "test/frameworks.test.ts"]
+    got = subprocess.run(command, cwd=there, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    tallies = {"ai": Tally(), "bash-tool": Tally()}
+    for failed, case in re.findall(r"^(not )?ok \d+ - (.*?)(?: # .*)?$", got.stdout, re.MULTILINE):
+        outcome = "failed" if failed else "passed"
+        r.add(case, outcome)
+        for package, tally in tallies.items():
+            if case.startswith(package + ": "):
+                tally.add(outcome)
+    if got.returncode:
+        print(got.stdout)
+    reason = f"node ended with status {got.returncode}" if got.returncode else None
+    r.add("typescript: the tests as a whole", "failed" if got.returncode else "passed", reason)
+    for package, tally in tallies.items():
+        if tally.total:
+            with open(os.path.join(kept, package, "package.json")) as f:
+                r.tool(package, json.load(f)["version"], tally)
+
+
 # The frameworks take minutes to install. As the SDK is not among their requirements, they stay when it changes.
 PIP = [
     "pip",
@@ -124,7 +180,9 @@ with tempfile.TemporaryDirectory() as scratch:
             os.environ["FORKD_RIG_PRIVATE"] = "yes"
     r.case("the SDK is installed", lambda: run(*PIP, SDK))
     for name in CHOSEN:
-        if installed(NEEDS.get(name, name)):
+        if name == TYPESCRIPT:
+            typescript()
+        elif installed(NEEDS.get(name, name)):
             mypy = partial(run, "mypy", "--cache-dir", scratch + "/mypy", f"src/forkd/integrations/{name}.py")
             pdoc = partial(run, "pdoc", "-o", scratch + "/reference", f"forkd.integrations.{name}", cwd=scratch)
             if not QUICK:

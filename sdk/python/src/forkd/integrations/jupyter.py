@@ -1,0 +1,305 @@
+"""A kernel provisioner for Jupyter (pip install 'forkd[jupyter]'). It starts every kernel in a sandbox of its own, which
+is a fork of a snapshot. In kernel.json:
+
+    {"argv": ["python3", "-m", "ipykernel_launcher", "-f", "{connection_file}"],
+     "display_name": "Python in forkd", "language": "python", "interrupt_mode": "signal",
+     "metadata": {"kernel_provisioner": {"provisioner_name": "forkd", "config": {"snapshot": "warm"}}}}
+
+The snapshot may contain a running kernel, with its imports and variables. warm_kernel makes such a snapshot, and
+ForkdProvisioner.branch saves a notebook's kernel. A kernel in a fork gets a new key before a client can use it, because
+all forks of a snapshot know the old one. In other snapshots, argv is started. Restarting a kernel forks the snapshot
+again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import signal
+import threading
+from collections.abc import Coroutine
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import zmq
+from jupyter_client import AsyncKernelClient
+from jupyter_client.connect import KernelConnectionInfo
+from jupyter_client.provisioning import KernelProvisionerBase
+from jupyter_client.session import Session
+from traitlets import Any as AnyTrait
+from traitlets import Float, List, Unicode
+
+from .._async._client import AsyncClient
+from .._async._sandbox import AsyncSandbox
+from .._codes import SandboxNotFoundError
+from .._errors import ForkdError
+
+T = TypeVar("T")
+PORTS = ("shell_port", "iopub_port", "stdin_port", "control_port", "hb_port")
+GUEST_PORTS = dict(zip(PORTS, range(19401, 19406)))  # Linux gives none of them to other programs
+ARGV = ["python3", "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+WRITE = 'umask 077; cat >"$1.new" && mv "$1.new" "$1"'
+
+
+class _Loop:
+    """An event loop in a thread. It carries connections also while the loops of Jupyter stand still."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        threading.Thread(target=self.loop.run_forever, daemon=True, name="forkd-jupyter").start()
+
+    async def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self.loop))
+
+    def stop(self) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)
+
+
+class ForkdProvisioner(KernelProvisionerBase):
+    """Starts kernels in sandboxes. Kernels are reached through ports of 127.0.0.1 on this host."""
+
+    snapshot = Unicode(config=True, help="tag of the snapshot that sandboxes are forked from")
+    network = AnyTrait(None, config=True, help="network policy of sandboxes; None: that of the snapshot")
+    ttl = Float(None, allow_none=True, config=True, help="seconds after which the daemon deletes a sandbox")
+    user = Unicode(None, allow_none=True, config=True, help="user that starts kernels; None: that of the snapshot")
+    argv = List(Unicode(), ARGV, config=True, help="starts a kernel, if the snapshot has none")
+    kernel_file = Unicode("/tmp/forkd-kernel.json", config=True, help="connection file in the sandbox")
+    start_timeout = Float(120.0, config=True, help="seconds within which a kernel must answer")
+
+    sandbox: AsyncSandbox | None = None
+    """The sandbox of the kernel. Its methods belong to another event loop: use branch."""
+    warm: bool = False
+    """Whether the kernel ran in the snapshot already."""
+    _pid: int = 0  # of the kernel, in the sandbox
+    _loop: _Loop | None = None
+    _client: AsyncClient | None = None
+    _servers: list[asyncio.Server] = []
+
+    @property
+    def has_process(self) -> bool:
+        return self.sandbox is not None
+
+    async def pre_launch(self, **kwargs: Any) -> dict[str, Any]:
+        kwargs.pop("extra_arguments", None)
+        return await super().pre_launch(cmd=[], **kwargs)
+
+    async def launch_kernel(self, cmd: list[str], **kwargs: Any) -> KernelConnectionInfo:
+        if self._loop is None:
+            self._loop = _Loop()
+        try:
+            old = await self._loop.run(self._fork())
+            info = await self._loop.run(self._listen())
+            key = secrets.token_hex(32)
+            if self.warm:
+                await asyncio.to_thread(_new_key, info, old, key, self.start_timeout)
+            await self._loop.run(self._start(key))
+        except BaseException:
+            await self.cleanup()
+            raise
+        self.connection_info = {**info, "key": key.encode()}
+        return self.connection_info
+
+    async def _fork(self) -> str:
+        """Forks the sandbox. Returns the key of the kernel that runs in it, if there is one."""
+        if self._client is None:
+            self._client = AsyncClient()
+        self.sandbox = await AsyncSandbox.create(
+            self.snapshot, client=self._client, network=self.network, ttl=self.ttl, labels={"jupyter-kernel": "yes"}
+        )
+        found = await self.sandbox.commands.run(["cat", self.kernel_file], user=self.user)
+        self.warm, self._pid, key = False, 0, ""
+        with suppress(ValueError, TypeError, KeyError):  # the content is the sandbox's own
+            info = json.loads(found.stdout) if found.ok else {}
+            if {name: info[name] for name in PORTS} == GUEST_PORTS and int(info["pid"]) > 0:
+                self._pid, key = int(info["pid"]), str(info["key"])
+                self.warm = await self._alive()
+        return key
+
+    async def _start(self, key: str) -> None:
+        """Writes the connection file. Starts a kernel if none runs, and waits until it listens."""
+        assert self.sandbox is not None
+        await self._save(key)
+        if self.warm:
+            return
+        args = [part.replace("{connection_file}", self.kernel_file) for part in self.argv]
+        process = await self.sandbox.commands.start(args, user=self.user)
+        self._pid = process.pid
+        await process.detach()
+        await self._save(key)
+        async with asyncio.timeout(self.start_timeout):
+            for port in GUEST_PORTS.values():
+                while not await self._listens(port):
+                    if not await self._alive():
+                        raise RuntimeError(f"the kernel ended before it listened: {args}")
+                    await asyncio.sleep(0.1)
+
+    async def _save(self, key: str) -> None:
+        assert self.sandbox is not None
+        info = {"transport": "tcp", "ip": "127.0.0.1", "signature_scheme": "hmac-sha256", **GUEST_PORTS, "key": key}
+        text = json.dumps({**info, "kernel_name": "", "pid": self._pid})
+        write = ["/bin/sh", "-c", WRITE, "sh", self.kernel_file]
+        await self.sandbox.commands.run(write, stdin=text, user=self.user, check=True)
+
+    async def _listens(self, port: int) -> bool:
+        assert self.sandbox is not None
+        try:
+            async with self.sandbox.connect_port(port):
+                return True
+        except ForkdError:
+            return False
+
+    async def _listen(self) -> dict[str, Any]:
+        """Forwards ports of this host. Returns the connection info of the kernel, without its key."""
+        ports = {}
+        for name, port in GUEST_PORTS.items():
+            server = await asyncio.start_server(self._carry(port), "127.0.0.1", 0)
+            self._servers = [*self._servers, server]
+            ports[name] = server.sockets[0].getsockname()[1]
+        return {"transport": "tcp", "ip": "127.0.0.1", "signature_scheme": "hmac-sha256", **ports}
+
+    def _carry(self, port: int) -> Any:
+        sandbox = self.sandbox
+        assert sandbox is not None
+
+        async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            try:
+                async with sandbox.connect_port(port) as guest:
+
+                    async def send() -> None:
+                        while data := await reader.read(1 << 16):
+                            await guest.send(data)
+                        await guest.end()
+
+                    sending = asyncio.ensure_future(send())
+                    try:
+                        while data := await guest.receive():
+                            writer.write(data)
+                            await writer.drain()
+                    finally:
+                        sending.cancel()
+            except (ForkdError, OSError):
+                pass  # ZeroMQ connects again
+            finally:
+                writer.close()
+
+        return carry
+
+    async def branch(self, tag: str | None = None) -> str:
+        """Saves the sandbox with the running kernel, and returns the tag. Kernels whose snapshot is this tag continue
+        with all variables. It fails later, at their start, if a cell was running that does not end."""
+        assert self.sandbox is not None and self._loop is not None
+        snapshot, _ = await self._loop.run(self.sandbox.branch(tag=tag))
+        return snapshot.tag
+
+    async def _kill(self, name: str) -> bool:
+        """Sends a signal to the kernel; False if it has ended."""
+        assert self.sandbox is not None
+        sent = await self.sandbox.commands.run(["/bin/sh", "-c", f"kill -{name} {self._pid}"], user=self.user)
+        return bool(sent.ok)
+
+    async def _alive(self) -> bool:
+        try:
+            return await self._kill("0")
+        except SandboxNotFoundError:
+            return False
+
+    async def poll(self) -> int | None:
+        if self.sandbox is None or self._loop is None:
+            return 0
+        try:
+            return None if await self._loop.run(self._alive()) else 0
+        except ForkdError:
+            return None  # the daemon is starting again, or the sandbox is paused: the kernel is not lost
+
+    async def wait(self) -> int | None:
+        while await self.poll() is None:
+            await asyncio.sleep(0.2)
+        return 0
+
+    async def send_signal(self, signum: int) -> None:
+        if self._loop is not None and self.sandbox is not None and signum != 0:
+            await self._loop.run(self._kill(signal.Signals(signum).name.removeprefix("SIG")))
+
+    async def kill(self, restart: bool = False) -> None:
+        await self._end()
+
+    async def terminate(self, restart: bool = False) -> None:
+        await self._end()
+
+    async def _end(self) -> None:
+        if self._loop is not None:
+            await self._loop.run(self._close())
+
+    async def _close(self) -> None:
+        for server in self._servers:
+            server.close()
+        self._servers = []
+        sandbox, self.sandbox = self.sandbox, None
+        if sandbox is not None:
+            await sandbox.kill()
+
+    async def cleanup(self, restart: bool = False) -> None:
+        await self._end()
+        if not restart and self._loop is not None:
+            if self._client is not None:
+                await self._loop.run(self._client.aclose())
+            self._loop.stop()
+            self._loop = self._client = None
+
+    async def get_provisioner_info(self) -> dict[str, Any]:
+        info = await super().get_provisioner_info()
+        return {**info, "sandbox": self.sandbox.id if self.sandbox else None}
+
+
+def _new_key(info: dict[str, Any], old: str, new: str, timeout: float) -> None:
+    """Gives a kernel a new key. All forks of a snapshot know the old one."""
+    session = Session(key=old.encode())
+    context = zmq.Context()
+    try:
+        shell = context.socket(zmq.DEALER)
+        shell.linger = 0
+        shell.connect(f"tcp://127.0.0.1:{info['shell_port']}")
+        code = f"get_ipython().kernel.session.key = {new!r}.encode()"
+        request = session.send(
+            shell,
+            "execute_request",
+            {
+                "code": code,
+                "silent": True,
+                "store_history": False,
+                "user_expressions": {},
+                "allow_stdin": False,
+                "stop_on_error": False,
+            },
+        )
+        session.key = new.encode()  # the kernel signs its answer with the new key
+        while shell.poll(timeout * 1000):
+            with suppress(ValueError):  # signed with another key
+                _, answer = session.recv(shell, zmq.NOBLOCK)
+                if answer and answer["parent_header"].get("msg_id") == request["header"]["msg_id"]:
+                    if answer["content"].get("status") != "ok":
+                        raise RuntimeError("the kernel has refused a new key")
+                    return
+        raise TimeoutError("the kernel in the snapshot does not answer: was a cell running?")
+    finally:
+        context.destroy(linger=0)
+
+
+async def warm_kernel(snapshot: str, code: str, tag: str | None = None, **config: Any) -> str:
+    """Starts a kernel in a fork of snapshot, runs code in it, and returns the tag of a snapshot in which it runs on.
+    config has further settings of ForkdProvisioner."""
+    provisioner = ForkdProvisioner(snapshot=snapshot, **config)
+    client = AsyncKernelClient()
+    try:
+        client.load_connection_info(await provisioner.launch_kernel([]))
+        client.start_channels()
+        await client.wait_for_ready(timeout=provisioner.start_timeout)
+        answer = await client.execute_interactive(code, store_history=False, timeout=provisioner.start_timeout)
+        if answer["content"]["status"] != "ok":
+            raise RuntimeError(f"{answer['content'].get('ename')}: {answer['content'].get('evalue')}")
+        client.stop_channels()
+        return await provisioner.branch(tag)
+    finally:
+        client.stop_channels()
+        await provisioner.cleanup()
