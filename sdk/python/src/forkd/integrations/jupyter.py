@@ -23,9 +23,9 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 import zmq
-from jupyter_client import AsyncKernelClient
+from jupyter_client.asynchronous.client import AsyncKernelClient
 from jupyter_client.connect import KernelConnectionInfo
-from jupyter_client.provisioning import KernelProvisionerBase
+from jupyter_client.provisioning.provisioner_base import KernelProvisionerBase
 from jupyter_client.session import Session
 from traitlets import Any as AnyTrait
 from traitlets import Float, List, Unicode
@@ -33,7 +33,7 @@ from traitlets import Float, List, Unicode
 from .._async._client import AsyncClient
 from .._async._sandbox import AsyncSandbox
 from .._codes import SandboxNotFoundError
-from .._errors import ForkdError
+from .._errors import ForkdError, StreamBrokenError
 
 T = TypeVar("T")
 PORTS = ("shell_port", "iopub_port", "stdin_port", "control_port", "hb_port")
@@ -97,7 +97,8 @@ class ForkdProvisioner(KernelProvisionerBase):
         except BaseException:
             await self.cleanup()
             raise
-        self.connection_info = {**info, "key": key.encode()}
+        connection: Any = {**info, "key": key.encode()}
+        self.connection_info = connection
         return self.connection_info
 
     async def _fork(self) -> str:
@@ -125,7 +126,8 @@ class ForkdProvisioner(KernelProvisionerBase):
         args = [part.replace("{connection_file}", self.kernel_file) for part in self.argv]
         process = await self.sandbox.commands.start(args, user=self.user)
         self._pid = process.pid
-        await process.detach()
+        with suppress(StreamBrokenError):  # it has ended already: see below
+            await process.detach()
         await self._save(key)
         async with asyncio.timeout(self.start_timeout):
             for port in GUEST_PORTS.values():
@@ -273,8 +275,9 @@ def _new_key(info: dict[str, Any], old: str, new: str, timeout: float) -> None:
                 "stop_on_error": False,
             },
         )
+        assert request is not None
         session.key = new.encode()  # the kernel signs its answer with the new key
-        while shell.poll(timeout * 1000):
+        while shell.poll(int(timeout * 1000)):
             with suppress(ValueError):  # signed with another key
                 _, answer = session.recv(shell, zmq.NOBLOCK)
                 if answer and answer["parent_header"].get("msg_id") == request["header"]["msg_id"]:
