@@ -73,13 +73,14 @@ type Sync struct {
 	ignore  ignore.Patterns
 	notices *fsnotify.Watcher // nil while nothing is watched
 
-	base        map[string]Agreed
-	host, guest map[string]Entry
-	sending     map[string]bool   // files that a failed request may have written to the guest in part
-	conflicts   map[string]Agreed // conflicts that are reported, with the entries of both sides
-	left        map[string]string // reported reasons of files that are left out
-	again       bool              // the present pass has met a file that had changed in the meantime
-	inStep      bool              // both sides have been in step
+	base      map[string]Agreed
+	host      map[string]Entry
+	guest     map[string]Entry
+	sending   map[string]bool   // files that a failed request may have written to the guest in part
+	conflicts map[string]Agreed // conflicts that are reported, with the entries of both sides
+	left      map[string]string // reported reasons of files that are left out
+	again     bool              // the present pass has met a file that had changed in the meantime
+	inStep    bool              // both sides have been in step
 
 	wake chan struct{}
 
