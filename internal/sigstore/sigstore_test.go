@@ -310,3 +310,21 @@ func FuzzVerify(f *testing.F) {
 		}
 	})
 }
+
+func TestHasKeyTwice(t *testing.T) {
+	for text, want := range map[string]bool{
+		`{"a":1,"b":[{"a":1},{"a":{"a":2}}],"c":{}}`: false,
+		`{"a":1,"b":2,"a":3}`:                        true,
+		`{"subject":1,"Subject":2}`:                  true,
+		"{\"subject\":1,\"\u017fubject\":2}":         true, // for encoding/json, this is the letter s
+		"{\"key\":1,\"\u212aey\":2}":                 true,
+		`{"x":[{"y":{"a":1,"a":2}}]}`:                true,
+		`{"x":{"a":"b"},"a":"x","b":["x","x"]}`:      false,
+		`{"x":"{","y":"}","z":["]"]}`:                false,
+		`[]`:                                         false,
+	} {
+		if got := HasKeyTwice([]byte(text)); got != want {
+			t.Errorf("%s: %v", text, got)
+		}
+	}
+}

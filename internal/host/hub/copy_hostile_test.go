@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/forkd/forkd/internal/format/artifact"
+	"github.com/forkd/forkd/internal/registry"
 )
 
 // A hostile source cannot make Copy write a damaged blob or a tag to another registry. The error
@@ -151,7 +152,8 @@ func TestSlowCopy(t *testing.T) {
 		t.Error(err)
 	}
 	b.stall, b.pace, b.tries = time.Second, time.Hour, 2
-	if _, err := b.Copy(t.Context(), "ann", from, to, ignore); !errors.As(err, &failed) || !errors.Is(err, errStalled) ||
+	if _, err := b.Copy(t.Context(), "ann", from, to, ignore); !errors.As(err, &failed) ||
+		!errors.Is(err, registry.ErrStalled) ||
 		failed.Registry != s.host {
 		t.Error(err)
 	}

@@ -132,24 +132,6 @@ func TestCopyLeavesForeignSubjects(t *testing.T) {
 	}
 }
 
-func TestHasKeyTwice(t *testing.T) {
-	for text, want := range map[string]bool{
-		`{"a":1,"b":[{"a":1},{"a":{"a":2}}],"c":{}}`: false,
-		`{"a":1,"b":2,"a":3}`:                        true,
-		`{"subject":1,"Subject":2}`:                  true,
-		"{\"subject\":1,\"\u017fubject\":2}":         true, // for encoding/json, this is the letter s
-		"{\"key\":1,\"\u212aey\":2}":                 true,
-		`{"x":[{"y":{"a":1,"a":2}}]}`:                true,
-		`{"x":{"a":"b"},"a":"x","b":["x","x"]}`:      false,
-		`{"x":"{","y":"}","z":["]"]}`:                false,
-		`[]`:                                         false,
-	} {
-		if got := hasKeyTwice([]byte(text)); got != want {
-			t.Errorf("%s: %v", text, got)
-		}
-	}
-}
-
 // The manifest of a signature is copied byte by byte, and registries may decode it in another way.
 // So a signature whose manifest has two subjects is not copied, and does not count.
 func TestCopyLeavesAmbiguousManifests(t *testing.T) {

@@ -12,7 +12,6 @@ import (
 	"net/url"
 	"regexp"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -87,10 +86,9 @@ func (e *RegistryError) Error() string { return "registry " + e.Registry + ": " 
 func (e *RegistryError) Unwrap() error { return e.Err }
 
 var (
-	errStalled = errors.New("it sends or takes too little data")
-	errSlow    = errors.New("the transfer is too slow: less than 64 KiB per second in ten minutes")
-	errLong    = errors.New("the transfer takes longer than a day; another try continues with the remaining files")
-	errLed     = errors.New("it redirects an upload twice")
+	errSlow = errors.New("the transfer is too slow: less than 64 KiB per second in ten minutes")
+	errLong = errors.New("the transfer takes longer than a day; another try continues with the remaining files")
+	errLed  = errors.New("it redirects an upload twice")
 )
 
 // wire is the transport to one registry, and to the servers that this registry names for tokens,
@@ -100,14 +98,12 @@ type wire struct {
 	base  http.RoundTripper // for requests to other servers
 	own   http.RoundTripper // for requests to the registry itself
 	home  string            // the registry, as HOST or HOST:PORT
-	stall time.Duration     // maximum time to transfer minProgress bytes, and to wait for an answer
+	stall time.Duration     // see registry.Impatient
 }
 
 const (
-	// minProgress is the number of bytes that a transfer needs in each period of wire.stall.
-	minProgress = 64 << 10
-	maxHeader   = 64 << 10             // maximum size of an answer's header, in bytes
-	maxAnswer   = artifact.MaxManifest // maximum size of an answer other than a blob, in bytes
+	maxHeader = 64 << 10             // maximum size of an answer's header, in bytes
+	maxAnswer = artifact.MaxManifest // maximum size of an answer other than a blob, in bytes
 )
 
 // newBase returns the transport that all wires use. It does not decompress answers, because the
@@ -157,123 +153,22 @@ func (w wire) RoundTrip(r *http.Request) (*http.Response, error) {
 	if err := w.check(r); err != nil {
 		return nil, err
 	}
-	p := newPulse(r.Context(), w.stall)
-	out := r.Clone(p.ctx)
-	if r.Body != nil && r.Body != http.NoBody {
-		out.Body = &sending{r.Body, p}
-	}
 	base := w.base
 	if r.URL.Host == w.home {
 		base = w.own
 	}
-	resp, err := base.RoundTrip(out)
+	resp, err := registry.Impatient{Base: base, Stall: w.stall}.RoundTrip(r)
 	if err != nil {
-		err = p.cause(err)
-		p.stop()
 		return nil, err
 	}
 	if r.Method == http.MethodHead && resp.StatusCode == http.StatusInternalServerError {
 		// A registry that was killed while it stored a blob may answer so until it gets the blob again.
 		resp.StatusCode = http.StatusNotFound
 	}
-	resp.Request = r
 	if r.Context().Value(blobKey{}) == nil || resp.StatusCode >= http.StatusMultipleChoices {
 		resp.Body = registry.Bound(resp.Body, "answer", maxAnswer)
 	}
-	resp.Body = &receiving{resp.Body, p}
 	return resp, nil
-}
-
-// pulse cancels a request that makes no progress. The bodies of the request and of its answer may
-// be read concurrently.
-type pulse struct {
-	every  time.Duration
-	ctx    context.Context
-	cancel context.CancelCauseFunc
-	bytes  atomic.Int64 // number of bytes since the timer was set
-
-	mu sync.Mutex
-	// +checklocks:mu
-	timer *time.Timer
-	// +checklocks:mu
-	until time.Time // when the timer fires
-}
-
-func newPulse(ctx context.Context, every time.Duration) *pulse {
-	p := &pulse{every: every}
-	p.ctx, p.cancel = context.WithCancelCause(ctx)
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.timer, p.until = time.AfterFunc(every, func() { p.cancel(errStalled) }), time.Now().Add(every)
-	return p
-}
-
-// reset sets the timer.
-func (p *pulse) reset(d time.Duration) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.timer.Reset(d)
-	p.until = time.Now().Add(d)
-}
-
-// pause stops the timer, and returns the time that was left.
-func (p *pulse) pause() time.Duration {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.timer.Stop()
-	return time.Until(p.until)
-}
-
-func (p *pulse) add(n int, err error) {
-	if p.bytes.Add(int64(n)) >= minProgress || errors.Is(err, io.EOF) { // at io.EOF, the wait for an answer begins
-		p.bytes.Store(0)
-		p.reset(p.every)
-	}
-}
-
-// cause returns errStalled if the request was canceled because it stalled, and otherwise err.
-func (p *pulse) cause(err error) error {
-	if err != nil && errors.Is(context.Cause(p.ctx), errStalled) {
-		return errStalled
-	}
-	return err
-}
-
-func (p *pulse) stop() {
-	p.pause()
-	p.cancel(nil)
-}
-
-// sending is the body of a request. The time in which the content is read does not count against
-// the registry, because the content may come from another registry.
-type sending struct {
-	io.ReadCloser
-	*pulse
-}
-
-func (s *sending) Read(b []byte) (int, error) {
-	left := s.pause()
-	n, err := s.ReadCloser.Read(b)
-	s.reset(left)
-	s.add(n, err)
-	return n, err
-}
-
-// receiving is the body of an answer.
-type receiving struct {
-	io.ReadCloser
-	*pulse
-}
-
-func (r *receiving) Read(b []byte) (int, error) {
-	n, err := r.ReadCloser.Read(b)
-	r.add(n, nil)
-	return n, r.cause(err)
-}
-
-func (r *receiving) Close() error {
-	defer r.stop()
-	return r.ReadCloser.Close()
 }
 
 // conn is a connection to the repository of a snapshot, with credentials.
@@ -388,7 +283,7 @@ func isTemporary(err error) bool {
 		return status.Temporary()
 	case errors.As(err, &dns):
 		return dns.IsTemporary
-	case errors.Is(err, errStalled):
+	case errors.Is(err, registry.ErrStalled):
 		return true
 	case errors.As(err, &opened):
 		return true

@@ -328,7 +328,7 @@ func (c *conn) referrer(ctx context.Context, ref oci.Descriptor, kind string, li
 	if err := json.Unmarshal(s.text, &s.parsed); err != nil {
 		return s, unusable("its manifest cannot be read")
 	}
-	if hasKeyTwice(s.text) {
+	if sigstore.HasKeyTwice(s.text) {
 		return s, unusable("its manifest has a key twice")
 	}
 	if s.parsed.ArtifactType != kind {

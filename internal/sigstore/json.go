@@ -1,4 +1,4 @@
-package hub
+package sigstore
 
 import (
 	"bytes"
@@ -6,11 +6,11 @@ import (
 	"strings"
 )
 
-// hasKeyTwice reports whether an object in a JSON text has two keys that are equal or differ only
+// HasKeyTwice reports whether an object in a JSON text has two keys that are equal or differ only
 // in case. Programs disagree about which of their values counts: encoding/json takes the last one.
 // So a registry could assign a copied signature to a snapshot other than the one that this daemon
 // has checked. The text must be valid.
-func hasKeyTwice(text []byte) bool {
+func HasKeyTwice(text []byte) bool {
 	type level struct {
 		keys map[string]bool // nil for an array
 		at   bool            // whether the next token is a key or the end of the object
