@@ -300,6 +300,10 @@ func TestTornArrival(t *testing.T) {
 		t.Errorf("a pull after that: %v", err)
 	}
 	lease.Release()
+	if _, err := b.store.Delete("py", store.DeleteSingle); err != nil {
+		t.Error(err)
+	}
+	b.gone(t, "py")
 }
 
 func (h *host) pullErr(t *testing.T, reference string) error {
