@@ -153,13 +153,13 @@ func (b *bench05) text(chart bool) string {
 	longest := max(b.Spawn, b.Exec, b.Branch, b.FanOut, b.Clean)
 	var out strings.Builder
 	for _, p := range parts {
-		fmt.Fprintf(&out, "%-13s%8.1f ms", p.name, p.took)
+		printf(&out, "%-13s%8.1f ms", p.name, p.took)
 		if chart && longest > 0 {
 			out.WriteString("  " + strings.Repeat("█", max(1, int(math.Round(chartWidth*p.took/longest)))))
 		}
 		out.WriteByte('\n')
 	}
-	fmt.Fprintf(&out, "%-13s%8.1f ms\n", "total", b.Total)
+	printf(&out, "%-13s%8.1f ms\n", "total", b.Total)
 	return out.String()
 }
 
