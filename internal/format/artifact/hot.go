@@ -21,6 +21,9 @@ const MaxHot = 256 << 10
 // and a base image.
 const maxHotBlobs = 129
 
+// maxFrames is more than the number of frames of any blob.
+const maxFrames = maxIndex / frameHead
+
 // Hot has the frames that the first forks of a snapshot need, by the digests of the blobs. It is only a
 // hint: a wrong one changes the order in which frames are fetched, and how many.
 type Hot map[digest.Digest][]FrameRun
@@ -102,8 +105,8 @@ func ParseHot(p []byte) (Hot, error) {
 		}
 		next := 0
 		for _, r := range runs {
-			if r[0] < next || r[1] <= r[0] {
-				return nil, invalid("the runs of frames do not ascend")
+			if r[0] < next || r[1] <= r[0] || r[1] > maxFrames { // without the bound, next could overflow
+				return nil, invalid("the runs of frames do not ascend, or end after frame %d", maxFrames)
 			}
 			h[name] = append(h[name], FrameRun{r[0], r[1]})
 			next = r[1] + 1

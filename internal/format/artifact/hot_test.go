@@ -65,6 +65,7 @@ func TestHostileHot(t *testing.T) {
 		"negative":        `{"blobs":{"` + d + `":[[-1,5]]}}`,
 		"one number":      `{"blobs":{"` + d + `":[[5]]}}`,
 		"too large":       `{"blobs":{"` + d + `":[[0,99999999999999999999]]}}`,
+		"overflowing":     `{"blobs":{"` + d + `":[[0,9223372036854775807],[0,1]]}}`,
 		"no digest":       `{"blobs":{"../../etc/passwd":[[0,1]]}}`,
 		"another digest":  `{"blobs":{"sha512:00":[[0,1]]}}`,
 		"too many blobs":  `{"blobs":{` + many.String()[1:] + `}}`,
@@ -79,7 +80,9 @@ func TestHostileHot(t *testing.T) {
 }
 
 func FuzzParseHot(f *testing.F) {
-	f.Add([]byte(`{"blobs":{"` + digest.FromString("a").String() + `":[[0,4],[9,10]]}}`))
+	for _, runs := range []string{"[0,4],[9,10]", "[0,9223372036854775807],[0,1]"} {
+		f.Add([]byte(`{"blobs":{"` + digest.FromString("a").String() + `":[` + runs + `]}}`))
+	}
 	f.Fuzz(func(t *testing.T, p []byte) {
 		h, err := ParseHot(p)
 		if err != nil {
