@@ -138,14 +138,11 @@ func (a *lazyPull) close() {
 // prepare fetches the map of the memory and all indexes.
 func (a *lazyPull) prepare(ctx context.Context, o *Offer) error {
 	var soon []artifact.Blob
-	indexes := int64(0)
-	for _, b := range slices.Concat(o.cached, o.lacks) {
-		indexes += b.IndexBytes
-	}
-	if indexes > a.hub.indexes { // this process and forkd-feed keep all of them until all has arrived
+	blobs := slices.Concat(o.cached, o.lacks)
+	if indexBytes(blobs) > a.hub.indexes { // this process and forkd-feed keep all of them until all has arrived
 		return errWhole
 	}
-	for _, b := range slices.Concat(o.cached, o.lacks) {
+	for _, b := range blobs {
 		switch b.Part.Name {
 		case artifact.StatePart: // has been fetched
 		case artifact.MapPart:
@@ -161,6 +158,14 @@ func (a *lazyPull) prepare(ctx context.Context, o *Offer) error {
 		}
 	}
 	return a.fetchAll(ctx, soon)
+}
+
+// indexBytes returns the length of the indexes of blobs, in bytes.
+func indexBytes(list []artifact.Blob) (n int64) {
+	for _, b := range list {
+		n += b.IndexBytes
+	}
+	return n
 }
 
 // newIncoming prepares a blob whose frames will arrive.

@@ -139,6 +139,10 @@ func (p *push) recordHot(a *artifact.Artifact) (s referrer, list artifact.Hot, e
 	if p.hub.cfg.Feeder == nil || p.hub.cfg.Rehearse == nil {
 		return s, nil, invalid.Errorf("record_hot", "this daemon cannot run snapshots to record their frames")
 	}
+	if n := indexBytes(a.Blobs); n > p.hub.indexes { // this process and forkd-feed keep all of them
+		return s, nil, invalid.Errorf("record_hot", "the indexes of the snapshot's files have %d bytes, and a run that "+
+			"records frames can use at most %d: push it without this", n, p.hub.indexes)
+	}
 	counts := make(map[feedproto.Frame]int)
 	var files []*incoming
 	for range hotRuns {
@@ -176,6 +180,9 @@ func (p *push) recordHot(a *artifact.Artifact) (s referrer, list artifact.Hot, e
 // firstRun lets the snapshot run until its first answer, with files that a new forkd-feed serves from
 // the blobs. It returns the frames that were read. The returned files are closed.
 func (p *push) firstRun(a *artifact.Artifact) (files []*incoming, seen map[feedproto.Frame]bool, err error) {
+	if err := p.hub.cfg.Room(a.Snapshot.Machine.MemoryBytes, p.hub.cache.dir); err != nil {
+		return nil, nil, roomError{err}
+	}
 	defer func() {
 		for _, in := range files {
 			in.close()

@@ -8,6 +8,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"net/http"
+	"os"
 	"path/filepath"
 	"reflect"
 	"slices"
@@ -18,10 +19,12 @@ import (
 
 	"github.com/opencontainers/go-digest"
 	oci "github.com/opencontainers/image-spec/specs-go/v1"
+	"golang.org/x/sys/unix"
 
 	"github.com/forkd/forkd/internal/format/artifact"
 	"github.com/forkd/forkd/internal/format/disklayer"
 	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/feeder"
 	"github.com/forkd/forkd/internal/host/helpervm"
 	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/proto/feedproto"
@@ -257,6 +260,35 @@ func TestPushWithoutRehearsal(t *testing.T) {
 	}
 	if hasTag(t, s, "team/py", "1") {
 		t.Error("the registry has the tag")
+	}
+}
+
+// A push runs no snapshot whose indexes need too much memory, or whose guest could use the host's
+// reserve of memory.
+func TestPushRunsNoLargeSnapshot(t *testing.T) {
+	t.Setenv("DOCKER_CONFIG", t.TempDir())
+	s, a := serve(t), newHost(t).hasty()
+	a.makeLarge(t, "py")
+	ran := 0
+	a.cfg.Feeder = &feeder.Program{Bin: "/nonexistent"}
+	a.cfg.Rehearse = func(context.Context, helpervm.Saved) error { ran++; return nil }
+	most := a.indexes
+	a.indexes = 100
+	if _, err := a.pushHot(t, "py", s.host+"/team/py:1"); !errors.As(err, new(*invalid.Error)) {
+		t.Errorf("long indexes: %v", err)
+	}
+	a.indexes = most
+	a.cfg.Room = func(wants uint64, _ *os.File) error {
+		if wants >= memory {
+			return unix.ENOMEM
+		}
+		return nil
+	}
+	if _, err := a.pushHot(t, "py", s.host+"/team/py:1"); !errors.Is(err, unix.ENOMEM) {
+		t.Errorf("no room in memory: %v", err)
+	}
+	if ran != 0 || hasTag(t, s, "team/py", "1") {
+		t.Errorf("%d runs, or the registry has the tag", ran)
 	}
 }
 
