@@ -33,6 +33,31 @@ func TestDeletionOfADamagedSnapshot(t *testing.T) {
 	}
 }
 
+// A snapshot in a renamed directory cannot be used until it gets its name back. Its key stays until it
+// is deleted.
+func TestKeyOfARenamedSnapshot(t *testing.T) {
+	w := newWorld(t)
+	w.make("parent", "")
+	w.make("a", "parent")
+	w.encrypt("parent", []string{"a", "parent"}, nil)
+	if err := w.store.Close(); err != nil {
+		t.Fatal(err)
+	}
+	dir := filepath.Join(w.state, "snapshots")
+	err := errors.Join(os.Rename(filepath.Join(dir, "parent"), filepath.Join(dir, "old")),
+		os.Rename(filepath.Join(dir, "a"), filepath.Join(dir, ".deleted-x")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.open()
+	if w.keys() != 1 {
+		t.Errorf("with a renamed snapshot, %d keys are left", w.keys())
+	}
+	if _, err := w.store.Delete("old", store.DeleteForce); err != nil || w.keys() != 0 {
+		t.Errorf("after its deletion, %d keys are left: %v", w.keys(), err)
+	}
+}
+
 // A daemon that was killed while it deleted, encrypted or decrypted a snapshot leaves a directory.
 // The next start destroys the directory's key, unless a snapshot has the key.
 func TestKeysOfInterruptedChanges(t *testing.T) {

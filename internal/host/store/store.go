@@ -361,9 +361,8 @@ func (s *Store) load(tag string) *entry {
 	}
 	if err == nil {
 		e.keys, err = s.keysIn(e.dir, m.ID)
-	}
-	if m == nil {
-		e.keys, _ = s.keysIn(e.dir, "") // its deletion destroys them
+	} else {
+		e.keys, _ = s.keysIn(e.dir, "") // its deletion destroys them, and that of others must not
 	}
 	if err != nil {
 		e.damage = &DamagedError{Tag: tag, File: snapshot.ManifestFile, Err: err}
