@@ -26,7 +26,8 @@ func newSyncCmd() *cobra.Command {
 			"end of the sandbox. Removals are copied too, but files that only the sandbox has at the start stay. With\n" +
 			"--both, changes in the sandbox also come back. A file that both sides have changed is a conflict: it is\n" +
 			"named, neither side is changed, and the rest goes on. --prefer settles conflicts. Patterns of --exclude\n" +
-			"are those of a .dockerignore. With --both, .git is excluded unless a pattern such as '!**/.git' includes it.",
+			"are those of a .dockerignore. With --both, .git, .hg and files with the name HEAD are excluded, unless a\n" +
+			"pattern such as '!**/.git' includes them.",
 		Example: "  forkd sync ./src ID:/root/src\n  forkd sync --both --exclude '**/node_modules' . ID:/work\n" +
 			"  forkd sync --both --once --prefer host . ID:/work",
 		Args: usageArgs(arguments(2, 2)),

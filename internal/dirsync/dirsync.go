@@ -36,6 +36,8 @@ const (
 	batchFiles = 500      // files sent in one archive
 	batchBytes = 64 << 20 // content of one archive, except for a single larger file
 	maxRounds  = 10       // passes in a row that change something
+	maxLeft    = 10_000   // reports of files that are left out; a guest can invent any number
+	maxText    = 4096     // bytes of a path in such a report, and of the target of a link
 )
 
 // Options say what to sync.
@@ -87,13 +89,15 @@ type Sync struct {
 	mu sync.Mutex
 	// +checklocks:mu
 	dirty hints
+	// +checklocks:mu
+	blind bool // while Run has no connection that would report a rollback
 }
 
 // Open prepares to sync. The caller closes the Sync.
 func Open(cl *client.Client, o Options) (*Sync, error) {
 	patterns := o.Exclude
 	if o.Both {
-		patterns = append([]string{gitDirs}, patterns...)
+		patterns = slices.Concat(repositories, patterns)
 	}
 	excluded, err := ignore.New(patterns)
 	if err != nil {
@@ -125,7 +129,10 @@ func (s *Sync) say(op, rel, detail string) {
 
 // leftOut reports a file that is not synced, once for each reason.
 func (s *Sync) leftOut(rel, why string) {
-	if s.left[rel] != why && len(s.left) < maxEntries {
+	if len(rel) > maxText {
+		rel = strings.Clone(strings.ToValidUTF8(rel[:maxText], ""))
+	}
+	if s.left[rel] != why && len(s.left) < maxLeft {
 		s.left[rel] = why
 		s.say("left_out", rel, why)
 	}
@@ -178,6 +185,13 @@ func (s *Sync) settle(ctx context.Context) error {
 		if err := s.look(ctx); err != nil {
 			return err
 		}
+		if s.forgetRolledBack() {
+			s.again = true
+			continue // a rollback during the listing is no change of the guest
+		}
+		if err := s.emptied(); err != nil {
+			return err
+		}
 		s.again = false
 		done, err := s.pass(ctx)
 		if changed = changed || done; err != nil {
@@ -196,6 +210,25 @@ func (s *Sync) settle(ctx context.Context) error {
 		s.say("in_step", "", "")
 	}
 	return ctx.Err()
+}
+
+// emptied returns an error if no synced file is left in the guest. It is more probable that a mount
+// has hidden the files, or that the guest lies, than that the host shall lose all of them.
+func (s *Sync) emptied() error {
+	if !s.Both || len(s.guest) > 0 {
+		return nil
+	}
+	n := 0
+	for rel := range s.base {
+		if s.host[rel].Kind != Absent {
+			n++
+		}
+	}
+	if n < 2 {
+		return nil
+	}
+	return &StopError{fmt.Errorf("all files are gone from %s in the sandbox: nothing was removed on this host; start "+
+		"again to copy the files into the sandbox", s.Remote)}
 }
 
 // look reads the changes of both sides.

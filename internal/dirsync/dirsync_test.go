@@ -263,6 +263,7 @@ func TestRandomChangesOfBothSides(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	r := rand.New(rand.NewPCG(seed, 1))
+	write(t, p.here("keep"), "so that no side has lost all files")
 	s := p.open(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)

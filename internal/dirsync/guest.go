@@ -24,6 +24,8 @@ func guestEntry(f *client.File) Entry {
 	}
 	e := Entry{Kind: File, Mode: f.Mode & 0o777, Size: f.Size, Time: f.Modified.UnixNano()}
 	switch kind := f.Permissions[:len(f.Permissions)-perms]; {
+	case len(f.LinkTarget) > maxText:
+		return Entry{Kind: Other} // Linux has no such links
 	case strings.Contains(kind, "L"):
 		e.Kind, e.Mode, e.Link = Link, 0, f.LinkTarget
 	case strings.Contains(kind, "d"):
@@ -42,7 +44,7 @@ func (s *Sync) remote(rel string) string { return path.Join(s.Remote, rel) }
 // the directory are accepted.
 func (s *Sync) list(ctx context.Context, rel string, depth int, into map[string]Entry,
 	descend func(dir string) bool) error {
-	var deeper []string
+	deeper := map[string]bool{} // a guest can name a directory any number of times
 	err := s.cl.EachFile(ctx, s.ID, s.remote(rel), depth, func(f client.File) error {
 		name, ok := strings.CutPrefix(f.Path, strings.TrimSuffix(s.Remote, "/")+"/")
 		if !ok || name == rel || !below(name, rel) || !goodName(name) {
@@ -55,7 +57,7 @@ func (s *Sync) list(ctx context.Context, rel string, depth int, into map[string]
 		e := guestEntry(&f)
 		parts := strings.Count(strings.TrimPrefix(name, rel+"/"), "/") + 1
 		if e.Kind == Dir && parts == depth && descend(name) {
-			deeper = append(deeper, name)
+			deeper[name] = true
 		}
 		if !s.ignored(name) {
 			into[name] = e
@@ -68,7 +70,7 @@ func (s *Sync) list(ctx context.Context, rel string, depth int, into map[string]
 	if err != nil {
 		return err
 	}
-	for _, dir := range deeper {
+	for _, dir := range slices.Sorted(maps.Keys(deeper)) {
 		if err := s.list(ctx, dir, maxDepth, into, descend); err != nil && !errors.Is(err, client.ErrNotFoundInSandbox) {
 			return err
 		}

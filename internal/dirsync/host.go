@@ -10,6 +10,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -52,7 +53,11 @@ func (s *Sync) scanHost(rel string) error {
 	}
 	drop(s.host, rel)
 	for up := path.Dir(rel); up != "."; up = path.Dir(up) {
-		if e, err := s.hostNow(up); err != nil || e.Kind != Dir {
+		e, err := s.hostNow(up)
+		if err != nil {
+			s.host[up] = Entry{Kind: Other} // protects everything below it
+		}
+		if err != nil || e.Kind != Dir {
 			return nil // for example, the directory was replaced by a link, which has a hint of its own
 		}
 	}
@@ -71,6 +76,8 @@ func (s *Sync) scanHost(rel string) error {
 			return skip(d, false)
 		case errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR):
 			return nil // removed in the meantime
+		case err != nil && name == ".":
+			return err // an unreadable directory is not an empty one
 		case err != nil:
 			s.leftOut(name, err.Error())
 			s.host[name] = Entry{Kind: Other} // protects everything below it
@@ -124,8 +131,18 @@ func (s *Sync) openHost(rel string) (*os.File, Entry, error) {
 // errMoved means that a file has changed since it was last listed. The next pass decides again.
 var errMoved = errors.New("the file has changed in the meantime")
 
-// still returns errMoved if a file of the host differs from its entry.
+// still returns errMoved if a file of the host differs from its entry. Above the file there may be only
+// directories. A path through a link could reach an excluded file, such as the configuration of git.
 func (s *Sync) still(rel string) error {
+	for up := path.Dir(rel); up != "."; up = path.Dir(up) {
+		e, err := s.hostNow(up)
+		if err == nil && e.Kind != Dir && e.Kind != Absent {
+			err = fmt.Errorf("%q is not a directory here", up)
+		}
+		if err != nil {
+			return err
+		}
+	}
 	now, err := s.hostNow(rel)
 	if err == nil && now != s.host[rel] {
 		err = errMoved
@@ -161,19 +178,18 @@ func (s *Sync) pull(ctx context.Context, rel string) error {
 			return err
 		}
 	}
-	if old := s.host[rel].Kind; old != Absent && old != want.Kind {
-		if err := s.scanHost(rel); err != nil {
+	old := s.host[rel].Kind
+	if old != Absent && old != want.Kind {
+		if _, err := s.synced(rel); err != nil {
 			return err
 		}
-		if s.Prefer == "" && s.mixed(rel) {
-			return errMoved
-		}
-		if err := s.root.RemoveAll(rel); err != nil {
-			return err
-		}
-		s.forget(s.host, rel)
 	}
 	if want.Kind == Dir {
+		if old != Absent && old != Dir {
+			if err := s.clearHost(rel); err != nil {
+				return err
+			}
+		}
 		err := s.root.Mkdir(rel, fs.FileMode(want.Mode)&writable|0o700)
 		if errors.Is(err, fs.ErrExist) {
 			err = s.root.Chmod(rel, fs.FileMode(want.Mode)&writable|0o700)
@@ -188,6 +204,9 @@ func (s *Sync) pull(ctx context.Context, rel string) error {
 	if err == nil {
 		err = s.still(rel)
 	}
+	if err == nil && old == Dir {
+		err = s.clearHost(rel)
+	}
 	if err == nil {
 		err = s.root.Rename(temp, rel)
 	}
@@ -195,6 +214,46 @@ func (s *Sync) pull(ctx context.Context, rel string) error {
 		_ = s.root.Remove(temp)
 	}
 	return err
+}
+
+// synced returns the paths of a file of the host and of everything below it, parents before their
+// content. It returns an error if a change would be lost, or a file that is not synced, when a file
+// of the guest replaces rel.
+func (s *Sync) synced(rel string) (names []string, err error) {
+	if err := s.scanHost(rel); err != nil {
+		return nil, err
+	}
+	if s.Prefer == "" && s.mixed(rel) {
+		return nil, errMoved
+	}
+	if s.host[rel].Kind != Dir {
+		return []string{rel}, nil // WalkDir would follow a link
+	}
+	err = fs.WalkDir(s.root.FS(), rel, func(name string, _ fs.DirEntry, err error) error {
+		if kind := s.host[name].Kind; err == nil && (kind == Absent || kind == Other) {
+			err = fmt.Errorf("the directory of this host has %q, which is not synced", name)
+		}
+		names = append(names, name)
+		return err
+	})
+	return names, err
+}
+
+// clearHost removes a file or directory of the host that a file of the guest replaces.
+func (s *Sync) clearHost(rel string) error {
+	names, err := s.synced(rel)
+	if err != nil {
+		return err
+	}
+	for _, name := range slices.Backward(names) {
+		if err := s.root.Remove(name); errors.Is(err, unix.ENOTEMPTY) {
+			return errMoved // the directory has a new file
+		} else if err != nil {
+			return err
+		}
+	}
+	s.forget(s.host, rel)
+	return nil
 }
 
 // fetch makes a file or a link at the path temp with the content of the guest's file rel.

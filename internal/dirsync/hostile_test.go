@@ -2,6 +2,7 @@ package dirsync_test
 
 import (
 	"archive/tar"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -14,6 +15,8 @@ import (
 	"path"
 	"path/filepath"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -27,6 +30,9 @@ type hostile struct {
 	content func(w io.Writer) // nil: "evil"
 	links   map[string]string // entries of every archive
 	removed []string
+	list    func() []client.File   // nil: files
+	pushed  atomic.Bool            // whether the guest has received files
+	streams map[string]chan string // data of the streams "events" and "watch"; nil: there is none
 }
 
 const remoteDir = "/work"
@@ -36,6 +42,10 @@ func (h *hostile) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch route := path.Base(r.URL.Path); {
 	case route == "sb-x":
 		io.WriteString(w, `{"id":"sb-x","state":"running","pid":1}`)
+	case h.streams[route] != nil:
+		h.stream(w, r, h.streams[route])
+	case route == "list" && h.list != nil:
+		_ = json.NewEncoder(w).Encode(h.list())
 	case route == "list":
 		_ = json.NewEncoder(w).Encode(h.files)
 	case route == "stat":
@@ -49,6 +59,7 @@ func (h *hostile) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		io.WriteString(w, `{"error":"no such file","code":"not_found_in_sandbox"}`)
 	case r.Method == http.MethodPut:
 		_, _ = io.Copy(io.Discard, r.Body)
+		h.pushed.Store(true)
 		w.WriteHeader(http.StatusNoContent)
 	case r.Method == http.MethodDelete:
 		h.removed = append(h.removed, at)
@@ -77,12 +88,12 @@ func TestHostileGuests(t *testing.T) {
 	file := func(at string) client.File { return entry(at, "-rwxrwxrwx", 4) }
 	dir := func(at string) client.File { return entry(at, "drwxrwxrwx", 0) }
 	link := func(at string) client.File { return entry(at, "Lrwxrwxrwx", 4) }
-	of := func(files ...client.File) hostile { return hostile{files: files} }
-	linked := func(name, target string, files ...client.File) hostile {
-		return hostile{files: files, links: map[string]string{name: target}}
+	of := func(files ...client.File) *hostile { return &hostile{files: files} }
+	linked := func(name, target string, files ...client.File) *hostile {
+		return &hostile{files: files, links: map[string]string{name: target}}
 	}
 	for name, x := range map[string]struct {
-		hostile
+		*hostile
 		want []string // files of the host afterwards
 	}{
 		"dots":             {hostile: of(file("/work/../victim"), file("/work/a/../../victim/x"))},
@@ -98,7 +109,7 @@ func TestHostileGuests(t *testing.T) {
 		"a negative size":  {hostile: of(entry("/work/f", "-rw-rw-rw-", -1))},
 		"a huge size":      {hostile: of(entry("/work/f", "-rw-rw-rw-", math.MaxInt64))},
 		"a shorter file":   {hostile: of(entry("/work/f", "-rw-rw-rw-", 5))},
-		"an endless file":  {hostile: hostile{files: of(file("/work/f")).files, content: endless}},
+		"an endless file":  {hostile: &hostile{files: of(file("/work/f")).files, content: endless}},
 		"twice":            {hostile: of(dir("/work/f"), file("/work/f"))},
 		"below a file":     {of(file("/work/f"), file("/work/f/g")), []string{"f"}},
 		"an absolute link": {hostile: linked("l", "VICTIM", link("/work/l"))},
@@ -107,6 +118,9 @@ func TestHostileGuests(t *testing.T) {
 		"up by a link":     {hostile: linked("m", "d/l/..", link("/work/m"))},
 		"through a link":   {linked("l", "../victim", link("/work/l"), file("/work/l/f")), []string{"l", "l/f"}},
 		"a missing link":   {hostile: of(link("/work/l"))},
+		"git by a link":    {linked("x", ".git", link("/work/x"), file("/work/x/hooks/post-checkout")), []string{"x"}},
+		"a bare git":       {of(dir("/work/objects"), dir("/work/refs"), file("/work/HEAD")), []string{"objects", "refs"}},
+		"Mercurial":        {hostile: of(dir("/work/.hg"), file("/work/.hg/hgrc"))},
 	} {
 		t.Run(name, func(t *testing.T) {
 			base := t.TempDir()
@@ -118,7 +132,7 @@ func TestHostileGuests(t *testing.T) {
 			for name, target := range x.links {
 				x.links[name] = strings.Replace(target, "VICTIM", victim, 1)
 			}
-			p := serveHostile(t, &x.hostile, filepath.Join(base, "here"))
+			p := serveHostile(t, x.hostile, filepath.Join(base, "here"))
 			s := p.open(t)
 			if err := s.Once(t.Context()); err != nil {
 				t.Fatal(err)
@@ -218,5 +232,126 @@ func TestTooManyFiles(t *testing.T) {
 	err := p.open(t).Once(t.Context())
 	if !errors.As(err, new(*dirsync.StopError)) || !strings.Contains(err.Error(), "--exclude") || len(tree(t, p.Dir)) > 0 {
 		t.Errorf("%v, %d files", err, len(tree(t, p.Dir)))
+	}
+}
+
+// stream sends what the test sends, until the test closes the channel.
+func (h *hostile) stream(w http.ResponseWriter, r *http.Request, from chan string) {
+	w.Header().Set("Content-Type", "text/event-stream")
+	w.WriteHeader(http.StatusOK)
+	for {
+		_ = http.NewResponseController(w).Flush()
+		select {
+		case <-r.Context().Done():
+			return
+		case data, ok := <-from:
+			if !ok {
+				return
+			}
+			fmt.Fprintf(w, "data: %s\n\n", data)
+		}
+	}
+}
+
+// evilFile returns a regular file of the guest with the content "evil".
+func evilFile(name string) client.File {
+	return client.File{Path: "/work/" + name, Permissions: "-rw-r--r--", Mode: 0o644, Size: 4, Modified: time.Unix(1e9, 0)}
+}
+
+// A guest replaces a directory by a file. The files that are not synced stay on the host.
+func TestExcludedFilesOfAReplacedDirectoryStay(t *testing.T) {
+	dir := client.File{Path: "/work/d", Permissions: "drwxr-xr-x", Mode: 0o755}
+	for _, prefer := range []string{"", "guest"} {
+		h := &hostile{files: []client.File{dir, evilFile("d/a")}}
+		p := serveHostile(t, h, filepath.Join(t.TempDir(), "here"))
+		p.Prefer, p.Exclude = prefer, []string{"**/*.o"}
+		s := p.open(t)
+		if err := s.Once(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		write(t, p.here("d/.git/config"), "mine")
+		write(t, p.here("d/x.o"), "mine")
+		h.files = []client.File{evilFile("d")}
+		if err := s.Once(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if got := tree(t, p.Dir); got["d/.git/config"] == "" || got["d/x.o"] == "" || got["d/a"] == "" {
+			t.Errorf("prefer %q: %q", prefer, got)
+		}
+	}
+}
+
+// A guest that lists no file at all, for example because something is mounted over the directory, does
+// not remove the files of the host.
+func TestEmptyListRemovesNothing(t *testing.T) {
+	h := &hostile{files: []client.File{evilFile("a"), evilFile("b")}}
+	p := serveHostile(t, h, filepath.Join(t.TempDir(), "here"))
+	s := p.open(t)
+	if err := s.Once(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	h.files = []client.File{}
+	if err := s.Once(t.Context()); !errors.As(err, new(*dirsync.StopError)) || len(tree(t, p.Dir)) != 2 {
+		t.Errorf("%v, %q", err, tree(t, p.Dir))
+	}
+}
+
+// If the directory of the host cannot be read, nothing is removed in the sandbox.
+func TestUnreadableDirectoryRemovesNothing(t *testing.T) {
+	h := &hostile{files: []client.File{evilFile("a")}}
+	p := serveHostile(t, h, filepath.Join(t.TempDir(), "here"))
+	s := p.open(t)
+	if err := s.Once(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	s.Close() // from now on, each access fails
+	if err := s.Once(t.Context()); err == nil || len(h.removed) > 0 {
+		t.Errorf("%v, removed %q", err, h.removed)
+	}
+}
+
+// The sandbox is rolled back to a time before it had a file. The file stays on the host, also if the
+// rollback happens after the state of the sandbox was read, or while no events are received.
+func TestRollbackRemovesNothing(t *testing.T) {
+	for _, lost := range []bool{false, true} {
+		h := &hostile{files: []client.File{evilFile("a"), evilFile("b")},
+			streams: map[string]chan string{"events": make(chan string), "watch": make(chan string)}}
+		var rolledBack atomic.Bool
+		var once sync.Once
+		events := h.streams["events"]
+		h.list = func() []client.File {
+			if !rolledBack.Load() || h.pushed.Load() {
+				return h.files
+			}
+			once.Do(func() {
+				if !lost { // the daemon sends the event before the sandbox answers
+					events <- `{"id":"1","type":"sandbox.restoring","sandbox_id":"sb-x","reason":"rollback"}`
+					time.Sleep(time.Second)
+				}
+			})
+			return h.files[1:]
+		}
+		p := serveHostile(t, h, filepath.Join(t.TempDir(), "here"))
+		reports := make(chan string, 100)
+		p.Report = func(r dirsync.Report) { reports <- r.Op + " " + r.Path }
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- p.open(t).Run(ctx) }()
+		for report := ""; report != "in_step "; report = <-reports {
+		}
+		h.streams["watch"] <- `{"type":"begun"}` // both streams are connected now
+		events <- `{"id":"","type":"sandbox.labels"}`
+		rolledBack.Store(true)
+		if lost {
+			events <- "" // no JSON: the client ends the connection
+		}
+		h.streams["watch"] <- `{"type":"remove","name":"a"}`
+		for report := ""; report != "to_sandbox a" && report != "removed_here a"; report = <-reports {
+		}
+		if got := tree(t, p.Dir); got["a"] == "" {
+			t.Errorf("lost events: %v: %q", lost, got)
+		}
+		cancel()
+		<-ended
 	}
 }

@@ -76,6 +76,7 @@ func (s *Sync) Run(ctx context.Context) error {
 		return fmt.Errorf("watch %s: %w", s.Dir, err)
 	}
 	s.notices = notices
+	s.setBlind(true)
 	s.note(func(h *hints) { h.allHost = true }) // the scan watches all directories
 	ctx, cancel := context.WithCancel(ctx)
 	var followers sync.WaitGroup
@@ -84,6 +85,7 @@ func (s *Sync) Run(ctx context.Context) error {
 		s.notices.Close()
 		followers.Wait()
 		s.notices = nil
+		s.setBlind(false)
 	}()
 	followers.Go(func() { s.followHost(notices) })
 	followers.Go(func() { s.followSandbox(ctx) })
@@ -130,18 +132,21 @@ func isFinal(err error) bool {
 // ready returns when the sandbox runs. It does not wake a sandbox that is suspended. If the sandbox
 // was rolled back since the last call, the agreement of the two sides is forgotten.
 func (s *Sync) ready(ctx context.Context) error {
-	for {
+	for begin := time.Now(); ; {
 		box, err := s.cl.Sandbox(ctx, s.ID)
 		switch {
 		case errors.Is(err, client.ErrSandboxNotFound), err == nil && (box.State == "exited" || box.State == "stopping"):
 			return &StopError{fmt.Errorf("the sandbox %s has ended", s.ID)}
 		case err != nil:
 			return err
-		case box.State == "running":
+		case box.State == "running" && !s.isBlind():
 			s.forgetRolledBack()
 			return nil
+		case box.State != "running":
+			s.leftOutAll(fmt.Errorf("the sandbox %s is %s: changes are copied when it runs again", s.ID, box.State))
+		case time.Since(begin) > pollTime:
+			s.leftOutAll(errors.New("the daemon sends no events: one of them could tell that the sandbox was rolled back"))
 		}
-		s.leftOutAll(fmt.Errorf("the sandbox %s is %s: changes are copied when it runs again", s.ID, box.State))
 		timer := time.NewTimer(pollTime)
 		select {
 		case <-s.wake:
@@ -155,15 +160,32 @@ func (s *Sync) ready(ctx context.Context) error {
 	}
 }
 
-// forgetRolledBack forgets the agreement if the sandbox was rolled back since the last call.
-func (s *Sync) forgetRolledBack() {
+// setBlind notes whether a rollback of the sandbox could happen unnoticed.
+func (s *Sync) setBlind(blind bool) {
+	s.mu.Lock()
+	s.blind = blind
+	s.mu.Unlock()
+}
+
+// isBlind reports whether changes must wait, because the guest's files may be those of an earlier time.
+func (s *Sync) isBlind() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.dirty.rolledBack {
-		s.dirty.rolledBack, s.dirty.allGuest = false, true
-		clear(s.base)
-		clear(s.sending)
+	return s.Both && s.blind
+}
+
+// forgetRolledBack forgets the agreement if the sandbox was rolled back since the last call, and
+// reports whether it was.
+func (s *Sync) forgetRolledBack() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.dirty.rolledBack {
+		return false
 	}
+	s.dirty.rolledBack, s.dirty.allGuest = false, true
+	clear(s.base)
+	clear(s.sending)
+	return true
 }
 
 // followHost notes changes of the host's directory until the watcher is closed.
@@ -210,7 +232,15 @@ func (s *Sync) followGuest(ctx context.Context) {
 // followSandbox wakes Run when the state of the sandbox changes, and notes rollbacks. If events are
 // lost, one of them may have been a rollback.
 func (s *Sync) followSandbox(ctx context.Context) {
-	req := client.EventsRequest{Sandboxes: []string{s.ID}, Begun: func() { s.changed(func(*hints) {}) }}
+	again := false
+	req := client.EventsRequest{Sandboxes: []string{s.ID}}
+	req.Begun = func() {
+		s.setBlind(false)
+		// Without the ID of an event, a new connection cannot continue. With an ID, it sends the missing
+		// events a moment later, which is too late if the guest could remove files of the host.
+		lost := again && (s.Both || req.After == "")
+		s.changed(func(h *hints) { h.rolledBack = h.rolledBack || lost })
+	}
 	for ; ctx.Err() == nil; sleep(ctx, pollTime) {
 		_ = s.cl.Events(ctx, req, func(e client.Event) error {
 			req.After = e.ID
@@ -220,5 +250,7 @@ func (s *Sync) followSandbox(ctx context.Context) {
 			})
 			return nil
 		})
+		again = true
+		s.setBlind(true)
 	}
 }
