@@ -97,7 +97,7 @@ type Sync struct {
 func Open(cl *client.Client, o Options) (*Sync, error) {
 	patterns := o.Exclude
 	if o.Both {
-		patterns = slices.Concat(repositories, patterns)
+		patterns = append(repositories(), patterns...)
 	}
 	excluded, err := ignore.New(patterns)
 	if err != nil {

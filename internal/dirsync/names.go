@@ -14,11 +14,11 @@ import (
 // with such names.
 const tempPrefix = ".forkd-sync-"
 
-// repositories match what makes a directory a repository of git or Mercurial. These tools execute
+// repositories returns patterns that match what makes a directory a repository of git or Mercurial. These tools execute
 // programs that the files of a repository name, so a guest could run programs on the host. For git,
-// each directory with a file HEAD may be a repository, not only .git. With Options.Both they are
-// excluded, unless a pattern of the options includes them.
-var repositories = []string{"**/.[gG][iI][tT]", "**/.hg", "**/HEAD"}
+// each directory with a file HEAD may be a repository, not only .git. With Options.Both these files
+// are excluded, unless a pattern of the options includes them.
+func repositories() []string { return []string{"**/.[gG][iI][tT]", "**/.hg", "**/HEAD"} }
 
 // goodName reports whether a relative path can be synced. The listing of a guest cannot express
 // invalid UTF-8: it has U+FFFD instead. Control characters could deceive a terminal.
