@@ -59,8 +59,8 @@ func (c *Client) DecryptSnapshot(ctx context.Context, tag string) (f Family, err
 	return f, c.call(ctx, http.MethodPost, snapshotPath(tag, "/decrypt"), nil, &f)
 }
 
-// ShredSnapshot destroys the keys of an encrypted snapshot, and of all snapshots that have data of
-// it, and deletes these snapshots.
+// ShredSnapshot destroys the keys of an encrypted snapshot and of all snapshots that contain its data.
+// It also deletes these snapshots.
 func (c *Client) ShredSnapshot(ctx context.Context, tag string) (f Family, err error) {
 	return f, c.call(ctx, http.MethodPost, snapshotPath(tag, "/shred"), nil, &f)
 }

@@ -121,8 +121,8 @@ func (l *limited) removeLocked(c *placed) {
 	delete(l.open, c)
 }
 
-// recountLocked adds n to the number of connections on which the client of c has requests, unless c
-// has lost its place.
+// recountLocked adds n to the number of busy connections of c's client: those with requests. If c has
+// lost its place, recountLocked does nothing.
 func (l *limited) recountLocked(c *placed, n int) {
 	if _, ok := l.open[c]; !ok {
 		return

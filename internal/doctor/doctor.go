@@ -46,7 +46,7 @@ func found(v Verdict, detail string, args []any) Finding {
 	return Finding{Verdict: v, Detail: detail}
 }
 
-// by(fix) returns f with the given fix, which replaces the fix of the check's row.
+// by returns f with the given fix in place of the fix in the table of checks.
 func (f Finding) by(fix Fix) Finding {
 	f.Fix = &fix
 	return f

@@ -85,7 +85,7 @@ func (s *slowRegistry) set(slow, dead bool) int64 {
 }
 
 // TestForksBeforeAllIsThere pushes a snapshot to a registry, and forks it at another daemon while it
-// arrives. The child answers before a tenth of the bytes has come, and goes on when they have. If the
+// arrives. The child answers before a tenth of the bytes has arrived, and continues after the rest has. If the
 // registry dies or the daemon is killed in the middle, the children end with the reason.
 func TestForksBeforeAllIsThere(t *testing.T) {
 	f := load(t)

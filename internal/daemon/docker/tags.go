@@ -39,8 +39,8 @@ type tags struct {
 // alias is a further name of a snapshot.
 type alias = record.ImageName
 
-// Bounds on names. One client may give at most three quarters of all names, and of the names of one
-// image. Lists of images encode one image at a time, so the names of one image must be few.
+// Bounds on names. One client may create at most three quarters of all names, and at most three quarters of
+// the names of one image. Lists of images encode one image at a time, so the names of one image must be few.
 const (
 	maxTags       = 10_000
 	maxTagsOf     = 500      // of one image

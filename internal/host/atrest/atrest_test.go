@@ -73,7 +73,8 @@ func (w *world) reopen() {
 // secretOf returns the text that is in the memory, the state and the disk of a snapshot.
 func secretOf(tag string) string { return "secret of " + tag + " in every file" }
 
-// make makes a snapshot whose files have its secret. If from is not empty, the snapshot is a branch.
+// make makes a snapshot with secretOf(tag) in every file. If from is not empty, the snapshot is a branch
+// of it.
 func (w *world) make(tag, from string) {
 	w.t.Helper()
 	s := w.store

@@ -77,8 +77,8 @@ func (b *branch) finish(ctx context.Context) (result BranchResult, err error) {
 	if err != nil {
 		return result, err
 	}
-	// Mark the calls before the branch is published, because a client that sees the branch must
-	// also see that nothing has changed since.
+	// Record the calls so far before the branch is published: a client that sees the branch must also
+	// see that the sandbox has not changed since the branch.
 	if b.stays() {
 		b.s.since.Mark(b.calls)
 	}
