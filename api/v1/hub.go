@@ -28,7 +28,8 @@ type PullRequest struct {
 	RegistryAuth map[string]RegistryAuth `json:"registry_auth,omitempty"`
 	// Lazy ends the request as soon as the snapshot can be forked. The rest arrives later.
 	Lazy bool `json:"lazy,omitempty"`
-	// Reuse returns the snapshot with the tag if an earlier pull has made it from the same artifact.
+	// Reuse makes the pull return the existing snapshot with the tag, if an earlier pull made it from the
+	// same artifact.
 	Reuse bool `json:"reuse,omitempty"`
 	// Mirrors are repositories, REGISTRY/NAME, that have the same files. If the registry of Reference
 	// fails, the files come from these, in this order. There are at most 4.

@@ -119,7 +119,7 @@ func newBenchCmd() *cobra.Command {
 				return usageError{fmt.Errorf("want --tag TAG, and -n of at least 1; others come with the source: 'make bench'")}
 			}
 			if chart && c.json() {
-				return usageError{errors.New("--chart draws for people: leave out -o json")}
+				return usageError{errors.New("--chart prints text: omit -o json")}
 			}
 			return show(cmd, &c, func(ctx context.Context, cl *client.Client) (bench05, error) {
 				return bench(ctx, cl, tag, n)

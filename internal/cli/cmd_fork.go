@@ -39,7 +39,7 @@ func newForkCmd() *cobra.Command {
 		Short: "Start sandboxes from a snapshot, or from a running sandbox",
 		Long: "Starts n sandboxes from the snapshot TAG, or from the current state of the sandbox ID, and prints their\n" +
 			"ids. Either all of them start or none remain, unless --allow-partial is given. REGISTRY/NAME:TAG pulls a\n" +
-			"snapshot as 'forkd pull --lazy' does, unless it is here already, and starts sandboxes before all of it\n" +
+			"snapshot as 'forkd pull --lazy' does, unless the daemon has it, and starts sandboxes before all of it\n" +
 			"is there.",
 		Args: usageArgs(func(_ *cobra.Command, args []string) error { return oneSource(args, req.SourceID, old.tag) }),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -147,8 +147,8 @@ func (r *remoteFork) register(cmd *cobra.Command) {
 	r.registerAuth(cmd)
 }
 
-// pull pulls the snapshot that name is a reference to, if it is not here, and returns its tag. For
-// the tag of a snapshot, pull does nothing and returns the tag.
+// pull pulls the snapshot of a reference, unless the daemon already has it, and returns its tag. If
+// name is a tag, pull only returns the tag.
 func (r *remoteFork) pull(ctx context.Context, cmd *cobra.Command, cl *client.Client, name string) (string, error) {
 	if !strings.Contains(name, "/") {
 		if r.trust != "" || len(r.auth)+len(r.mirrors) > 0 {

@@ -22,7 +22,7 @@ type registryOptions struct {
 // registerMirrors adds a flag for mirrors.
 func registerMirrors(cmd *cobra.Command, mirrors *[]string) {
 	cmd.Flags().StringArrayVar(mirrors, "mirror", nil,
-		"REGISTRY/NAME that has the same files, for the case that the registry fails (repeatable)")
+		"repository REGISTRY/NAME with the same files, used if the registry fails (repeatable)")
 }
 
 func (o *registryOptions) registerAuth(cmd *cobra.Command) {
@@ -54,9 +54,9 @@ func newPushCmd() *cobra.Command {
 			"interrupted push leaves no tag, and the next one sends only the rest. The registry gets everything that the\n" +
 			"guest had in its memory and on its disk, as 'forkd pack' describes: push to private repositories only.\n" +
 			"Without --registry-auth the daemon uses the 'docker login' of its own user.\n\n" +
-			"With --record-hot, the daemon first lets the snapshot run twice, without a network and until the first\n" +
-			"answer, and also pushes a list of what both runs have read. Other daemons fetch this first when they fork the\n" +
-			"snapshot before all of it is there.",
+			"With --record-hot, the daemon first runs the snapshot twice, without a network and until its first answer.\n" +
+			"It also pushes a list of the data that both runs read. A daemon that forks the snapshot while it arrives\n" +
+			"fetches this data first.",
 		Example: "  forkd push python-numpy ghcr.io/owner/python-numpy:1 --registry-auth ghcr.io\n" +
 			"  forkd push python-numpy ghcr.io/owner/python-numpy:1 --record-hot",
 		Args: usageArgs(arguments(2, 2)),
@@ -86,7 +86,7 @@ func newPushCmd() *cobra.Command {
 		},
 	}
 	cmd.Flags().BoolVar(&recordHot, "record-hot", false,
-		"let the snapshot run twice, and also push a list of what first forks read")
+		"run the snapshot twice, and also push a list of the data that its first forks read")
 	o.register(cmd)
 	c.completeTags(cmd)
 	c.register(cmd)
@@ -123,7 +123,7 @@ func newPullCmd() *cobra.Command {
 					"'forkd build docker://IMAGE' pulls a container image", args[0])}
 			}
 			if inspect && (tag != "" || trust != "" || lazy || len(mirrors) > 0) {
-				return usageError{errors.New("--inspect makes no snapshot: omit --tag, --trust and --lazy, and --mirror")}
+				return usageError{errors.New("--inspect makes no snapshot: omit --tag, --trust, --lazy and --mirror")}
 			}
 			auths, err := registryAuth(cmd.Context(), o.auth)
 			if err != nil {

@@ -36,7 +36,7 @@ func newRunCmd() *cobra.Command {
 		Example: "  forkd run base -- uname -a\n  forkd run -it docker://alpine sh\n" +
 			"  ID=$(forkd run -d python-numpy -- python3 -m http.server)\n" +
 			"  forkd run -v ./src:/root/src python-numpy -- pytest /root/src   # copies a directory\n" +
-			"  forkd run -it -v ./src:/root/src:both python-numpy              # keeps both sides in step\n" +
+			"  forkd run -it -v ./src:/root/src:both python-numpy              # keeps both sides in sync\n" +
 			"  forkd run -v data:/data numpy-slots -- ls /data                 # mounts a volume",
 		Args: usageArgs(arguments(1, anyNumber)),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {

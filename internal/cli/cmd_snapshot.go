@@ -127,11 +127,11 @@ func (b *bootFlags) run(cmd *cobra.Command, c *common, tag string) error {
 }
 
 // volumes parses the values of --volume. In forkd 0.5, all sandboxes of a snapshot wrote to one file, and
-// damaged it. Here each has a private copy, unless it only reads.
+// damaged it. Here, each sandbox has a private copy of the volume, or can only read it.
 func (b *bootFlags) volumes() (list []client.VolumeMount, err error) {
 	for _, text := range b.given {
 		if isHostDir(text) {
-			return nil, usageError{fmt.Errorf("--volume %.200q: forkd 0.5's files of file systems are volumes with names now: "+
+			return nil, usageError{fmt.Errorf("--volume %.200q: a volume has a name, and is not a file as in forkd 0.5: use "+
 				"'forkd volume create NAME', copy the files into it (docs/volumes.md), and give NAME:/PATH", text)}
 		}
 		v, err := parseVolume(text)
@@ -143,14 +143,14 @@ func (b *bootFlags) volumes() (list []client.VolumeMount, err error) {
 	return list, nil
 }
 
-// bootSuffix ends the tag of a parent without its volumes, which exists only while bakeWith runs.
+// bootSuffix is the suffix of the tag of a temporary parent, which bakeWith makes and removes.
 const bootSuffix = ".boot"
 
-// setUpSecs is the time after which the daemon kills the sandbox of bakeWith if this process cannot.
+// setUpSecs is the TTL of the sandbox of bakeWith, in seconds. It applies if this process is killed.
 const setUpSecs = 600
 
-// bakeWith bakes a parent with slots, and makes the snapshot from a sandbox of it that has mounted the
-// volumes. So all sandboxes of the snapshot have them, without naming them.
+// bakeWith bakes a parent with volume slots, mounts the volumes in a sandbox of this parent, and branches
+// the sandbox. So forks of the snapshot have the volumes, although their requests name none.
 func (b *bootFlags) bakeWith(ctx context.Context, cl *client.Client, volumes []client.VolumeMount) (
 	made client.Baked, err error) {
 	req := b.BakeRequest

@@ -21,12 +21,12 @@ func newSyncCmd() *cobra.Command {
 	var once bool
 	cmd := &cobra.Command{
 		Use:   "sync DIR ID:/PATH",
-		Short: "Keep a directory of this host and a directory of a sandbox in step",
+		Short: "Keep a directory of this host and a directory of a sandbox in sync",
 		Long: "Copies what differs from DIR to PATH in the sandbox, and then each change as it happens, until Ctrl-C or the\n" +
 			"end of the sandbox. Removals are copied too, but files that only the sandbox has at the start stay. With\n" +
-			"--both, changes in the sandbox also come back. A file that both sides have changed is a conflict: it is\n" +
-			"named, neither side is changed, and the rest goes on. --prefer settles conflicts. Patterns of --exclude\n" +
-			"are those of a .dockerignore. With --both, .git, .hg and files with the name HEAD are excluded, unless a\n" +
+			"--both, changes in the sandbox also come back. If both sides have changed a file, this conflict\n" +
+			"is reported, both files stay, and the sync continues. --prefer resolves conflicts. Patterns of --exclude\n" +
+			"are as in a .dockerignore. With --both, .git, .hg and files with the name HEAD are excluded unless a\n" +
 			"pattern such as '!**/.git' includes them.",
 		Example: "  forkd sync ./src ID:/root/src\n  forkd sync --both --exclude '**/node_modules' . ID:/work\n" +
 			"  forkd sync --both --once --prefer host . ID:/work",
@@ -59,7 +59,7 @@ func newSyncCmd() *cobra.Command {
 					return err
 				}
 				if n := len(s.Conflicts()); n > 0 {
-					return fmt.Errorf("%d files differ on both sides, such as %q: %s", n, s.Conflicts()[0], howToSettle)
+					return fmt.Errorf("%d files differ on both sides, such as %q: %s", n, s.Conflicts()[0], howToResolve)
 				}
 				return nil
 			})
@@ -68,17 +68,17 @@ func newSyncCmd() *cobra.Command {
 	f := cmd.Flags()
 	f.BoolVar(&o.Both, "both", false, "also copy changes in the sandbox to this host")
 	f.StringVar(&o.Prefer, "prefer", "", "side that wins a conflict: host or guest (default: neither side is changed)")
-	f.StringArrayVar(&o.Exclude, "exclude", nil, "pattern of files that stay as they are on both sides (repeatable)")
-	f.BoolVar(&once, "once", false, "exit when both sides are in step; exit code 1 if there are conflicts")
+	f.StringArrayVar(&o.Exclude, "exclude", nil, "pattern of files that are not synced (repeatable)")
+	f.BoolVar(&once, "once", false, "exit when both sides are in sync; exit code 1 if there are conflicts")
 	completeWords(cmd, "prefer", "host", "guest")
 	c.completePath(cmd)
 	c.register(cmd)
 	return cmd
 }
 
-const howToSettle = "neither side was changed: make both equal, or give --prefer host or --prefer guest"
+const howToResolve = "neither side was changed: make both equal, or give --prefer host or --prefer guest"
 
-// openSync is like dirsync.Open, for a directory that may be named by a relative path or by a link.
+// openSync is like dirsync.Open, but accepts a relative path or a link to a directory.
 func openSync(cl *client.Client, o dirsync.Options) (*dirsync.Sync, error) {
 	dir, err := filepath.Abs(o.Dir)
 	if err == nil {
@@ -91,27 +91,27 @@ func openSync(cl *client.Client, o dirsync.Options) (*dirsync.Sync, error) {
 	return dirsync.Open(cl, o)
 }
 
-// syncOutput prints reports of a Sync. Until both sides are in step for the first time, it only
+// syncOutput prints reports of a Sync. Until both sides are in sync for the first time, it only
 // counts the copied files.
 type syncOutput struct {
 	out, errOut io.Writer
 	json        *json.Encoder // nil: text
-	inStep      bool
+	inSync      bool
 	to, from    int
 }
 
 func (o *syncOutput) report(r dirsync.Report) {
 	if o.json != nil {
-		_ = o.json.Encode(r) // an error of the output does not stop the work
+		_ = o.json.Encode(r) // the sync continues even if nothing reads its output
 		return
 	}
 	arrow, removed := "->", ""
 	switch r.Op {
 	case "conflict":
-		printf(o.errOut, "forkd: conflict: %q: %s; %s\n", r.Path, r.Detail, howToSettle)
+		printf(o.errOut, "forkd: conflict: %q: %s; %s\n", r.Path, r.Detail, howToResolve)
 		return
-	case "settled":
-		printf(o.errOut, "forkd: no conflict any more: %q\n", r.Path)
+	case "resolved":
+		printf(o.errOut, "forkd: conflict resolved: %q\n", r.Path)
 		return
 	case "left_out":
 		printf(o.errOut, "forkd: left out: %q: %s\n", r.Path, r.Detail)
@@ -119,11 +119,11 @@ func (o *syncOutput) report(r dirsync.Report) {
 	case "waiting":
 		printf(o.errOut, "forkd: waiting: %s\n", r.Detail)
 		return
-	case "in_step":
-		if !o.inStep {
-			printf(o.out, "in step: %d files copied to the sandbox, %d from it\n", o.to, o.from)
+	case "in_sync":
+		if !o.inSync {
+			printf(o.out, "in sync: %d files copied to the sandbox, %d from it\n", o.to, o.from)
 		}
-		o.inStep = true
+		o.inSync = true
 		return
 	case "from_sandbox", "removed_here":
 		arrow = "<-"
@@ -134,12 +134,12 @@ func (o *syncOutput) report(r dirsync.Report) {
 	if r.Op == "removed_here" || r.Op == "removed_in_sandbox" {
 		removed = " (removed)"
 	}
-	if o.inStep {
+	if o.inSync {
 		printf(o.out, "%s %q%s\n", arrow, r.Path, removed)
 	}
 }
 
-// liveDir is a directory that is kept in step while a command runs.
+// liveDir is a directory that is kept in sync while a command runs.
 type liveDir struct {
 	sync *dirsync.Sync
 	stop context.CancelFunc
@@ -147,7 +147,7 @@ type liveDir struct {
 	both bool
 }
 
-// startSync copies a directory into a sandbox, and keeps it in step until the result is stopped.
+// startSync copies a directory into a sandbox, and keeps it in sync until end is called.
 func startSync(ctx context.Context, cl *client.Client, o dirsync.Options, errOut io.Writer) (*liveDir, error) {
 	live := &liveDir{done: make(chan error, 1), both: o.Both}
 	o.Report = (&syncOutput{out: io.Discard, errOut: errOut}).report
@@ -163,7 +163,7 @@ func startSync(ctx context.Context, cl *client.Client, o dirsync.Options, errOut
 	return live, nil
 }
 
-// end stops, and first copies the last changes of the sandbox if changes come back.
+// end stops the sync. If changes come back, end also copies the sandbox's last changes to the host.
 func (l *liveDir) end(ctx context.Context) error {
 	l.stop()
 	err := <-l.done

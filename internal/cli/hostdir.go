@@ -33,14 +33,14 @@ type hostDirs struct {
 	given   []string
 	dirs    []hostDir
 	volumes []client.VolumeMount
-	stays   bool // whether the command stays until the sandboxes are used, so that directories can be synced
+	stays   bool // whether the command keeps running while the sandboxes do, so that it can sync directories
 }
 
 func (h *hostDirs) register(f *pflag.FlagSet) {
 	f.StringArrayVarP(&h.given, "volume", "v", nil,
 		"NAME:/PATH mounts a volume to write to it, NAME:/PATH:ro to read it, NAME:/PATH:copy a private copy; the snapshot "+
 			"needs --volume-slots. ./DIR:/PATH and /DIR:/PATH copy a directory of this host; forkd run also has the modes :sync "+
-			"(keep it in step) and :both (changes also come back) (repeatable)")
+			"(keep it in sync) and :both (changes also come back) (repeatable)")
 }
 
 // isHostDir reports whether a value of --volume names a directory of this host. Otherwise it names a
@@ -81,7 +81,7 @@ func (h *hostDirs) parseHostDir(text string) (d hostDir, err error) {
 	case mode != "sync" && mode != "both":
 		return wrong("the modes are copy (each sandbox gets files of its own), and sync and both of 'forkd run'")
 	case !h.stays:
-		return wrong("a directory is kept in step only while a command waits: use 'forkd run' without --detach and --keep, or " +
+		return wrong("a directory stays in sync only while this command runs: use 'forkd run' without --detach and --keep, or " +
 			"'forkd sync'")
 	}
 	return hostDir{local: local, remote: path.Clean(remote), mode: mode}, nil
@@ -198,8 +198,8 @@ func (h *hostDirs) copyInto(ctx context.Context, cl *client.Client, boxes ...cli
 	return errors.Join(errs...)
 }
 
-// whileSynced calls run while directories are kept in step with a sandbox. It returns the error of
-// run, or else the first other error. It prints further errors.
+// whileSynced keeps directories in sync with a sandbox while it calls run. It returns the error of run,
+// or the first error of a sync if run succeeds. It prints the other errors.
 func (h *hostDirs) whileSynced(ctx context.Context, cl *client.Client, id string, errOut io.Writer,
 	run func() error) error {
 	var all []*liveDir

@@ -43,7 +43,7 @@ type Config struct {
 	Trust       []string
 	TrustedKeys string
 	KeyFile     string   // file with the secret that wraps the keys of encrypted snapshots; empty: none
-	KMSCommand  string   // program that wraps them, and its arguments; empty: none. See vault.ParseCommand
+	KMSCommand  string   // program that wraps the keys, and its arguments; empty: none. See vault.ParseCommand
 	KMSEnv      []string // names of variables that this program gets, see vault.Config
 	StateDir    string   // snapshots and private disks
 	RAMDir      string   // tmpfs for hot memory layers

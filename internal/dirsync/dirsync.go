@@ -1,5 +1,5 @@
-// Package dirsync keeps a directory of this host and a directory of a sandbox in step. It copies
-// what differs, watches the host's directory and, if changes come back, the sandbox's, and names
+// Package dirsync keeps a directory of this host and a directory of a sandbox in sync. It copies
+// what differs, watches the host's directory and, if changes come back, the sandbox's, and reports
 // files that both sides have changed.
 //
 // The guest is not trusted: it determines the names, types, sizes and contents of its files. Nothing
@@ -34,7 +34,7 @@ const (
 	maxFile    = 1 << 30  // bytes of a file; the API accepts no larger uploads
 	maxTree    = 16 << 30 // bytes of the host's files beyond which no file is taken from the guest
 	batchFiles = 500      // files sent in one archive
-	batchBytes = 64 << 20 // content of one archive, except for a single larger file
+	batchBytes = 64 << 20 // bytes of content in one archive, unless a single file is larger
 	maxRounds  = 10       // passes in a row that change something
 	maxLeft    = 10_000   // reports of files that are left out; a guest can invent any number
 	maxText    = 4096     // bytes of a path in such a report, and of the target of a link
@@ -53,20 +53,20 @@ type Options struct {
 
 // Report says what happened to a file, or to the whole directory if Path is empty.
 type Report struct {
-	// "to_sandbox", "from_sandbox", "removed_in_sandbox", "removed_here", "conflict", "settled",
-	// "left_out", "in_step" or "waiting".
+	// "to_sandbox", "from_sandbox", "removed_in_sandbox", "removed_here", "conflict", "resolved",
+	// "left_out", "in_sync" or "waiting".
 	Op     string `json:"op"`
 	Path   string `json:"path,omitempty"` // may come from the guest
 	Detail string `json:"detail,omitempty"`
 }
 
-// StopError means that the directories can no longer be kept in step.
+// StopError means that the directories can no longer be kept in sync.
 type StopError struct{ Err error }
 
 func (e *StopError) Error() string { return e.Err.Error() }
 func (e *StopError) Unwrap() error { return e.Err }
 
-// Sync keeps two directories in step. Only one of its methods may run at a time.
+// Sync keeps two directories in sync. Only one of its methods may run at a time.
 type Sync struct {
 	Options
 	cl      *client.Client
@@ -78,11 +78,11 @@ type Sync struct {
 	base      map[string]Agreed
 	host      map[string]Entry
 	guest     map[string]Entry
-	sending   map[string]bool   // files that a failed request may have written to the guest in part
+	sending   map[string]bool   // files that a failed request may have partly written to the guest
 	conflicts map[string]Agreed // conflicts that are reported, with the entries of both sides
 	left      map[string]string // reported reasons of files that are left out
-	again     bool              // the present pass has met a file that had changed in the meantime
-	inStep    bool              // both sides have been in step
+	again     bool              // this pass has found a file that changed after it was listed
+	inSync    bool              // both sides have been in sync
 
 	wake chan struct{}
 
@@ -148,7 +148,7 @@ func (s *Sync) failed(rel string, err error) {
 	s.leftOut(rel, err.Error())
 }
 
-// Conflicts returns the paths that both sides have changed, in order.
+// Conflicts returns the paths that both sides have changed, sorted.
 func (s *Sync) Conflicts() []string { return slices.Sorted(maps.Keys(s.conflicts)) }
 
 // isConflict reports whether both sides of a path are as they were when the conflict was reported.
@@ -169,14 +169,14 @@ func (s *Sync) ignored(rel string) bool {
 	return strings.HasPrefix(path.Base(rel), tempPrefix) || s.ignore.Any() && s.ignore.Out(rel)
 }
 
-// Once reads both sides and brings them in step. Conflicts are reported, and are no error.
+// Once reads both sides and brings them in sync. Conflicts are reported, and are no error.
 func (s *Sync) Once(ctx context.Context) error {
 	s.note(func(h *hints) { h.allHost, h.allGuest = true, true })
-	return s.settle(ctx)
+	return s.converge(ctx)
 }
 
-// settle reads what has changed, and brings both sides in step.
-func (s *Sync) settle(ctx context.Context) error {
+// converge reads what has changed, and brings both sides in sync.
+func (s *Sync) converge(ctx context.Context) error {
 	changed := false
 	for range maxRounds {
 		if err := s.ready(ctx); err != nil {
@@ -201,13 +201,13 @@ func (s *Sync) settle(ctx context.Context) error {
 			break
 		}
 		if s.again {
-			sleep(ctx, settleTime)
+			sleep(ctx, debounce)
 		}
 	}
-	if !s.again && (changed || !s.inStep || s.left[""] != "") {
-		s.inStep = true
+	if !s.again && (changed || !s.inSync || s.left[""] != "") {
+		s.inSync = true
 		delete(s.left, "")
-		s.say("in_step", "", "")
+		s.say("in_sync", "", "")
 	}
 	return ctx.Err()
 }
@@ -269,7 +269,7 @@ func (s *Sync) lookAt(ctx context.Context, d *hints) error {
 func (s *Sync) action(rel string) Action {
 	host, guest, base := s.host[rel], s.guest[rel], s.base[rel]
 	if s.sending[rel] {
-		guest = base.Guest // the guest may have a part of what was sent, which is no change of the guest
+		guest = base.Guest // a failed request may have written a part of the file: the guest has changed nothing
 	}
 	a := Reconcile(s.Both, base, host, guest)
 	switch {
@@ -281,7 +281,7 @@ func (s *Sync) action(rel string) Action {
 	return a
 }
 
-// plan sorts all paths by their actions, parents before their content. Paths below a conflict, or
+// plan sorts all paths by their actions, parents before children. Paths below a conflict, or
 // below a file that cannot be synced, have no action.
 func (s *Sync) plan() map[Action][]string {
 	paths := map[string]struct{}{}
@@ -303,7 +303,7 @@ func (s *Sync) plan() map[Action][]string {
 			}
 		}
 		if a == Compare && s.isConflict(rel) {
-			a = Conflict // compared before
+			a = Conflict // an earlier pass has compared the contents
 		}
 		replaces := s.replacesDir(rel)
 		if replaces && (a == Push || a == Pull) && s.Prefer == "" && s.mixed(rel) {
@@ -328,8 +328,8 @@ func (s *Sync) replacesDir(rel string) bool {
 	return host != guest && host != Absent && guest != Absent && (host == Dir || guest == Dir)
 }
 
-// mixed reports whether the directory of one side has changes below it, which would be lost if the
-// other side, which is no directory, replaced it.
+// mixed reports whether either side has changes below a path. If a file replaced the directory at
+// this path, these changes would be lost.
 func (s *Sync) mixed(rel string) bool {
 	for name, e := range s.host {
 		if name != rel && below(name, rel) && e != s.base[name].Host {
@@ -386,7 +386,7 @@ func (s *Sync) pass(ctx context.Context) (changed bool, err error) {
 	return pulled || pushed, err
 }
 
-// isRequest reports whether err is about a request, and not about a single file.
+// isRequest reports whether err concerns a whole request, not a single file.
 func isRequest(err error) bool {
 	var answer *client.Error
 	if errors.As(err, &answer) {
@@ -407,13 +407,13 @@ func (s *Sync) agree(rel string, now Agreed) {
 	}
 }
 
-// nameConflicts reports new conflicts, and conflicts that are settled.
+// nameConflicts reports new conflicts, and conflicts that have been resolved.
 func (s *Sync) nameConflicts(now []string) {
 	slices.Sort(now)
 	for rel := range s.conflicts {
 		if _, found := slices.BinarySearch(now, rel); !found {
 			delete(s.conflicts, rel)
-			s.say("settled", rel, "")
+			s.say("resolved", rel, "")
 		}
 	}
 	for _, rel := range now {
@@ -435,8 +435,8 @@ func (s *Sync) versions(rel string) string {
 	return fmt.Sprintf("%s here, %s in the sandbox", host, guest)
 }
 
-// pullAll takes changes of the guest. It removes content before directories, and makes directories
-// before content.
+// pullAll copies changes of the guest to the host. It removes children before their directories, and
+// makes directories before their children.
 func (s *Sync) pullAll(ctx context.Context, names []string) (changed bool, err error) {
 	size := int64(0)
 	if len(names) > 0 {

@@ -66,7 +66,7 @@ func (p *pair) open(t *testing.T) *dirsync.Sync {
 	return s
 }
 
-// once brings both sides in step, and returns the new reports as "op path", without "in_step".
+// once brings both sides in sync, and returns the new reports as "op path", without "in_sync".
 func (p *pair) once(t *testing.T, s *dirsync.Sync) (reports []string) {
 	t.Helper()
 	if err := s.Once(t.Context()); err != nil {
@@ -75,7 +75,7 @@ func (p *pair) once(t *testing.T, s *dirsync.Sync) (reports []string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, r := range p.reports {
-		if r.Op != "in_step" {
+		if r.Op != "in_sync" {
 			reports = append(reports, r.Op+" "+r.Path)
 		}
 	}
@@ -231,7 +231,7 @@ func TestBothWays(t *testing.T) {
 	}
 	wantReports(t, p.once(t, s), "conflict same", "from_sandbox a", "removed_here good", "to_sandbox d/b")
 	write(t, p.there("same"), "here") // equal again
-	wantReports(t, p.once(t, s), "settled same")
+	wantReports(t, p.once(t, s), "resolved same")
 
 	// A directory that one side removes keeps the files that the other side has made in it.
 	if err := os.RemoveAll(p.here("d")); err != nil {

@@ -39,9 +39,9 @@ func guestEntry(f *client.File) Entry {
 // remote returns the path of a file in the sandbox.
 func (s *Sync) remote(rel string) string { return path.Join(s.Remote, rel) }
 
-// list adds the entries below a directory of the guest, down to a depth. It lists deeper directories
-// for which descend returns true in the same way. A guest can name any paths, so only paths below
-// the directory are accepted.
+// list adds the entries below a directory of the guest, down to a depth. For each directory at that
+// depth it calls descend, and lists the directory too if the result is true. A guest can send any
+// path, so only paths below the directory are accepted.
 func (s *Sync) list(ctx context.Context, rel string, depth int, into map[string]Entry,
 	descend func(dir string) bool) error {
 	deeper := map[string]bool{} // a guest can name a directory any number of times
@@ -104,7 +104,7 @@ func (s *Sync) scanGuest(ctx context.Context) error {
 	return err
 }
 
-// relist lists some directories of the guest again. Directories that are gone need a whole scan.
+// relist lists some directories of the guest again. If one of them is gone, it scans everything.
 func (s *Sync) relist(ctx context.Context, dirs []string) error {
 	if len(dirs) > maxHints {
 		return s.scanGuest(ctx)
@@ -155,8 +155,8 @@ func tarOf(fill func(*tar.Writer) error) io.ReadCloser {
 	return r
 }
 
-// send writes files of the host to the guest in one archive. It returns the entries that were sent:
-// a file that is gone or cannot be read is not among them.
+// send writes files of the host to the guest in one archive. It returns the entries of the files
+// that were sent. Files that are gone or cannot be read are omitted.
 func (s *Sync) send(ctx context.Context, names []string) (sent map[string]Agreed, err error) {
 	sent = map[string]Agreed{}
 	failed := map[string]error{}
@@ -210,7 +210,7 @@ func (s *Sync) sendOne(out *tar.Writer, rel string) (Agreed, error) {
 }
 
 // removeGuest removes files and directories of the guest. The parameter names has parents before
-// their content. A directory with other files stays.
+// children. A directory with other files stays.
 func (s *Sync) removeGuest(ctx context.Context, names []string) error {
 	doomed := map[string]bool{}
 	for _, rel := range names {
@@ -252,8 +252,8 @@ func (s *Sync) removeGuest(ctx context.Context, names []string) error {
 	return nil
 }
 
-// onlyDoomed reports whether everything below a directory of the guest is doomed. Excluded files
-// count as well.
+// onlyDoomed reports whether the set doomed contains all files below a directory of the guest, and
+// with Options.Both, whether they are unchanged. The set never contains excluded files.
 func (s *Sync) onlyDoomed(ctx context.Context, rel string, doomed map[string]bool) (bool, error) {
 	only := true
 	stop := errors.New("another file")
@@ -274,7 +274,7 @@ func (s *Sync) onlyDoomed(ctx context.Context, rel string, doomed map[string]boo
 }
 
 // guestLink returns the target of a link of the guest. A listing has only the resolved target, so
-// guestLink reads the archive of the link's directory until the link.
+// guestLink reads the archive of the link's directory up to the link.
 func (s *Sync) guestLink(ctx context.Context, rel string) (string, error) {
 	archive, err := s.cl.ReadTree(ctx, s.ID, s.remote(path.Dir(rel)))
 	if err != nil {

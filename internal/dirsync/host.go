@@ -102,7 +102,8 @@ func (s *Sync) scanHost(rel string) error {
 	})
 }
 
-// skip leaves out an entry, and its content unless exceptions may include some of it.
+// skip omits an entry. It also omits the content of a directory, unless the patterns have exceptions
+// that could include a part of it.
 func skip(d fs.DirEntry, exceptions bool) error {
 	if d != nil && d.IsDir() && !exceptions {
 		return fs.SkipDir
@@ -110,8 +111,8 @@ func skip(d fs.DirEntry, exceptions bool) error {
 	return nil
 }
 
-// openHost opens a regular file of the host. It does not wait for the writer of a pipe, and leaves
-// the directory through no link.
+// openHost opens a regular file of the host. It does not block on a pipe, and follows no link out of
+// the directory.
 func (s *Sync) openHost(rel string) (*os.File, Entry, error) {
 	f, err := s.root.OpenFile(rel, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOFOLLOW, 0)
 	if err != nil {
@@ -277,7 +278,7 @@ func (s *Sync) fetch(ctx context.Context, rel, temp string, want Entry) error {
 	if err != nil {
 		return err
 	}
-	n, err := io.Copy(f, io.LimitReader(content, want.Size+1)) // no more than the size that the bounds have admitted
+	n, err := io.Copy(f, io.LimitReader(content, want.Size+1)) // the bounds were checked for this size
 	if err == nil && n != want.Size {
 		err = errMoved
 	}
@@ -288,7 +289,7 @@ func (s *Sync) fetch(ctx context.Context, rel, temp string, want Entry) error {
 }
 
 // removeTemps removes temporary files that a killed program has left. Younger files may belong to a
-// program that runs.
+// running program.
 func (s *Sync) removeTemps() {
 	_ = fs.WalkDir(s.root.FS(), ".", func(name string, d fs.DirEntry, err error) error {
 		if err != nil || !strings.HasPrefix(d.Name(), tempPrefix) || d.IsDir() {

@@ -30,7 +30,7 @@ func (s *Sync) pushAll(ctx context.Context, names []string) (changed bool, err e
 }
 
 // push sends one batch. If changes come back, it lists the directories of the batch again before
-// and after, and leaves files alone that the guest has changed since the plan was made.
+// and after, and skips files that the guest has changed since the plan was made.
 func (s *Sync) push(ctx context.Context, batch []string) (changed bool, err error) {
 	if s.Both {
 		if err := s.relist(ctx, s.dirsOf(batch)); err != nil {
@@ -106,7 +106,7 @@ func (s *Sync) push(ctx context.Context, batch []string) (changed bool, err erro
 	return len(got) > 0, nil
 }
 
-// clearGuest removes a file or directory of the guest that a file of another type replaces. It
+// clearGuest removes a file or directory of the guest, so that a file of another type can replace it. It
 // returns false, and removes nothing, if the directory has files that are not known or have changed.
 func (s *Sync) clearGuest(ctx context.Context, rel string) (gone bool, err error) {
 	if s.guest[rel].Kind == Dir && s.Prefer != "host" {
@@ -128,8 +128,8 @@ func (s *Sync) clearGuest(ctx context.Context, rel string) (gone bool, err error
 	return true, nil
 }
 
-// dirsOf returns the directories of the guest that have some paths, without directories that the
-// guest does not have.
+// dirsOf returns the directories of some paths. If the guest lacks a directory, its nearest parent
+// that the guest has takes its place.
 func (s *Sync) dirsOf(names []string) (dirs []string) {
 	seen := map[string]bool{}
 	for _, rel := range names {

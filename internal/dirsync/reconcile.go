@@ -31,11 +31,11 @@ func (e Entry) modified() time.Time { return time.Unix(0, e.Time) }
 // path has no history.
 type Agreed struct{ Host, Guest Entry }
 
-// Action says what brings the two sides of a path in step.
+// Action is the step that brings the two sides of a path in sync.
 type Action int
 
 const (
-	Nothing  Action = iota // the sides are in step, or the difference stays
+	Nothing  Action = iota // the sides are in sync, or the difference stays
 	Push                   // the host's side replaces the guest's, or removes it
 	Pull                   // the guest's side replaces the host's, or removes it
 	Agree                  // the sides are equal: only the agreement is new

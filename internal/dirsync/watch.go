@@ -17,10 +17,10 @@ import (
 )
 
 const (
-	settleTime = 100 * time.Millisecond // pause after a change before files are read
-	pollTime   = 2 * time.Second        // between two looks at a sandbox that does not run
-	maxPause   = 10 * time.Second       // longest time between two attempts to reach the daemon
-	maxHints   = 64                     // changed paths; with more, everything is read
+	debounce = 100 * time.Millisecond // pause after a change before files are read
+	pollTime = 2 * time.Second        // between two checks of a sandbox that is not running
+	maxPause = 10 * time.Second       // longest time between two attempts to reach the daemon
+	maxHints = 64                     // changed paths; with more, everything is read
 )
 
 // hints say where something may have changed.
@@ -34,7 +34,7 @@ type hints struct {
 func (h *hints) addHost(rel string)  { h.allHost = add(&h.host, rel, h.allHost) }
 func (h *hints) addGuest(dir string) { h.allGuest = add(&h.guest, dir, h.allGuest) }
 
-// add adds a name to a set. It returns whether the set stands for all names.
+// add adds a name to a set. It reports whether the set now stands for all names.
 func add(set *map[string]bool, name string, all bool) bool {
 	switch {
 	case all || len(*set) >= maxHints:
@@ -68,7 +68,7 @@ func sleep(ctx context.Context, d time.Duration) {
 	}
 }
 
-// Run keeps both sides in step until ctx ends, the sandbox ends, or a *StopError occurs. After other
+// Run keeps both sides in sync until ctx ends, the sandbox ends, or a *StopError occurs. After other
 // errors, such as a restart of the daemon, it tries again.
 func (s *Sync) Run(ctx context.Context) error {
 	notices, err := fsnotify.NewWatcher()
@@ -92,18 +92,18 @@ func (s *Sync) Run(ctx context.Context) error {
 	if s.Both {
 		followers.Go(func() { s.followGuest(ctx) })
 	}
-	for pause := settleTime; ; {
-		err := s.settle(ctx)
+	for pause := debounce; ; {
+		err := s.converge(ctx)
 		switch {
 		case ctx.Err() != nil:
 			return ctx.Err()
 		case err == nil:
-			pause = settleTime
+			pause = debounce
 			select {
 			case <-s.wake:
 			case <-ctx.Done():
 			}
-			sleep(ctx, settleTime)
+			sleep(ctx, debounce)
 		case isFinal(err):
 			return err
 		default:
@@ -115,7 +115,7 @@ func (s *Sync) Run(ctx context.Context) error {
 	}
 }
 
-// leftOutAll reports that nothing is synced at present. settle reports the end of this state.
+// leftOutAll reports that nothing is synced at present. converge reports the end of this state.
 func (s *Sync) leftOutAll(err error) {
 	if why := err.Error(); s.left[""] != why {
 		s.left[""] = why
@@ -123,13 +123,13 @@ func (s *Sync) leftOutAll(err error) {
 	}
 }
 
-// isFinal reports whether it is useless to try again.
+// isFinal reports whether another attempt would fail too.
 func isFinal(err error) bool {
 	return errors.As(err, new(*StopError)) || client.IsStatus(err, http.StatusUnauthorized) ||
 		client.IsStatus(err, http.StatusForbidden)
 }
 
-// ready returns when the sandbox runs. It does not wake a sandbox that is suspended. If the sandbox
+// ready waits until the sandbox runs. It does not wake a suspended sandbox. If the sandbox
 // was rolled back since the last call, the agreement of the two sides is forgotten.
 func (s *Sync) ready(ctx context.Context) error {
 	for begin := time.Now(); ; {

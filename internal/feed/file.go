@@ -58,8 +58,8 @@ func (a *arrivals) await(file, first, end uint32) error {
 	return nil
 }
 
-// ask asks the daemon for a frame, unless this has been done before. The channel is closed when the
-// frame is there, or will never be. It is nil if the frame is there.
+// ask asks the daemon for a frame, once. It returns nil if the frame has arrived. Otherwise it returns
+// a channel that is closed when the frame has arrived, or can no longer arrive.
 func (a *arrivals) ask(f feedproto.Frame) (came chan struct{}, err error) {
 	a.mu.Lock()
 	if a.whole || a.here[f] {

@@ -41,7 +41,7 @@ func (s *syncing) end(t *testing.T, sig syscall.Signal) string {
 	return s.out.String()
 }
 
-// TestSync keeps a directory of this host and a directory of a sandbox in step while both sides
+// TestSync keeps a directory of this host and a directory of a sandbox in sync while both sides
 // change, the command and the daemon are killed, and the sandbox is rolled back, suspended and ended.
 func TestSync(t *testing.T) {
 	d := load(t).start(t)

@@ -65,7 +65,7 @@ func (s *Server) pull(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	// The last line is sent when the build has given back its place, because a client may start its next
+	// The last line is sent after the build has released its place, because a client may start its next
 	// pull as soon as it reads the line.
 	err = s.build(r, out, full, tag, login)
 	switch {
@@ -205,7 +205,7 @@ func (p *progress) send(l line) {
 		p.begun = true
 	}
 	_ = p.rc.SetWriteDeadline(time.Now().Add(p.stall)) // connections of some tests have no deadlines
-	defer p.rc.SetWriteDeadline(time.Time{})           // a later answer on the connection has its own time
+	defer p.rc.SetWriteDeadline(time.Time{})           // a later answer on the connection has its own deadline
 	err := json.NewEncoder(p.w).Encode(l)
 	if err == nil {
 		err = p.rc.Flush()

@@ -91,8 +91,8 @@ type volumeMount struct {
 	Path string `json:"path"`
 }
 
-// volumeMounts are the volumes in a request. They may have no unknown fields, because a newer field
-// could ask for less than the right to write.
+// volumeMounts are the volumes in a request. Unknown fields are refused, because a newer field could ask
+// for a restricted mount, such as a read-only one.
 type volumeMounts []volumeMount
 
 // UnmarshalJSON implements json.Unmarshaler.

@@ -31,7 +31,7 @@ func (m *arrivalMetrics) all() []prometheus.Collector {
 	return []prometheus.Collector{m.open, m.ended, m.frames, m.bytes}
 }
 
-// ArrivalBegun counts a snapshot that can be forked and has not arrived.
+// ArrivalBegun counts a snapshot that can be forked before all of it has arrived.
 func (m *Metrics) ArrivalBegun() { m.arrival.open.Inc() }
 
 // ArrivalEnded counts the end of an arrival.
@@ -40,7 +40,7 @@ func (m *Metrics) ArrivalEnded(result string) {
 	m.arrival.ended.WithLabelValues(result).Inc()
 }
 
-// FrameArrived counts a frame. The parameter awaited says that a sandbox waited for it.
+// FrameArrived counts a frame. The parameter awaited says whether a sandbox waited for the frame.
 func (m *Metrics) FrameArrived(awaited bool, bytes int64) {
 	cause := "background"
 	if awaited {

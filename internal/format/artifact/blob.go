@@ -37,11 +37,11 @@ const (
 	FrameBytes = 256 << 10
 
 	// minMemoryFrame is the size of the data in a frame of a small memory layer, in bytes. A guest reads
-	// single pages all over its memory. With frames of 256 KiB, a child that answered first had needed
-	// two thirds of its memory. Memory takes about 5 % more bytes in frames of 32 KiB.
+	// single pages all over its memory. With frames of 256 KiB, a child had to fetch
+	// two thirds of its memory for its first answer. Memory takes about 5 % more bytes in frames of 32 KiB.
 	minMemoryFrame = 32 << 10
 
-	// maxMemoryFrames is how many frames a memory layer has before its frames become larger. A puller
+	// maxMemoryFrames is the number of frames above which a memory layer gets larger frames. A puller
 	// needs the whole index before it can start a child.
 	maxMemoryFrames = 64 << 10
 

@@ -27,8 +27,8 @@ type VolumeWriter struct {
 	// new top that the VM may already write to instead of Top, during a branch or a rollback; usually
 	// absent. A record of an earlier version of forkd has none.
 	Next string `json:"next,omitempty"`
-	// layers that were tops of this writer until a branch, so that its VM may have damaged them; names of
-	// layers that were merged since have no meaning
+	// layers that were tops of this writer until a branch. The writer's VM may have damaged them. The list
+	// may also have names of layers that no longer exist, because they were merged
 	Own []string `json:"own,omitempty"`
 }
 

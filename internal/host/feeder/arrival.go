@@ -7,9 +7,9 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// Arrival tells the users of served files if the missing parts will never arrive, and tells those
-// who fetch the parts if nobody wants them any more. It is nil for files that were complete from the
-// beginning.
+// Arrival tells the users of served files if the missing parts will never arrive. It also tells the
+// code that fetches the parts if no user needs them any more. It is nil for files that were complete
+// from the start.
 type Arrival struct {
 	lost  chan struct{}
 	err   error         // valid after lost is closed
@@ -25,7 +25,7 @@ func NewArrival(kill func()) *Arrival {
 	return &Arrival{lost: make(chan struct{}), kill: kill, stop: make(chan struct{}), ended: make(chan struct{})}
 }
 
-// Cancel asks those who fetch the parts to stop, and waits until they have called End.
+// Cancel asks the code that fetches the parts to stop, and waits until it has called End.
 func (a *Arrival) Cancel() {
 	a.once.Do(func() { close(a.stop) })
 	<-a.ended
@@ -34,8 +34,8 @@ func (a *Arrival) Cancel() {
 // Canceled returns a channel that is closed when Cancel is called.
 func (a *Arrival) Canceled() <-chan struct{} { return a.stop }
 
-// End says that nothing fetches parts any more, and that all parts are there or lost. It may be
-// called only once.
+// End says that all parts have arrived or are lost, so no more parts are fetched. It may be called
+// only once.
 func (a *Arrival) End() { close(a.ended) }
 
 // answerTime is how long a process may take to answer to an opening or a closing of a file. A process

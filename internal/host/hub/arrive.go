@@ -94,7 +94,7 @@ func (h *Hub) pullLazily(ctx context.Context, who, tag string, r Remote, on func
 		hot <- list
 	}()
 	err = a.prepare(ctx, o)
-	a.hot = <-hot // also after an error, because it uses the connection
+	a.hot = <-hot // wait even after an error: findHot uses the connection
 	if err != nil {
 		return Pulled{}, o.conn.failed(err)
 	}
@@ -261,7 +261,7 @@ func (a *lazyPull) begin(ctx context.Context, who, tag string, o *Offer, on func
 	return info, err
 }
 
-// errDeleted is the cause with which the fetch of a deleted snapshot ends.
+// errDeleted is the cause of the canceled context when a snapshot is deleted while it arrives.
 var errDeleted = errors.New("the snapshot was deleted")
 
 // finish fetches the rest, and publishes the snapshot. If the snapshot is deleted before that,
@@ -380,8 +380,8 @@ func (a *lazyPull) fetchFrames(ctx context.Context) error {
 	return err
 }
 
-// fetchRange fetches consecutive frames of a blob. If the last source fails, it tries again for
-// Hub.sourcePatience, and for mirrorPatience if any other source fails.
+// fetchRange fetches consecutive frames of a blob. If a source fails, fetchRange tries it again for
+// mirrorPatience, or for Hub.sourcePatience if there is no other source.
 func (a *lazyPull) fetchRange(ctx context.Context, in *incoming, first, end int, came func(frame int)) error {
 	return a.from.use(ctx, func(c *conn, last bool) error {
 		since, patience := time.Now(), a.hub.sourcePatience

@@ -35,12 +35,12 @@ import (
 
 const (
 	hotTime = 10 * time.Second // time limit for fetching a list of hot frames
-	maxHot  = 4                // maximum number of lists that are looked at until one is valid
+	maxHot  = 4                // maximum number of lists that are fetched to find a valid one
 	hotRuns = 2                // number of first runs from which a list is recorded
 )
 
-// findHot returns the list of hot frames of the snapshot with the digest d, and the same decoded. If
-// there is none that can be used, both are empty.
+// findHot returns the list of hot frames of the snapshot with the digest d, as a file and decoded. If
+// there is no usable list, both are empty.
 func (h *Hub) findHot(ctx context.Context, c *conn, d digest.Digest) (referrer, artifact.Hot) {
 	ctx, cancel := context.WithTimeout(ctx, h.hotTime)
 	defer cancel()
@@ -106,7 +106,7 @@ type hotRun struct {
 	artifact.FrameRun
 }
 
-// hotBytes is about how many bytes of hot frames are fetched with one request.
+// hotBytes is the approximate size of a request for hot frames, in bytes.
 const hotBytes = 256 << 10
 
 // takeHot returns the next missing hot frames of a file.
@@ -130,8 +130,8 @@ func (q *queue) takeHot() (file, first, end int, ok bool) {
 	return 0, 0, 0, false
 }
 
-// recordHot returns the list of hot frames of a snapshot that is being pushed: the frames that each of
-// two first runs has needed until its first answer.
+// recordHot returns the list of hot frames of a snapshot that is being pushed: the frames that both of
+// two first runs needed for their first answers.
 func (p *push) recordHot(a *artifact.Artifact) (s referrer, list artifact.Hot, err error) {
 	if a.Snapshot.DiskOnly() {
 		return s, nil, invalid.Errorf("record_hot", "the snapshot has no memory")

@@ -13,11 +13,11 @@ import (
 	"github.com/forkd/forkd/internal/host/store"
 )
 
-// Reusing returns r for a pull that returns the snapshot with the tag if that snapshot came from the
-// same artifact. If another snapshot has the tag, the pull returns an *OtherError.
+// Reusing returns r with a changed result of its pulls: if the snapshot with the tag came from the same
+// artifact, a pull returns this snapshot. If another snapshot has the tag, it returns an *OtherError.
 func (r Remote) Reusing() Remote { r.reuse = true; return r }
 
-// NewTag returns the tag that must be free before a pull, or "" if the pull does not need that.
+// NewTag returns the tag that must be free before a pull, or "" if it may be in use.
 func (r Remote) NewTag(tag string) string {
 	if r.reuse {
 		return ""
@@ -25,23 +25,23 @@ func (r Remote) NewTag(tag string) string {
 	return tag
 }
 
-// OtherError reports that the snapshot with the tag of a pulled snapshot is not known to come from
+// OtherError reports that a snapshot has the tag of the snapshot to pull, and is not known to come from
 // the same artifact.
 type OtherError struct {
 	Tag       string
-	Reference string // what was to be pulled, with its digest
+	Reference string // reference of the artifact to pull, with its digest
 }
 
 func (e *OtherError) Error() string {
-	return fmt.Sprintf("snapshot %q: exists, and is not known to be %s: fork the one here ('forkd fork %s'), remove it first "+
-		"('forkd rmi %s'), or pull the other under a new tag ('forkd pull REGISTRY/NAME:TAG --lazy --tag NEW')",
+	return fmt.Sprintf("snapshot %q: exists, and is not known to be %s: fork the existing one ('forkd fork %s'), remove it first "+
+		"('forkd rmi %s'), or pull the reference under a new tag ('forkd pull REGISTRY/NAME:TAG --lazy --tag NEW')",
 		e.Tag, e.Reference, e.Tag, e.Tag)
 }
 
 func (e *OtherError) Unwrap() error { return &store.ExistsError{Tag: e.Tag} }
 
-// present returns the snapshot that a pull would make, if it is there. If the pull has to make it, the
-// result has no Artifact.
+// present returns the snapshot that a pull would make, if the store already has it. Otherwise the result
+// has no Artifact.
 func (h *Hub) present(tag string, r Remote, o *Offer) (Pulled, error) {
 	tag = cmp.Or(tag, o.Snapshot.Tag)
 	i, err := h.cfg.Store.Info(tag)
@@ -62,7 +62,7 @@ func (h *Hub) present(tag string, r Remote, o *Offer) (Pulled, error) {
 // content is the digest of the artifact.
 func (c *cache) pulled(id string) string { return c.path("pulled", id) }
 
-// setPulled records from which artifact a snapshot comes that is about to be published.
+// setPulled records the artifact of a snapshot that is about to be published.
 func (c *cache) setPulled(id string, d digest.Digest) error {
 	return atomicfile.Write(c.pulled(id), []byte(d), 0o600)
 }

@@ -71,7 +71,7 @@ type queue struct {
 	came    map[feedproto.Frame]bool    // frames that have arrived
 	todo    []feedproto.Frame           // needed frames that nothing fetches yet
 	last    time.Time                   // when a reader last needed a frame that was missing
-	hot     []hotRun                    // see setHot; frames of these may be there
+	hot     []hotRun                    // see setHot; some of their frames may have arrived
 	wake    chan struct{}               // has a value if todo may have frames
 }
 
@@ -171,9 +171,9 @@ func (q *queue) takeRun() (file, first, end int, ok bool) {
 	return 0, 0, 0, false
 }
 
-// takeLocked takes missing frames from the frame first on, until the next frame is there or has the
-// number limit, or the frames have at least the given number of bytes. It returns the number of the
-// next frame. Preconditions: queue.mu is held, and the frame first is missing.
+// takeLocked takes consecutive missing frames, beginning with first. It stops before a frame that is
+// present or has the number limit, or when the frames have at least the given number of bytes. It
+// returns the number of the next frame. Preconditions: queue.mu is held, and first is missing.
 func (in *incoming) takeLocked(first, limit int, bytes int64) (end int) {
 	size := int64(0)
 	for end = first; end < limit && !in.have[end] && size < bytes; end++ {
@@ -184,7 +184,7 @@ func (in *incoming) takeLocked(first, limit int, bytes int64) (end int) {
 	return end
 }
 
-// workers is how many requests for needed and hot frames there are at a time. One worker fetches no hot
+// workers is the number of concurrent requests for needed and hot frames. One worker fetches no hot
 // frames, so that needed frames do not wait for them.
 const workers = 4
 
@@ -197,9 +197,9 @@ const (
 // fetcher fetches consecutive frames of a file, and calls came after each frame.
 type fetcher func(ctx context.Context, in *incoming, first, end int, came func(frame int)) error
 
-// run fetches all frames by calling fetch: first the hot frames, at the same time those that readers
-// need, and all others in the background. Before each request, the background waits until all hot
-// frames were asked for and no reader has needed a frame for a lull. It never waits longer than most.
+// run fetches all frames by calling fetch: first hot frames and frames that readers need, then all
+// others in the background. Before each request, the background waits until all hot frames were
+// requested, and no reader has needed a frame for a lull. It never waits longer than most.
 func (q *queue) run(ctx context.Context, quiet time.Duration, fetch fetcher) error {
 	g, ctx := errgroup.WithContext(ctx)
 	done := make(chan struct{}) // closed when the background has fetched all that was left

@@ -315,7 +315,7 @@ func isUnusable(err error) bool {
 	return isLost(err) || errors.As(err, &bad)
 }
 
-// errOther reports that an artifact has another type, such as one that is no signature.
+// errOther reports that an artifact does not have the requested type.
 var errOther = errors.New("another artifact")
 
 // referrer fetches the manifest and the file of an artifact. The file has at most limit bytes. If

@@ -66,7 +66,7 @@ func (s *sources) use(ctx context.Context, f func(c *conn, last bool) error) err
 	}
 }
 
-// isOfSource reports whether another source may succeed.
+// isOfSource reports whether err may be the fault of one source, so that another may succeed.
 func isOfSource(err error) bool {
 	return errors.As(err, new(*RegistryError)) || errors.As(err, new(*artifact.Error))
 }

@@ -156,7 +156,7 @@ func (g *Staging) publishArrived(m *snapshot.Manifest, calm func()) (Info, error
 	return s.infoLocked(e), nil
 }
 
-// enterHot makes an arrived snapshot like all others. It reports false if a deletion has begun.
+// enterHot publishes an arrived snapshot. It returns false if a deletion has begun.
 func (g *Staging) enterHot(e *entry, m *snapshot.Manifest, calm func()) bool {
 	s := g.store
 	e.hotMu.Lock()

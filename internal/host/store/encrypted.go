@@ -321,7 +321,7 @@ func (s *Store) ForgetKey(id string) error {
 }
 
 // destroyLeft destroys the keys of directories that a starting store removes, because a crash has
-// interrupted a deletion or an encryption. Keys that a snapshot has stay.
+// interrupted a deletion or an encryption. It keeps keys that snapshots use.
 func (s *Store) destroyLeft(dirs []string) error {
 	var keys []string
 	for _, dir := range dirs {

@@ -154,8 +154,8 @@ func (v *Vault) run(ctx context.Context, verb, id string, in []byte) ([]byte, er
 	return nil, fmt.Errorf("%s %s: %w", v.cfg.Command[0], verb, err)
 }
 
-// environment returns the environment of the program: few variables of the daemon, because others may
-// be secrets, such as the password of a proxy, or change what the program does.
+// environment returns the environment of the program. It has few variables of the daemon, because others
+// may be secrets, such as the password of a proxy, or change what the program does.
 func (cfg *Config) environment() []string {
 	env := []string{} // exec would replace nil by the daemon's environment
 	for _, name := range append([]string{"PATH", "HOME", "LANG"}, cfg.Env...) {

@@ -260,8 +260,8 @@ func (s *Store) Get(name string) (Info, error) {
 	return s.measured(info), nil
 }
 
-// GetID returns the Info of the volume with an id. If the function may does not permit its name, or
-// if there is no such volume, the error is an *Error with the id as the name.
+// GetID returns the Info of the volume with an id. If there is no such volume, or if may returns false for
+// its name, the error is an *Error with the id as the name.
 func (s *Store) GetID(id string, may func(name string) bool) (Info, error) {
 	name := ""
 	s.mu.Lock()

@@ -39,8 +39,8 @@ type Seen struct {
 }
 
 // Server reads from r until it knows which server the client names. If the data is neither TLS nor
-// HTTP, or r ends, it returns no name and no error. If a read fails, or MaxBytes are too few, and the
-// next bytes could name a server, the result is unclear.
+// HTTP, or r ends, it returns no name and no error. If a read fails or
+// MaxBytes have been read, and later bytes could name a server, the result is unclear.
 func Server(r io.Reader) (Seen, error) {
 	t := &tee{from: r}
 	in := bufio.NewReaderSize(t, 4096)

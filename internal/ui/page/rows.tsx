@@ -202,7 +202,7 @@ export function cpuOf(n: Node): string | undefined {
 }
 
 // Load shows what a sandbox has written on disk, and its use of processors. The hidden words are for
-// screen readers, which do not see the heads of the columns.
+// screen readers, which do not read the column headers here.
 function Load({ n }: { n: Node }) {
   const disk = n.sandbox && store.stats.get(n.sandbox.id)?.disk_since_latest_kib;
   const cpu = cpuOf(n);

@@ -81,7 +81,7 @@ export function TimePage({ open }: { open: (key: string) => void }) {
   );
 }
 
-// Drawing is for the eye: the list of events says the same.
+// Drawing is hidden from screen readers, because the list has the same events.
 function Drawing({ c, chosen, choose, open }: {
   c: Chart; chosen: string; choose: (id: string) => void; open: (key: string) => void;
 }) {

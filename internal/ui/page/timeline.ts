@@ -35,7 +35,7 @@ export interface Chart {
   lanes: Lane[]; // in the order of their beginnings
   points: Point[]; // the newest first
   forks: Fork[];
-  omitted: number; // lanes without a place
+  omitted: number; // lanes that are not shown
 }
 
 const maxLanes = 40;

@@ -38,7 +38,7 @@ interface CommandOptions {
   abortSignal?: AbortSignal | undefined;
 }
 
-/** A process of a session. Output that is not read stays in the process after 1 MiB, and blocks it. */
+/** A process of a session. It blocks while more than 1 MiB of its output has not been read. */
 export interface SessionProcess {
   readonly pid: number;
   readonly stdout: ReadableStream<Uint8Array>;
@@ -54,7 +54,7 @@ export interface WritableSessionProcess extends SessionProcess {
 
 const sessionOptions = ["cwd", "user", "env", "timeout", "branches"] as const;
 
-/** Bytes of each output of a process of spawn that are held for the reader. */
+/** Bytes of unread stdout, and of unread stderr, that are held for a process of spawn. */
 const heldOutput = 1 << 20;
 
 /** Bytes of each output of a command of run; the rest is dropped. */
@@ -97,7 +97,7 @@ export class ForkdSession {
 
   /**
    * Saves the machine before a step. Use it as prepareStep of generateText, streamText or an agent.
-   * It needs no `this`.
+   * It is bound to its session.
    */
   readonly prepareStep = async (): Promise<{ experimental_sandbox: ForkdSession }> => {
     if (this.#options.branches ?? true) {
@@ -108,7 +108,7 @@ export class ForkdSession {
     return { experimental_sandbox: this };
   };
 
-  /** Takes the machine back to the moment before a step, from 0. Forgets later branches. */
+  /** Rolls the machine back to the moment before a step, and forgets later branches. Steps count from 0. */
   async rollback(step: number): Promise<void> {
     await this.sandbox.rollback(this.#step(step));
     this.steps.length = step + 1;
@@ -187,7 +187,7 @@ export class ForkdSession {
     if (info?.symlinkTarget !== undefined) {
       info = await ifThere(this.sandbox.files.stat(info.symlinkTarget, this.#who(abortSignal)));
     }
-    // A link without a target is not there.
+    // A broken link counts as missing.
     return info === null || info.type === "symlink" ? null : { type: info.type, size: info.size };
   };
 
@@ -217,7 +217,7 @@ export class ForkdSession {
     return true;
   };
 
-  /** Runs a command. One that times out has the exit code 124, and the reason in stderr. */
+  /** Runs a command. If it times out, the exit code is 124, and stderr has the reason. */
   readonly run = async (options: CommandOptions): Promise<{ exitCode: number; stdout: string; stderr: string }> => {
     const { exitCode, stdout, stderr, timedOut, error } = await this.sandbox.commands.run(argv(options.command), {
       ...this.#command(options),
@@ -254,7 +254,7 @@ export class ForkdSession {
         throw reason;
       },
     );
-    end.catch(() => undefined); // a rejection is ignored if no code waits
+    end.catch(() => undefined); // ignore a rejection that no code awaits
     const drop = (): void => {
       stdout.drop();
       stderr.drop();
@@ -325,7 +325,7 @@ function argv(command: string): string[] {
   return ["/bin/sh", "-c", 'if command -v bash >/dev/null; then exec bash -c "$1"; else exec sh -c "$1"; fi', "sh", command];
 }
 
-/** Returns null in place of an error that says that a file does not exist. */
+/** Returns null if the error is that a file does not exist. */
 async function ifThere<T>(answer: Promise<T>): Promise<T | null> {
   try {
     return await answer;
@@ -386,7 +386,7 @@ class Pipe {
     }
   }
 
-  /** Discards what still arrives, so that the end of the process can be seen. */
+  /** Discards the remaining output, so that the process can end. */
   drop(): void {
     this.#dropped = true;
     this.#room?.resolve();

@@ -26,8 +26,8 @@ export interface BashToolSandbox {
 const maxOutput = 16 << 20;
 
 /**
- * Returns what createBashTool takes as `sandbox`. Commands need bash in the image. One that times
- * out has the exit code 124, and the reason in stderr.
+ * Returns a value for the option `sandbox` of createBashTool. Commands need bash in the image. If a
+ * command times out, its exit code is 124, and stderr has the reason.
  */
 export function bashToolSandbox(sandbox: Sandbox, options: BashToolOptions = {}): BashToolSandbox {
   checkOptions(options, "user", "env", "timeout");

@@ -370,7 +370,7 @@ export class Sandbox implements AsyncDisposable {
     return streamOf(wire.idle(answer, `the export of ${this.id}`, { signal: options.signal }));
   }
 
-  /** Returns the requests to servers that were held back, and the hold. */
+  /** Returns the held requests to servers, and the hold. */
   async effects(options?: CallOptions): Promise<Effects> {
     const path = this.#path("/effects");
     return camel((await this.client.wire.call("GET", path, { options })) as Schemas["Effects"]);

@@ -17,12 +17,12 @@ export type VolumeInfo = Camel<Schemas["VolumeInfo"]>;
 export type VolumeMounts = Record<string, string>;
 
 /**
- * Servers to which a sandbox's requests are held back if they change something there, as a list of names
- * or as an object; see docs/network.md.
+ * Servers for which a sandbox's requests are held if they may change something there: a list of names, or
+ * an object. See docs/network.md.
  */
 export type HoldEffects = readonly string[] | Camel<Schemas["Hold"]>;
 
-/** The requests of a sandbox that were held back. */
+/** The held requests of a sandbox. */
 export type Effects = Camel<Schemas["Effects"]>;
 
 /** Options of a new volume. */
@@ -64,7 +64,7 @@ export class Volumes {
     return camel((await this.#client.wire.call("GET", pathOf(name), { options })) as Schemas["VolumeInfo"]);
   }
 
-  /** Makes the volume to with the present data of a volume, which no sandbox may be writing to. */
+  /** Makes a second volume, named by `to`, with the same data. No sandbox may be writing to the first. */
   async snapshot(
     name: string,
     to: string,

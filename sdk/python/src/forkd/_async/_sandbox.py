@@ -559,7 +559,7 @@ class AsyncSandbox(metaclass=NamesOfE2B):
             return archive.read()
 
     async def effects(self) -> Effects:
-        """The requests to servers that were held back, and whether others will be; see hold_effects of Client.fork."""
+        """The held requests, and the hold, if there still is one; see hold_effects of Client.fork."""
         return Effects.from_json((await self._call("GET", "/effects")).json())
 
     async def release_effects(self) -> Effects:

@@ -16,7 +16,7 @@ NetworkPolicy = Network | str | Mapping[str, Any]
 
 
 class AsyncNetworkOf:
-    """Where a sandbox may connect to."""
+    """The network policy of a sandbox."""
 
     def __init__(self, sandbox: AsyncSandbox) -> None:
         self._sandbox = sandbox

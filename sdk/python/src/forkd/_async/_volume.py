@@ -48,7 +48,7 @@ class AsyncVolumes:
         return await self._call("GET", name)
 
     async def snapshot(self, name: str, to: str, *, labels: Mapping[str, str] | None = None) -> VolumeInfo:
-        """Makes the volume to with the present data of a volume, which no sandbox may be writing to."""
+        """Makes a second volume, named by to, with the same data. No sandbox may be writing to the first volume."""
         body = _args.given(name=_args.name("to", to), labels=_args.strings("labels", labels))
         return await self._call("POST", name, "/snapshot", body, once=True)
 

@@ -138,8 +138,8 @@ class Client:
 
         volumes are mounted at paths: {"/data": "data"} to write to the volume data, "data:ro" to read it, or
         "data:copy" for a private copy; docs/volumes.md says which snapshots can mount them. hold_effects is a list of
-        servers, or a Hold: requests that change something there are held back (docs/network.md), and sandbox.effects
-        lists them."""
+        servers, or a Hold: requests that may change something there are held (docs/network.md). sandbox.effects
+        lists these requests."""
         options = (labels, env, network, limits, ttl, idle_timeout, unique, hostname_prefix, allow_partial, hooks)
         body = fork_body(n, *options, volumes, hold_effects)
         return fork(self, body | {"snapshot_tag": _args.name("snapshot", snapshot)})

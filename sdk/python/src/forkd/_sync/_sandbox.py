@@ -556,7 +556,7 @@ class Sandbox(metaclass=NamesOfE2B):
             return archive.read()
 
     def effects(self) -> Effects:
-        """The requests to servers that were held back, and whether others will be; see hold_effects of Client.fork."""
+        """The held requests, and the hold, if there still is one; see hold_effects of Client.fork."""
         return Effects.from_json((self._call("GET", "/effects")).json())
 
     def release_effects(self) -> Effects:

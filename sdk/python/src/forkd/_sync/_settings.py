@@ -17,7 +17,7 @@ NetworkPolicy = Network | str | Mapping[str, Any]
 
 
 class NetworkOf:
-    """Where a sandbox may connect to."""
+    """The network policy of a sandbox."""
 
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox

@@ -49,7 +49,7 @@ class Volumes:
         return self._call("GET", name)
 
     def snapshot(self, name: str, to: str, *, labels: Mapping[str, str] | None = None) -> VolumeInfo:
-        """Makes the volume to with the present data of a volume, which no sandbox may be writing to."""
+        """Makes a second volume, named by to, with the same data. No sandbox may be writing to the first volume."""
         body = _args.given(name=_args.name("to", to), labels=_args.strings("labels", labels))
         return self._call("POST", name, "/snapshot", body, once=True)
 

@@ -7,8 +7,8 @@ is a fork of a snapshot. In kernel.json:
 
 The snapshot may contain a running kernel, with its imports and variables. warm_kernel makes such a snapshot, and
 ForkdProvisioner.branch saves a notebook's kernel. A kernel in a fork gets a new key before a client can use it, because
-all forks of a snapshot know the old one. In other snapshots, argv is started. Restarting a kernel forks the snapshot
-again.
+all forks of a snapshot know the old one. If the snapshot has no kernel, argv starts one. Restarting a kernel forks the
+snapshot again.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from .._errors import ForkdError, StreamBrokenError
 
 T = TypeVar("T")
 PORTS = ("shell_port", "iopub_port", "stdin_port", "control_port", "hb_port")
-GUEST_PORTS = dict(zip(PORTS, range(19401, 19406)))  # Linux gives none of them to other programs
+GUEST_PORTS = dict(zip(PORTS, range(19401, 19406)))  # outside of Linux's range of ephemeral ports
 ARGV = ["python3", "-m", "ipykernel_launcher", "-f", "{connection_file}"]
 WRITE = 'umask 077; cat >"$1.new" && mv "$1.new" "$1"'
 
 
 class _Loop:
-    """An event loop in a thread. It carries connections also while the loops of Jupyter stand still."""
+    """An event loop in a thread. It forwards connections even while Jupyter's own event loops are blocked."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
@@ -126,7 +126,7 @@ class ForkdProvisioner(KernelProvisionerBase):
         args = [part.replace("{connection_file}", self.kernel_file) for part in self.argv]
         process = await self.sandbox.commands.start(args, user=self.user)
         self._pid = process.pid
-        with suppress(StreamBrokenError):  # it has ended already: see below
+        with suppress(StreamBrokenError):  # the kernel has ended: reported below
             await process.detach()
         await self._save(key)
         async with asyncio.timeout(self.start_timeout):
@@ -188,8 +188,8 @@ class ForkdProvisioner(KernelProvisionerBase):
         return carry
 
     async def branch(self, tag: str | None = None) -> str:
-        """Saves the sandbox with the running kernel, and returns the tag. Kernels whose snapshot is this tag continue
-        with all variables. It fails later, at their start, if a cell was running that does not end."""
+        """Saves the sandbox with the running kernel, and returns the tag. Kernels that start from this
+        snapshot continue with all variables. If a cell was running, they can start only when the cell ends."""
         assert self.sandbox is not None and self._loop is not None
         snapshot, _ = await self._loop.run(self.sandbox.branch(tag=tag))
         return snapshot.tag
@@ -290,7 +290,7 @@ def _new_key(info: dict[str, Any], old: str, new: str, timeout: float) -> None:
 
 
 async def warm_kernel(snapshot: str, code: str, tag: str | None = None, **config: Any) -> str:
-    """Starts a kernel in a fork of snapshot, runs code in it, and returns the tag of a snapshot in which it runs on.
+    """Starts a kernel in a fork of snapshot, runs code in it, and returns the tag of a snapshot with this kernel.
     config has further settings of ForkdProvisioner."""
     provisioner = ForkdProvisioner(snapshot=snapshot, **config)
     client = AsyncKernelClient()
