@@ -337,7 +337,7 @@ func TestRollbackRemovesNothing(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
 		go func() { ended <- p.open(t).Run(ctx) }()
-		for report := ""; report != "in_step "; report = <-reports {
+		for report := ""; report != "in_sync "; report = <-reports {
 		}
 		h.streams["watch"] <- `{"type":"begun"}` // both streams are connected now
 		events <- `{"id":"","type":"sandbox.labels"}`

@@ -46,7 +46,7 @@ const (
 	longTime     = 1 << 30  // seconds; the files never change
 
 	// readBytes is the maximum length of a read, and readAhead is how much the kernel reads around
-	// a page that a VMM needs. A read waits for all of its frames. Frames of memory have 32 KiB, so a longer
+	// a page that a VMM needs. A read waits for all of its frames. Frames of memory have 16 KiB, so a longer
 	// range would often wait for a frame that no VMM needs.
 	readBytes = 128 << 10
 	readAhead = 16 << 10

@@ -300,7 +300,7 @@ func (d *daemon) kill(t *testing.T, list ...client.Sandbox) {
 // value evaluates an expression, which must have a value.
 func (d *daemon) value(t *testing.T, id, code string) string {
 	t.Helper()
-	r, err := d.Eval(d.ctx(t, quietLimit), id, client.EvalRequest{Code: code})
+	r, err := d.Eval(d.ctx(t, bakeLimit), id, client.EvalRequest{Code: code, TimeoutSecs: bakeLimit.Seconds()})
 	if err != nil {
 		t.Fatalf("eval %q: %v", code, err)
 	}

@@ -37,9 +37,9 @@ const (
 	FrameBytes = 256 << 10
 
 	// minMemoryFrame is the size of the data in a frame of a small memory layer, in bytes. A guest reads
-	// single pages all over its memory. With frames of 256 KiB, a child had to fetch
-	// two thirds of its memory for its first answer. Memory takes about 5 % more bytes in frames of 32 KiB.
-	minMemoryFrame = 32 << 10
+	// single pages all over its memory. With frames of 256 KiB, a child had to fetch two thirds of its
+	// memory for its first answer. Memory takes about 8 % more bytes in frames of 16 KiB.
+	minMemoryFrame = 16 << 10
 
 	// maxMemoryFrames is the number of frames above which a memory layer gets larger frames. A puller
 	// needs the whole index before it can start a child.

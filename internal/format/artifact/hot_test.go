@@ -112,9 +112,9 @@ func TestFrameSizes(t *testing.T) {
 		bytes uint64
 		want  int
 	}{
-		{MemoryPart + "0", 1 << 20, 32 << 10},
-		{MemoryPart + "7", 2 << 30, 32 << 10},
-		{MemoryPart + "0", 2<<30 + 1<<20, 64 << 10},
+		{MemoryPart + "0", 1 << 20, 16 << 10},
+		{MemoryPart + "7", 1 << 30, 16 << 10},
+		{MemoryPart + "0", 1<<30 + 1<<20, 32 << 10},
 		{MemoryPart + "0", 8 << 30, 128 << 10},
 		{MemoryPart + "0", 1 << 40, FrameBytes},
 		{BasePart, 1 << 20, FrameBytes},

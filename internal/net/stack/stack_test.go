@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -250,6 +251,9 @@ func TestOpenConnectionsAreListed(t *testing.T) {
 		open = append(open, r.mustDial(t, web+":80"))
 		talk(open[n], strings.Repeat("x", n+1))
 	}
+	// An answer may arrive before the bytes of its question are counted.
+	uncounted := func(f netproto.Flow) bool { return f.UpBytes == 0 || f.UpBytes != f.DownBytes }
+	waitFor(t, "the bytes of all connections", func() bool { return !slices.ContainsFunc(r.Flows(), uncounted) })
 	talk(open[0], "again") // the oldest connection has the latest data
 	_, _ = r.dial(t, private+":80")
 	var list []netproto.Flow
