@@ -82,10 +82,14 @@ func (a *arrivals) ask(f feedproto.Frame) (came chan struct{}, err error) {
 	return came, err
 }
 
-// came marks a frame as arrived.
+// came marks a frame as arrived. It does nothing if all frames are there: the answer to a question
+// may follow the message that says so.
 func (a *arrivals) came(f feedproto.Frame) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	if a.whole {
+		return
+	}
 	a.here[f] = true
 	if c := a.asked[f]; c != nil {
 		close(c)

@@ -82,3 +82,20 @@ func missing(t *testing.T) *file {
 	a := newArrivals(func(feedproto.Frame) error { return nil })
 	return &file{bytes: readBytes, frames: frames, arrivals: a, decoded: d}
 }
+
+// The daemon may answer a question after it has said that all frames are there.
+func TestAnswersAfterTheLastFrame(t *testing.T) {
+	var asked []feedproto.Frame
+	a := newArrivals(func(f feedproto.Frame) error { asked = append(asked, f); return nil })
+	f := feedproto.Frame{Frame: 7}
+	came, err := a.ask(f)
+	if err != nil || len(asked) != 1 {
+		t.Fatalf("asked for %v, %v", asked, err)
+	}
+	a.end(true)
+	<-came
+	a.came(f)
+	if err := a.await(0, 7, 9); err != nil {
+		t.Error(err)
+	}
+}

@@ -45,11 +45,12 @@ const (
 	requestBytes = 16 << 10 // the kernel's minimum is 8 KiB
 	longTime     = 1 << 30  // seconds; the files never change
 
-	// readBytes is the maximum length of a read, and readAhead is how much the kernel reads around
-	// a page that a VMM needs. A read waits for all of its frames. Frames of memory have 16 KiB, so a longer
-	// range would often wait for a frame that no VMM needs.
+	// readBytes is the maximum length of a read. readAhead is how much the kernel reads around a page
+	// of a mapped file that a VMM needs: this page alone. A read waits for all of its frames, and the
+	// kernel does not align such ranges to frames, so a longer range would often wait for a frame that
+	// no VMM needs.
 	readBytes = 128 << 10
-	readAhead = 16 << 10
+	readAhead = 4 << 10
 
 	// background is how many reads the kernel sends before it waits for answers. It is large, because
 	// reads of pages that are there must get through while others wait for frames.

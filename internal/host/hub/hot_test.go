@@ -30,7 +30,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/feedproto"
 )
 
-// arrivingBlob returns a blob of memory with 32 frames, none of which are there.
+// arrivingBlob returns a blob of memory with 64 frames, none of which are there.
 func arrivingBlob(t *testing.T) *incoming {
 	t.Helper()
 	content := make([]byte, 1<<20)
@@ -52,7 +52,7 @@ func arrivingBlob(t *testing.T) *incoming {
 		t.Fatal(err)
 	}
 	frames, err := artifact.ParseFrames(coded.Bytes()[b.Size-b.IndexBytes:], b)
-	if err != nil || frames.Len() != 32 {
+	if err != nil || frames.Len() != 64 {
 		t.Fatalf("%d frames, %v", frames.Len(), err)
 	}
 	return &incoming{b: b, frames: frames, have: make([]bool, frames.Len())}
@@ -64,14 +64,14 @@ func TestHotFramesComeFirst(t *testing.T) {
 	in := arrivingBlob(t)
 	q := newQueue([]*incoming{in})
 	q.start(func(feedproto.Frame) error { return nil })
-	hot := artifact.Hot{in.b.Digest: {{First: 2, End: 6}, {First: 9, End: 10}, {First: 12, End: 24}}}
+	hot := artifact.Hot{in.b.Digest: {{First: 2, End: 6}, {First: 9, End: 10}, {First: 12, End: 36}}}
 	if err := q.setHot(hot); err != nil {
 		t.Fatal(err)
 	}
 	q.need(feedproto.Frame{Frame: 4})
-	q.need(feedproto.Frame{Frame: 30})
-	q.need(feedproto.Frame{Frame: 30})
-	q.need(feedproto.Frame{Frame: 32}) // does not exist
+	q.need(feedproto.Frame{Frame: 60})
+	q.need(feedproto.Frame{Frame: 60})
+	q.need(feedproto.Frame{Frame: 64}) // does not exist
 	q.need(feedproto.Frame{File: 1})   // does not exist
 	var mu sync.Mutex
 	var got [][2]int
@@ -87,7 +87,7 @@ func TestHotFramesComeFirst(t *testing.T) {
 	if err := q.run(t.Context(), 100*time.Millisecond, fetch); err != nil {
 		t.Fatal(err)
 	}
-	times := make([]int, 32)
+	times := make([]int, 64)
 	for _, r := range got {
 		for i := r[0]; i < r[1]; i++ {
 			times[i]++
@@ -97,8 +97,8 @@ func TestHotFramesComeFirst(t *testing.T) {
 		t.Errorf("frames were fetched %d times", times)
 	}
 	first := slices.SortedFunc(slices.Values(got[:min(7, len(got))]), func(a, b [2]int) int { return a[0] - b[0] })
-	// 4 and 30 are needed. The hot frames 12 to 23 have more bytes than one request fetches.
-	want := [][2]int{{2, 4}, {4, 5}, {5, 6}, {9, 10}, {12, 20}, {20, 24}, {30, 31}}
+	// 4 and 60 are needed. The hot frames 12 to 35 have more bytes than one request fetches.
+	want := [][2]int{{2, 4}, {4, 5}, {5, 6}, {9, 10}, {12, 28}, {28, 36}, {60, 61}}
 	if !reflect.DeepEqual(first, want) {
 		t.Errorf("the first requests are for %d, want %d; all: %d", first, want, got)
 	}
@@ -125,7 +125,7 @@ func TestBackgroundIsHeldBack(t *testing.T) {
 		return nil
 	}
 	err := q.run(t.Context(), 50*time.Millisecond, fetch)
-	if err != nil || len(got) < 21 || got[len(got)-1] != [2]int{20, 32} {
+	if err != nil || len(got) < 21 || got[len(got)-1] != [2]int{20, 64} {
 		t.Errorf("%d, %v", got, err)
 	}
 }
