@@ -96,7 +96,7 @@ export function mountsOf(volumes: VolumeMounts | undefined): Schemas["VolumeMoun
     : Object.entries(volumes).map(([path, text]) => {
         const [name = "", mode, ...more] = text.split(":");
         checkWord("volumes", more.length > 0 ? text : mode, "ro", "copy");
-        return { name: tagOf(name, "volumes"), path, mode: mode as "ro" | "copy" | undefined };
+        return { name: tagOf(name, "volumes"), path, ...(mode !== undefined && { mode: mode as "ro" | "copy" }) };
       });
 }
 
@@ -112,5 +112,5 @@ export function holdOf(hold: HoldEffects | undefined): Schemas["Hold"] | undefin
   if (!Array.isArray(hosts) || !hosts.every((host) => typeof host === "string" && host !== "")) {
     throw new InvalidArgumentError("holdEffects", "want a list of names of servers, or an object with hosts");
   }
-  return { hosts, answer };
+  return { hosts, ...(answer !== undefined && { answer }) };
 }
