@@ -45,7 +45,16 @@ def test_import_loads_few_modules() -> None:
     assert not [m for m in said["modules"] if m.startswith("forkd.integrations")]
 
 
-FRAMEWORKS = ["deepagents", "inspect_ai", "jupyter_client", "langchain_core", "langgraph", "minisweagent", "pydantic", "pydantic_ai"]
+FRAMEWORKS = [
+    "deepagents",
+    "inspect_ai",
+    "jupyter_client",
+    "langchain_core",
+    "langgraph",
+    "minisweagent",
+    "pydantic",
+    "pydantic_ai",
+]
 
 WITHOUT = f"""
 import sys

@@ -47,7 +47,11 @@ def test_volumes_of_the_asynchronous_client(rig: Any) -> None:
 
 def body(**options: Any) -> dict[str, Any]:
     names = ("labels", "env", "network", "limits", "ttl", "idle_timeout", "unique", "hostname_prefix")
-    defaults: dict[str, Any] = {"n": 1, **dict.fromkeys((*names, "hooks", "volumes", "hold_effects")), "allow_partial": False}
+    defaults: dict[str, Any] = {
+        "n": 1,
+        **dict.fromkeys((*names, "hooks", "volumes", "hold_effects")),
+        "allow_partial": False,
+    }
     return fork_body(**(defaults | options))
 
 

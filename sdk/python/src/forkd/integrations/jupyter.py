@@ -1,5 +1,5 @@
-"""A kernel provisioner for Jupyter (pip install 'forkd[jupyter]'). It starts every kernel in a sandbox of its own, which
-is a fork of a snapshot. In kernel.json:
+"""A kernel provisioner for Jupyter (pip install 'forkd[jupyter]'). It starts every kernel in a sandbox of its own,
+which is a fork of a snapshot. In kernel.json:
 
     {"argv": ["python3", "-m", "ipykernel_launcher", "-f", "{connection_file}"],
      "display_name": "Python in forkd", "language": "python", "interrupt_mode": "signal",
