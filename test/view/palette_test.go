@@ -53,6 +53,8 @@ func TestPalette(t *testing.T) {
 	// Choose a page with the arrow keys.
 	p.palette("page")
 	p.do("the second", chromedp.KeyEvent(kb.ArrowDown))
+	p.wait(option + `?.startsWith("Time line")`)
+	p.do("the third", chromedp.KeyEvent(kb.ArrowDown))
 	p.wait(option + `?.startsWith("Host")`)
 	p.do("go to it", chromedp.KeyEvent(kb.Enter))
 	p.wait(`location.hash === "#/host"`)
