@@ -25,11 +25,14 @@ const (
 const usualSeconds = 15
 
 var slowTests = map[string]int{
-	"TestApply":               350,
-	"TestContractWithVMs":     350,
-	"TestDiffOfAHostileGuest": 250,
-	"TestSoak":                150,
-	"TestTorture":             400,
+	"TestApply":                 350,
+	"TestContractWithVMs":       350,
+	"TestDiffOfAHostileGuest":   250,
+	"TestDownloadsAtOnce":       200,
+	"TestForksBeforeAllIsThere": 300,
+	"TestSoak":                  150,
+	"TestTorture":               400,
+	"TestVolumes":               260,
 }
 
 // seconds estimates how long a shard takes.
