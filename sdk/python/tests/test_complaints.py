@@ -192,19 +192,19 @@ def test_1128_no_stream_hangs_for_ever(rig: Any) -> None:
     its daemon has disappeared."""
     with Client(rig.url, token=rig.token) as client:
         assert client._transport.idle == 100
-        client._transport.idle = 3
+        client._transport.idle = 6
         with Sandbox.create(rig.snapshot, client=client) as sandbox:
             quiet = {
-                "run": lambda: sandbox.commands.run("sleep 5; echo end").stdout,
-                "start": lambda: sandbox.commands.start("sleep 5; echo end").wait().stdout,
-                "code": lambda: sandbox.run_code("import time; time.sleep(5); print('end')").stdout,
+                "run": lambda: sandbox.commands.run("sleep 9; echo end").stdout,
+                "start": lambda: sandbox.commands.start("sleep 9; echo end").wait().stdout,
+                "code": lambda: sandbox.run_code("import time; time.sleep(9); print('end')").stdout,
             }
             results: dict[str, str] = {}
             threads = [threading.Thread(target=lambda n=n, q=q: results.update({n: q()})) for n, q in quiet.items()]
             for t in threads:
                 t.start()
             with sandbox.files.watch(rig.tmp) as changes:
-                time.sleep(5)
+                time.sleep(9)
                 (Path(rig.tmp) / "after").touch()
                 assert next(changes).name == "after"
             for t in threads:
