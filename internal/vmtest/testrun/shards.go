@@ -29,7 +29,7 @@ var slowTests = map[string]int{
 	"TestContractWithVMs":       350,
 	"TestDiffOfAHostileGuest":   250,
 	"TestDownloadsAtOnce":       200,
-	"TestForksBeforeAllIsThere": 300,
+	"TestForksBeforeAllIsThere": 500,
 	"TestSoak":                  150,
 	"TestTorture":               400,
 	"TestVolumes":               260,
