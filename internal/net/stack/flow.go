@@ -40,6 +40,7 @@ type flow struct {
 	started time.Time
 	last    atomic.Int64 // time of the latest data, in nanoseconds since 1970
 	half    atomic.Bool  // whether one side has ended and the other has not
+	held    atomic.Bool  // whether a request was held and none has reached the server
 	up      atomic.Uint64
 	down    atomic.Uint64
 	place   int // number of flows that the stack had, including this one, when this one was added
@@ -148,9 +149,9 @@ func (f *flow) nameLocked() string {
 	return f.Server
 }
 
-// Flows returns the open connections that the policy permits. If there are more than
-// netproto.MaxFlows, it returns those with the latest data. They are sorted by the time of this data,
-// the latest first.
+// Flows returns the open connections that the policy permits, except those whose requests were all
+// held. If there are more than netproto.MaxFlows, it returns those with the latest data. They are
+// sorted by the time of this data, the latest first.
 func (s *Stack) Flows() (list []netproto.Flow) {
 	type timed struct {
 		f    *flow
@@ -160,7 +161,7 @@ func (s *Stack) Flows() (list []netproto.Flow) {
 	defer s.mu.Unlock()
 	var all []timed
 	for f := range s.flows {
-		if f.verdict == policy.Pass.String() {
+		if f.verdict == policy.Pass.String() && !f.held.Load() {
 			all = append(all, timed{f, f.last.Load()})
 		}
 	}

@@ -365,10 +365,16 @@ func TestEffectsAreBounded(t *testing.T) {
 // A connection whose requests were all held is not listed as allowed. One that reached the server is.
 func TestHeldConnectionsAreNotAllowed(t *testing.T) {
 	v, _ := newHeld(t, "public", "refuse")
-	for _, c := range v.both(t) {
+	conns := v.both(t)
+	for _, c := range conns {
 		if status, _ := ask(t, c, post("api.example", "/", "b")); status != http.StatusForbidden {
 			t.Error(status)
 		}
+	}
+	if list := v.Flows(); len(list) != 0 {
+		t.Errorf("open and allowed: %+v", list)
+	}
+	for _, c := range conns {
 		_ = c.Close()
 	}
 	waitFor(t, "the connections end", func() bool { return v.count(heldRequests) == 2 })
@@ -378,6 +384,9 @@ func TestHeldConnectionsAreNotAllowed(t *testing.T) {
 	for _, c := range v.both(t) {
 		if status, _ := ask(t, c, get("api.example", "/")); status != http.StatusOK {
 			t.Error(status)
+		}
+		if list := v.Flows(); len(list) == 0 {
+			t.Error("a connection that has reached the server is not listed")
 		}
 		_ = c.Close()
 	}

@@ -87,25 +87,23 @@ func (s *Stack) inject(f *flow, c *conn, sent []byte, need *proxied) {
 		s.host.injects.give(injectBytes)
 	}()
 	defer context.AfterFunc(f.ctx, c.ep.Abort)()
-	var dialed, held atomic.Bool
+	var dialed atomic.Bool
 	p := &inject.Proxy{
 		Trust: s.host.trust.Load(), Plain: f.To.Port() != httpsPort, Host: f.Server, Secret: need.secrets, Failed: f.fail,
 		Dial: func(ctx context.Context) (net.Conn, error) {
 			dialed.Store(true)
+			f.held.Store(false)
 			return s.host.dial(ctx, f)
 		},
 	}
 	if need.held {
 		p.Pass = func(w http.ResponseWriter, r *http.Request, url string) bool {
-			passes := s.effects.Pass(w, r, url, c.open)
-			if !passes {
-				held.Store(true)
-			}
-			return passes
+			f.held.Store(!dialed.Load()) // until Dial
+			return s.effects.Pass(w, r, url, c.open)
 		}
 	}
 	defer func() {
-		if held.Load() && !dialed.Load() { // the statistics must not list the connection as allowed
+		if f.held.Load() { // the statistics must not list the connection as allowed
 			s.refuse(f, heldRequests)
 		}
 	}()
