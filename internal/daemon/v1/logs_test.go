@@ -144,7 +144,7 @@ func TestLogsOfASlowReader(t *testing.T) {
 		r.Server.Config.Handler.ServeHTTP(w, req)
 	})}
 	defer api.Close()
-	go api.Serve(&oneConn{conn: theirs})
+	go api.Serve(apirig.OneConn(theirs))
 	if _, err := fmt.Fprintf(ours,
 		"GET /v1/sandboxes/%s/logs?follow HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\n\r\n", id,
 		apirig.Token); err != nil {
@@ -152,17 +152,3 @@ func TestLogsOfASlowReader(t *testing.T) {
 	}
 	<-served // the daemon has disconnected the client
 }
-
-// oneConn is a listener with a single connection.
-type oneConn struct{ conn net.Conn }
-
-func (l *oneConn) Accept() (net.Conn, error) {
-	conn := l.conn
-	if l.conn = nil; conn == nil {
-		return nil, net.ErrClosed
-	}
-	return conn, nil
-}
-
-func (l *oneConn) Close() error   { return nil }
-func (l *oneConn) Addr() net.Addr { return &net.TCPAddr{} }

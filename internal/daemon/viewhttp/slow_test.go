@@ -21,20 +21,6 @@ type unbuffered struct{ net.Conn }
 
 func (unbuffered) LocalAddr() net.Addr { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)} }
 
-// oneConn is a listener with a single connection.
-type oneConn struct{ conn net.Conn }
-
-func (l *oneConn) Accept() (net.Conn, error) {
-	conn := l.conn
-	if l.conn = nil; conn == nil {
-		return nil, net.ErrClosed
-	}
-	return conn, nil
-}
-
-func (l *oneConn) Close() error   { return nil }
-func (l *oneConn) Addr() net.Addr { return &net.TCPAddr{} }
-
 // stream is a stream of events, over an unbuffered connection of its own.
 type stream struct {
 	t      *testing.T
@@ -54,7 +40,7 @@ func (b *browser) follow(rig *apirig.Rig, after string) *stream {
 		rig.Handler.ServeHTTP(w, r)
 	})}
 	b.t.Cleanup(func() { _ = ours.Close(); _ = server.Close() })
-	go func() { _ = server.Serve(&oneConn{conn: unbuffered{theirs}}) }()
+	go func() { _ = server.Serve(apirig.OneConn(unbuffered{theirs})) }()
 	_ = ours.SetDeadline(time.Now().Add(time.Minute)) // cannot fail for a pipe
 	if _, err := fmt.Fprintf(ours, "GET %sv1/events?after=%s HTTP/1.1\r\nHost: %s\r\nCookie: %s=%s\r\n"+
 		"Sec-Fetch-Site: same-origin\r\nSec-Fetch-Dest: empty\r\n\r\n", b.cookie.Path, after,
