@@ -90,12 +90,8 @@ func (c *Config) Run(ctx context.Context, t Task) (err error) {
 	}()
 	// An error is ignored, because without cgroups the daemon cannot limit sandboxes either.
 	_ = shell.VMM.Limit(vm.Limits{CPUWeight: cpuWeight}, MemoryBytes)
-	running, stop := vmpool.WhileAlive(ctx, shell.VMM)
+	running, cancel, stop := watched(ctx, shell.VMM)
 	defer stop()
-	running, unwatch := vmpool.WhileRoom(running, shell.VMM, ErrFull)
-	defer unwatch()
-	running, cancel := context.WithCancelCause(running)
-	defer cancel(nil)
 	if t.Watch != nil {
 		var end func()
 		running, end = t.Watch(running)
@@ -125,6 +121,14 @@ func (c *Config) Run(ctx context.Context, t Task) (err error) {
 		return err
 	}
 	return vmpool.Cause(running, err)
+}
+
+// watched returns a context that ends with the VM, and when the host's disk is full. The caller calls stop.
+func watched(ctx context.Context, v vmpool.VMM) (running context.Context, fail context.CancelCauseFunc, stop func()) {
+	alive, forget := vmpool.WhileAlive(ctx, v)
+	roomy, unwatch := vmpool.WhileRoom(alive, v, ErrFull)
+	running, fail = context.WithCancelCause(roomy)
+	return running, fail, func() { fail(nil); unwatch(); forget() }
 }
 
 // isRefused reports whether the VM has refused the task. A later error, such as the end of the client's

@@ -62,12 +62,8 @@ func (r *Rehearser) Run(ctx context.Context, s Saved) (err error) {
 	defer func() { err = errors.Join(err, shell.VMM.Kill()) }() // from here on, nothing writes to the top
 	// An error is ignored, because without cgroups the daemon cannot limit sandboxes either.
 	_ = shell.VMM.Limit(vm.Limits{}, s.Machine.MemoryBytes)
-	running, stop := vmpool.WhileAlive(ctx, shell.VMM)
+	running, fail, stop := watched(ctx, shell.VMM)
 	defer stop()
-	running, unwatch := vmpool.WhileRoom(running, shell.VMM, ErrFull)
-	defer unwatch()
-	running, fail := context.WithCancelCause(running)
-	defer fail(nil)
 	go refuseConns(shell.VMM)
 	req := vmmproto.Restore{Extents: s.Extents, VMGenID: identity.NewGenerationID(), Resume: true}
 	files := vmmclient.RestoreFiles{State: s.State, Layers: s.Layers}
