@@ -201,7 +201,7 @@ func (a *lazyPull) newIncoming(ctx context.Context, b artifact.Blob) (*incoming,
 
 // fetchIndex fetches the index of a blob from a repository into p.
 func (a *lazyPull) fetchIndex(ctx context.Context, c *conn, b artifact.Blob, p []byte) error {
-	x := &fetching{conn: c, b: b, sent: func(n int64) { a.arrived.Add(n) }, room: func() error { return nil }}
+	x := &fetching{conn: c, b: b, sent: func(n int64) { a.arrived.Add(n) }}
 	ctx = context.WithValue(ctx, blobKey{}, true)
 	resp, err := c.get(ctx, c.endpoint("blobs", b.Digest.String()), "", b.Size-b.IndexBytes, b.Size)
 	if err != nil {
@@ -414,8 +414,7 @@ func (a *lazyPull) fetchRange(ctx context.Context, in *incoming, first, end int,
 func (a *lazyPull) fetchOnce(ctx context.Context, c *conn, in *incoming, first, end int, came func(frame int)) error {
 	start, _ := in.frames.Place(first)
 	stop, size := in.frames.Place(end - 1)
-	x := &fetching{conn: c, b: in.b, sent: func(n int64) { a.arrived.Add(n) },
-		room: func() error { return a.hub.checkRoom(0) }}
+	x := &fetching{conn: c, b: in.b, sent: func(n int64) { a.arrived.Add(n) }}
 	resp, err := c.get(ctx, c.endpoint("blobs", in.b.Digest.String()), "", start, stop+size)
 	if err != nil {
 		return err

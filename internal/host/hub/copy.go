@@ -164,8 +164,7 @@ func (c *copying) content(ctx context.Context, _ int, b artifact.Blob) (io.ReadC
 	r, w := io.Pipe()
 	stop := context.AfterFunc(ctx, func() { r.Close() }) // makes a waiting write return
 	go func() {
-		x := &fetching{conn: c.from, b: b, out: w, sent: func(n int64) { c.arrived.Add(n) },
-			room: func() error { return nil }}
+		x := &fetching{conn: c.from, b: b, out: w, sent: func(n int64) { c.arrived.Add(n) }}
 		err := x.run(ctx)
 		stop() // the reader gets the error, or the end of the blob
 		w.CloseWithError(c.from.failed(err))

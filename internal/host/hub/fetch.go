@@ -37,7 +37,7 @@ type fetching struct {
 	b    artifact.Blob
 	out  io.Writer
 	sent func(n int64) // called with the number of bytes that have arrived
-	room func() error  // checks the room on the disk; called again after every roomEvery bytes
+	room func() error  // checks the room on the disk after every roomEvery bytes; nil: nothing checks it
 
 	frames []artifact.Frame // nil: the index is unknown
 	done   int              // number of verified frames that were written
@@ -128,7 +128,7 @@ func (x *fetching) read(body io.Reader, p []byte) error {
 // count counts bytes that have arrived. It returns an error if the disk is full.
 func (x *fetching) count(n int64) error {
 	x.sent(n)
-	if x.since += n; x.since < x.roomEvery {
+	if x.since += n; x.since < x.roomEvery || x.room == nil {
 		return nil
 	}
 	x.since = 0

@@ -295,9 +295,5 @@ func extentsOf(f *os.File, m *snapshot.Manifest) ([]vm.Extent, error) {
 	if err != nil {
 		return nil, err
 	}
-	sizes := make([]uint64, len(m.Memory))
-	for i, l := range m.Memory {
-		sizes[i] = l.Bytes
-	}
-	return snapshot.ParseMemoryMap(text, sizes, vm.RAMEnd(m.Machine.MemoryBytes))
+	return snapshot.ParseMemoryMap(text, m.MemorySizes(), vm.RAMEnd(m.Machine.MemoryBytes))
 }

@@ -30,7 +30,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/feedproto"
 )
 
-// arrivingBlob returns a blob of memory with 64 frames, none of which are there.
+// arrivingBlob returns a blob of memory with 64 frames. No frame is there.
 func arrivingBlob(t *testing.T) *incoming {
 	t.Helper()
 	content := make([]byte, 1<<20)
@@ -58,6 +58,20 @@ func arrivingBlob(t *testing.T) *incoming {
 	return &incoming{b: b, frames: frames, have: make([]bool, frames.Len())}
 }
 
+// fetched returns a fetcher whose frames arrive at once. It adds the first and the end of each request.
+func fetched(requests *[][2]int) fetcher {
+	var mu sync.Mutex
+	return func(_ context.Context, _ *incoming, first, end int, came func(int)) error {
+		mu.Lock()
+		*requests = append(*requests, [2]int{first, end})
+		mu.Unlock()
+		for i := first; i < end; i++ {
+			came(i)
+		}
+		return nil
+	}
+}
+
 // Hot frames come first, consecutive ones with one request, and needed frames do not wait for them. The
 // background begins when readers are quiet, and fetches no frame twice.
 func TestHotFramesComeFirst(t *testing.T) {
@@ -73,18 +87,8 @@ func TestHotFramesComeFirst(t *testing.T) {
 	q.need(feedproto.Frame{Frame: 60})
 	q.need(feedproto.Frame{Frame: 64}) // does not exist
 	q.need(feedproto.Frame{File: 1})   // does not exist
-	var mu sync.Mutex
 	var got [][2]int
-	fetch := func(_ context.Context, _ *incoming, first, end int, came func(int)) error {
-		mu.Lock()
-		got = append(got, [2]int{first, end})
-		mu.Unlock()
-		for i := first; i < end; i++ {
-			came(i)
-		}
-		return nil
-	}
-	if err := q.run(t.Context(), 100*time.Millisecond, fetch); err != nil {
+	if err := q.run(t.Context(), 100*time.Millisecond, fetched(&got)); err != nil {
 		t.Fatal(err)
 	}
 	times := make([]int, 64)
@@ -113,18 +117,8 @@ func TestBackgroundIsHeldBack(t *testing.T) {
 		q.need(feedproto.Frame{Frame: i})
 	}
 	q.last = time.Now().Add(time.Hour) // a reader that never is quiet
-	var mu sync.Mutex
 	var got [][2]int
-	fetch := func(_ context.Context, _ *incoming, first, end int, came func(int)) error {
-		mu.Lock()
-		got = append(got, [2]int{first, end})
-		mu.Unlock()
-		for i := first; i < end; i++ {
-			came(i)
-		}
-		return nil
-	}
-	err := q.run(t.Context(), 50*time.Millisecond, fetch)
+	err := q.run(t.Context(), 50*time.Millisecond, fetched(&got))
 	if err != nil || len(got) < 21 || got[len(got)-1] != [2]int{20, 64} {
 		t.Errorf("%d, %v", got, err)
 	}

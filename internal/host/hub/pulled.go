@@ -33,8 +33,8 @@ type OtherError struct {
 }
 
 func (e *OtherError) Error() string {
-	return fmt.Sprintf("snapshot %q: exists, and is not known to be %s: fork the existing one ('forkd fork %s'), remove it first "+
-		"('forkd rmi %s'), or pull the reference under a new tag ('forkd pull REGISTRY/NAME:TAG --lazy --tag NEW')",
+	return fmt.Sprintf("snapshot %q: exists, and is not known to be %s: fork the existing one ('forkd fork %s'), remove it "+
+		"first ('forkd rmi %s'), or pull the reference under a new tag ('forkd pull REGISTRY/NAME:TAG --lazy --tag NEW')",
 		e.Tag, e.Reference, e.Tag, e.Tag)
 }
 
