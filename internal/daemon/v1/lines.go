@@ -39,22 +39,26 @@ func (l *lines) send(message any) error {
 }
 
 func (l *lines) sendLocked(message any) error {
-	if !l.begun {
-		l.w.Header().Set("Content-Type", apiv1.NDJSON)
-		l.begun = true
-	}
+	defer l.beginLocked()()
 	if l.idle != nil {
 		l.idle.Reset(l.every)
 	}
-	// A client that reads nothing must not hold its place in the gate for requests longer than
-	// l.stall. The deadline is cleared after the write, because it would otherwise end an idle
-	// HTTP/2 stream.
-	_ = l.rc.SetWriteDeadline(time.Now().Add(l.stall))
-	defer l.rc.SetWriteDeadline(time.Time{})
 	if err := l.out.Encode(message); err != nil {
 		return err
 	}
 	return l.rc.Flush()
+}
+
+// beginLocked prepares to write. The caller calls end after the write. A client that reads nothing must
+// not hold its place in the gate for requests longer than l.stall. The deadline is cleared after the
+// write, because it would otherwise end an idle HTTP/2 stream.
+func (l *lines) beginLocked() (end func()) {
+	if !l.begun {
+		l.w.Header().Set("Content-Type", apiv1.NDJSON)
+		l.begun = true
+	}
+	_ = l.rc.SetWriteDeadline(time.Now().Add(l.stall))
+	return func() { _ = l.rc.SetWriteDeadline(time.Time{}) }
 }
 
 // last writes the last message. Package http sends the end of the message after the handler has returned
@@ -68,13 +72,8 @@ func (l *lines) last(message any) {
 	if out.Encode(message) != nil { // messages are plain structs
 		return
 	}
-	if !l.begun {
-		l.w.Header().Set("Content-Type", apiv1.NDJSON)
-		l.begun = true
-	}
+	defer l.beginLocked()()
 	const end = "}\n"
-	_ = l.rc.SetWriteDeadline(time.Now().Add(l.stall))
-	defer l.rc.SetWriteDeadline(time.Time{})
 	for _, part := range [][]byte{bytes.TrimSuffix(text.Bytes(), []byte(end)), []byte(end)} {
 		_, _ = l.w.Write(part) // fails only if the client has left
 	}
