@@ -48,13 +48,10 @@ import (
 	"github.com/forkd/forkd/internal/host/sandbox"
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/host/tenancy"
-	"github.com/forkd/forkd/internal/host/vault"
 	"github.com/forkd/forkd/internal/host/vmmclient"
 	"github.com/forkd/forkd/internal/host/vmpool"
 	"github.com/forkd/forkd/internal/host/volume"
 	"github.com/forkd/forkd/internal/host/workspace"
-	"github.com/forkd/forkd/internal/jail"
-	"github.com/forkd/forkd/internal/private"
 	"github.com/forkd/forkd/internal/proto/vm"
 	"github.com/forkd/forkd/internal/registry"
 )
@@ -362,47 +359,6 @@ func (w *wired) gauges() metrics.Source {
 // the metrics of forkd-net are omitted.
 const netStatsTimeout = 5 * time.Second
 
-// openJails returns the starter of jailed VMMs, or an error if this host cannot jail them.
-func openJails(cfg *Config, vmm string) (*jail.Starter, error) {
-	jails, err := jail.New(cfg.Jail)
-	if err == nil {
-		err = jails.Try(vmm)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("VMMs cannot be locked up on this host (--no-namespaces locks them up less; see forkd doctor): %w", err)
-	}
-	if cfg.Jail.NoNamespaces {
-		cfg.Log.Warn("VMMs and forkd-net have no namespaces of their own: a guest that takes one over has only the " +
-			"filter of system calls, and Landlock, between itself and what the daemon's user may do")
-	}
-	return jails, nil
-}
-
-// startNet installs forkd-net. It connects to a running forkd-net, or starts one.
-func (w *wired) startNet(cfg *Config, bin string, jails *jail.Starter) error {
-	path, err := install(bin, netclient.Name)
-	if err != nil {
-		return err
-	}
-	w.net, err = netclient.New(netclient.Config{Bin: path, Dir: filepath.Join(cfg.RunDir, "net"), Resolvers: cfg.Resolvers,
-		Proxy:     cfg.Proxy,
-		Authority: filepath.Join(cfg.StateDir, "secrets-ca.pem"), FlowLog: cfg.FlowLog,
-		Jail: jails, Cgroups: w.cgroups, Log: cfg.Log})
-	return err
-}
-
-// openCgroups finds the cgroup for limits of sandboxes. The result lists the limits that cannot be
-// enforced.
-func (w *wired) openCgroups(cfg *Config) (missing string) {
-	w.cgroups = cgroup.Open(cgroup.Config{Parent: cfg.Cgroup, RunDir: cfg.RunDir, StateDir: cfg.StateDir})
-	err := w.cgroups.Missing()
-	if err == nil {
-		return ""
-	}
-	cfg.Log.Warn("limits of sandboxes cannot all be enforced", "reason", err)
-	return err.Error()
-}
-
 // openStore opens the store, the hub and the volumes, and logs the defects of the store's snapshots.
 func (w *wired) openStore(ctx context.Context, cfg *Config, events *event.Ring, vmms vmpool.Processes, runDir string,
 	counts *metrics.Metrics) (err error) {
@@ -444,21 +400,6 @@ func (w *wired) openStore(ctx context.Context, cfg *Config, events *event.Ring, 
 		}
 	}
 	return nil
-}
-
-// openVault opens the keys of encrypted snapshots.
-func openVault(cfg *Config) (*vault.Vault, error) {
-	command, err := vault.ParseCommand(cfg.KMSCommand)
-	if err != nil {
-		return nil, err
-	}
-	state, err := private.Dir(cfg.StateDir, "--state-dir") // the store does this later, with the same result
-	if err != nil {
-		return nil, err
-	}
-	defer state.Close()
-	return vault.Open(vault.Config{Dir: filepath.Join(cfg.StateDir, "keys"), RAM: cfg.RAMDir, KeyFile: cfg.KeyFile,
-		Command: command, Env: cfg.KMSEnv})
 }
 
 func admissionOf(a admit.Rules) apiv1.Admission {

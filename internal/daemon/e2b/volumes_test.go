@@ -140,7 +140,8 @@ func TestVolumesOfSandboxes(t *testing.T) {
 	r := startSlots(t, apirig.Options{})
 	data := r.createVolume("data")
 	other := r.createVolume("other")
-	const mount = `{"templateID":"slots","volumeMounts":[{"name":"data","path":"/data"},{"name":"other:ro","path":"/other"}]}`
+	const mount = `{"templateID":"slots","volumeMounts":[{"name":"data","path":"/data"},` +
+		`{"name":"other:ro","path":"/other"}]}`
 	b := r.create(mount)
 	if s, err := r.Sandbox(t.Context(), b.ID); err != nil || fmt.Sprint(s.Volumes) != "[{data /data } {other /other ro}]" {
 		t.Errorf("/v1 has the volumes %v, %v", s.Volumes, err)

@@ -227,7 +227,8 @@ const optional = " origin owner expires fork limits env labels annotation idle_t
 	"hooks before_branch after_fork before_suspend after_resume " +
 	"unique_strict unique top tops frozen branches branch_count suspends at rebased rebasing pending paused restoring restoring_to " +
 	"allow deny allow_ech bytes_per_second packets_per_second connections hold " + // fields of a network that has a mode
-	"layers writer top next own volumes memory_mib swap_mib cpus cpu_weight io_bytes_per_second io_ops_per_second reseeded repeats more pid answer "
+	"layers writer top next own volumes memory_mib swap_mib cpus cpu_weight io_bytes_per_second io_ops_per_second " +
+	"reseeded repeats more pid answer "
 
 // mutated makes one change after another in an object, and in each object inside it, by calling
 // change(object, name) for each member. While a change is in effect, mutated calls f(field).
