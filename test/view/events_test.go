@@ -19,12 +19,7 @@ func (p *page) shows(lines ...string) {
 
 // TestEvents checks that an event of each kind leads to the tree that a list would show.
 func TestEvents(t *testing.T) {
-	d := startFakeDaemon(t)
-	d.snapshot("base", nil)
-	d.sandbox("sb-a", record{"created_at_unix": 2})
-	v := startView(t, d.URL, "")
-	p := newBrowser(t)
-	p.open(v)
+	d, p := openTree(t)
 	p.shows("base snapshot", "  sb-a running")
 
 	d.sandbox("sb-b", record{"created_at_unix": 3, "labels": record{"name": "bee"}})
@@ -88,12 +83,7 @@ func TestEvents(t *testing.T) {
 // TestStreamOfEventsBreaks checks what the page does when the stream ends, has a gap, or is out of
 // order.
 func TestStreamOfEventsBreaks(t *testing.T) {
-	d := startFakeDaemon(t)
-	d.snapshot("base", nil)
-	d.sandbox("sb-a", record{"created_at_unix": 2})
-	v := startView(t, d.URL, "")
-	p := newBrowser(t)
-	p.open(v)
+	d, p := openTree(t)
 	p.shows("base snapshot", "  sb-a running")
 
 	// The page continues where the stream ended.
@@ -142,12 +132,7 @@ func TestStreamOfEventsBreaks(t *testing.T) {
 // TestEventDuringRead checks that an answer of the daemon does not undo the changes of a newer
 // event.
 func TestEventDuringRead(t *testing.T) {
-	d := startFakeDaemon(t)
-	d.snapshot("base", nil)
-	d.sandbox("sb-a", record{"created_at_unix": 2})
-	v := startView(t, d.URL, "")
-	p := newBrowser(t)
-	p.open(v)
+	d, p := openTree(t)
 
 	release := d.holdNext("/v1/sandboxes/sb-b")
 	d.sandbox("sb-b", record{"created_at_unix": 3, "labels": record{"name": "old"}})

@@ -111,6 +111,16 @@ func startFakeDaemon(t *testing.T) *fakeDaemon {
 	return d
 }
 
+// openTree opens the tree of a daemon with the snapshot base and the sandbox sb-a.
+func openTree(t *testing.T) (*fakeDaemon, *page) {
+	d := startFakeDaemon(t)
+	d.snapshot("base", nil)
+	d.sandbox("sb-a", record{"created_at_unix": 2})
+	p := newBrowser(t)
+	p.open(startView(t, d.URL, ""))
+	return d, p
+}
+
 // refuse answers requests that an early version of the daemon does not know, in the same way as that
 // version.
 func (d *fakeDaemon) refuse(w http.ResponseWriter, r *http.Request) bool {

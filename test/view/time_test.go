@@ -23,7 +23,8 @@ func TestRowsShowDiskAndProcessors(t *testing.T) {
 	p.open(v)
 	began := time.Now()
 	row := func(name string) string {
-		return `[...document.querySelectorAll(".row[role=treeitem]")].find((e) => e.querySelector(".name").textContent === ` + quoted(name) + `)`
+		return `[...document.querySelectorAll(".row[role=treeitem]")].find((e) =>
+			e.querySelector(".name").textContent === ` + quoted(name) + `)`
 	}
 	p.wait(row("sb-f") + `.querySelector(".cpu").textContent === "CPU 25 %"`)
 	p.wait(row("sb-f") + `.querySelector(".disk").textContent === "disk 2.0 MiB"`)
@@ -76,7 +77,8 @@ func TestTimeLine(t *testing.T) {
 	chosen := `document.querySelector("[role=option][aria-selected=true]")?.innerText ?? ""`
 	p.do("choose the newest event", focus("[role=listbox]"), chromedp.KeyEvent(kb.ArrowDown))
 	p.wait(`(` + chosen + `).includes("sandbox.deleted")`)
-	p.wait(`document.getElementById(document.querySelector("[role=listbox]").getAttribute("aria-activedescendant")).getAttribute("aria-selected") === "true"`)
+	p.wait(`document.getElementById(document.querySelector("[role=listbox]").getAttribute("aria-activedescendant"))
+		.getAttribute("aria-selected") === "true"`)
 	p.do("the next one", chromedp.KeyEvent(kb.ArrowDown))
 	p.wait(`(` + chosen + `).includes("sandbox.paused")`)
 	p.do("the earlier one of its lane", chromedp.KeyEvent(kb.ArrowLeft))
@@ -86,7 +88,8 @@ func TestTimeLine(t *testing.T) {
 	p.do("the oldest", chromedp.KeyEvent(kb.End))
 	p.wait(`(` + chosen + `).includes("sandbox.created")`)
 
-	if label := eval[string](p, `document.querySelector(".lanes").getAttribute("aria-label")`); !strings.HasPrefix(label, "4 lanes, ") {
+	label := eval[string](p, `document.querySelector(".lanes").getAttribute("aria-label")`)
+	if !strings.HasPrefix(label, "4 lanes, ") {
 		t.Errorf("the drawing is described as %q", label)
 	}
 	p.click(".toolbar", "1 minute")
@@ -109,12 +112,7 @@ func TestTimeLine(t *testing.T) {
 // TestStreamIsCutWithinAnEvent cuts the stream between the id and the data of an event. The page must
 // get this event from its next stream.
 func TestStreamIsCutWithinAnEvent(t *testing.T) {
-	d := startFakeDaemon(t)
-	d.snapshot("base", nil)
-	d.sandbox("sb-a", record{"created_at_unix": 2})
-	v := startView(t, d.URL, "")
-	p := newBrowser(t)
-	p.open(v)
+	d, p := openTree(t)
 	p.shows("base snapshot", "  sb-a running")
 	lists := d.count("GET /v1/sandboxes")
 	d.mu.Lock()
@@ -136,15 +134,14 @@ func TestStreamIsCutWithinAnEvent(t *testing.T) {
 // TestPageThatIsBusy blocks the page while many events occur, and ends its stream, as a daemon does
 // with a page that does not read. The page must connect again, and list.
 func TestPageThatIsBusy(t *testing.T) {
-	d := startFakeDaemon(t)
-	d.snapshot("base", nil)
-	d.sandbox("sb-a", record{"created_at_unix": 2})
-	v := startView(t, d.URL, "")
-	p := newBrowser(t)
-	p.open(v)
+	d, p := openTree(t)
 	p.shows("base snapshot", "  sb-a running")
 	lists := d.count("GET /v1/sandboxes")
-	p.eval(`setTimeout(() => { window.busy = true; for (const end = Date.now() + 4000; Date.now() < end;); window.busy = false })`)
+	p.eval(`setTimeout(() => {
+		window.busy = true;
+		for (const end = Date.now() + 4000; Date.now() < end;);
+		window.busy = false;
+	})`)
 	for range 20_000 {
 		d.change("sandbox.labels", "sb-a", record{"labels": record{"name": strings.Repeat("x", 200)}})
 	}
