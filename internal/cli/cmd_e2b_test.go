@@ -29,7 +29,8 @@ func TestE2BEnv(t *testing.T) {
 			"export E2B_DOMAIN='s.example.com:8443'\nexport E2B_API_KEY='e2b_00'\n" +
 				"unset E2B_API_URL E2B_SANDBOX_URL E2B_VOLUME_API_URL\n"},
 		{"unix:///run/x", "00", "a.b", "/d", "export E2B_API_KEY='e2b_00'\nexport SSL_CERT_FILE='/d/bundle.pem'\n" +
-			"export REQUESTS_CA_BUNDLE='/d/bundle.pem'\nexport NODE_EXTRA_CA_CERTS='/d/ca.pem'\nunset E2B_API_URL E2B_SANDBOX_URL E2B_VOLUME_API_URL\n"},
+			"export REQUESTS_CA_BUNDLE='/d/bundle.pem'\nexport NODE_EXTRA_CA_CERTS='/d/ca.pem'\n" +
+			"unset E2B_API_URL E2B_SANDBOX_URL E2B_VOLUME_API_URL\n"},
 	} {
 		var out strings.Builder
 		env, err := e2bEnv(c.address, c.token, c.domain, c.dir)

@@ -22,8 +22,8 @@ func newSyncCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "sync DIR ID:/PATH",
 		Short: "Keep a directory of this host and a directory of a sandbox in sync",
-		Long: "Copies what differs from DIR to PATH in the sandbox, and then each change as it happens, until Ctrl-C or the\n" +
-			"end of the sandbox. Removals are copied too, but files that only the sandbox has at the start stay. With\n" +
+		Long: "Copies what differs from DIR to PATH in the sandbox, and then each change as it happens, until Ctrl-C or\n" +
+			"the end of the sandbox. Removals are copied too, but files that only the sandbox has at the start stay. With\n" +
 			"--both, changes in the sandbox also come back. If both sides have changed a file, this conflict\n" +
 			"is reported, both files stay, and the sync continues. --prefer resolves conflicts. Patterns of --exclude\n" +
 			"are as in a .dockerignore. With --both, .git, .hg and files with the name HEAD are excluded unless a\n" +
@@ -144,12 +144,11 @@ type liveDir struct {
 	sync *dirsync.Sync
 	stop context.CancelFunc
 	done chan error
-	both bool
 }
 
 // startSync copies a directory into a sandbox, and keeps it in sync until end is called.
 func startSync(ctx context.Context, cl *client.Client, o dirsync.Options, errOut io.Writer) (*liveDir, error) {
-	live := &liveDir{done: make(chan error, 1), both: o.Both}
+	live := &liveDir{done: make(chan error, 1)}
 	o.Report = (&syncOutput{out: io.Discard, errOut: errOut}).report
 	var err error
 	if live.sync, err = openSync(cl, o); err != nil {
@@ -168,7 +167,7 @@ func (l *liveDir) end(ctx context.Context) error {
 	l.stop()
 	err := <-l.done
 	if errors.Is(err, context.Canceled) {
-		if err = nil; l.both {
+		if err = nil; l.sync.Both {
 			err = l.sync.Once(ctx)
 		}
 	}

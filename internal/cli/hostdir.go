@@ -38,9 +38,9 @@ type hostDirs struct {
 
 func (h *hostDirs) register(f *pflag.FlagSet) {
 	f.StringArrayVarP(&h.given, "volume", "v", nil,
-		"NAME:/PATH mounts a volume to write to it, NAME:/PATH:ro to read it, NAME:/PATH:copy a private copy; the snapshot "+
-			"needs --volume-slots. ./DIR:/PATH and /DIR:/PATH copy a directory of this host; forkd run also has the modes :sync "+
-			"(keep it in sync) and :both (changes also come back) (repeatable)")
+		"NAME:/PATH mounts a volume to write to it, NAME:/PATH:ro to read it, NAME:/PATH:copy a private copy; the "+
+			"snapshot needs --volume-slots. ./DIR:/PATH and /DIR:/PATH copy a directory of this host; forkd run also has the "+
+			"modes :sync (keep it in sync) and :both (changes also come back) (repeatable)")
 }
 
 // isHostDir reports whether a value of --volume names a directory of this host. Otherwise it names a
@@ -81,8 +81,8 @@ func (h *hostDirs) parseHostDir(text string) (d hostDir, err error) {
 	case mode != "sync" && mode != "both":
 		return wrong("the modes are copy (each sandbox gets files of its own), and sync and both of 'forkd run'")
 	case !h.stays:
-		return wrong("a directory stays in sync only while this command runs: use 'forkd run' without --detach and --keep, or " +
-			"'forkd sync'")
+		return wrong("a directory stays in sync only while this command runs: use 'forkd run' without --detach and " +
+			"--keep, or 'forkd sync'")
 	}
 	return hostDir{local: local, remote: path.Clean(remote), mode: mode}, nil
 }

@@ -1,5 +1,5 @@
-"""The adapters of the Python SDK (forkd.integrations) and the TypeScript SDK, each with the conformance suite of its framework, in sandboxes
-forked from $COMPAT_TAG. Only frameworks that are installed are tested. The group adapters@rig runs those adapters whose
+"""The adapters of the Python SDK (forkd.integrations) and the TypeScript SDK, each with the conformance suite of its
+framework, in sandboxes forked from $COMPAT_TAG. Only frameworks that are installed are tested. The group adapters@rig runs those adapters whose
 frameworks are small, with faked VMs: each sandbox has its own /srv, which branches keep. adapters@rig-all runs all of
 them, with faked VMs that share the host's files.
 COMPAT_ADAPTERS="smolagents langgraph" selects adapters."""
