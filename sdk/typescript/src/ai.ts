@@ -22,16 +22,19 @@ export interface SessionOptions {
   branches?: boolean | undefined;
 }
 
-interface PathOptions {
+/** A path of a session, and a signal that ends the request. */
+export interface PathOptions {
   path: string;
   abortSignal?: AbortSignal | undefined;
 }
 
-interface WriteOptions<Content> extends PathOptions {
+/** What writeFile, writeBinaryFile and writeTextFile take. */
+export interface WriteOptions<Content> extends PathOptions {
   content: Content;
 }
 
-interface CommandOptions {
+/** What run and spawn take. */
+export interface CommandOptions {
   command: string;
   workingDirectory?: string | undefined;
   env?: Record<string, string> | undefined;
