@@ -21,7 +21,7 @@ const maxFiles = 4096
 // filter denied forbids the calls of the second list.
 func calls() []jail.Call {
 	return slices.Concat(jail.RuntimeCalls(), machine.Calls(), setUpCalls(),
-		// for package ctlsock
+		// calls of package ctlsock
 		jail.Calls(unix.SYS_ACCEPT4, unix.SYS_RECVFROM, unix.SYS_RECVMSG, unix.SYS_SHUTDOWN,
 			unix.SYS_FTRUNCATE), // used for new layers
 		[]jail.Call{

@@ -116,8 +116,8 @@ var attempts = map[string]func() error{
 // withMachine is the suffix of the names of attempts that need a VMM with a machine.
 const withMachine = " with a machine"
 
-// setUpAttempts are the system calls that create a machine, by name. The KVM requests are those of
-// linux/kvm.h.
+// setUpAttempts are the system calls that create a machine, by name. The KVM requests have the
+// numbers and names of linux/kvm.h.
 var setUpAttempts = map[string]func() error{
 	"epoll_create1":              raw(unix.SYS_EPOLL_CREATE1, 0),
 	"KVM_CREATE_VM":              raw(unix.SYS_IOCTL, 2, 0xae01, 0),

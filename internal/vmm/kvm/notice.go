@@ -9,8 +9,8 @@ import (
 
 // Notice is a packet that tells another process that all vCPUs are about to enter their guests. The
 // last vCPU thread that passes a gate sends the packet. If the thread that opens the gate sent it,
-// the packet could be late: the woken threads often take the CPU of this thread, and it then runs
-// again only after the guest's first exit.
+// the packet could be late, because the woken threads often take the CPU of the opening thread.
+// That thread would then run again only after the guest's first exit.
 type Notice struct {
 	fd     int
 	packet []byte

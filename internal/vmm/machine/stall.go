@@ -2,8 +2,8 @@ package machine
 
 // diskFull pauses the machine because the host has no room for the guest's writes to a disk. The
 // write stays in the disk's queue, and the disk tries it again when the machine is resumed.
-// diskFull is called while a device's run lock is held. Pausing takes that lock, so another
-// goroutine pauses.
+// diskFull is called while a device's run lock is held. A pause needs that lock, so diskFull starts
+// a goroutine that pauses the machine.
 func (m *Machine) diskFull() {
 	if m.stalling.Swap(true) {
 		return // another goroutine is about to pause the machine

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Registers of each width keep their values, even if the kernel runs other threads meanwhile.
+// Registers of each width keep their values, even if the kernel runs other threads in between.
 func TestHold(t *testing.T) {
 	t.Logf("this processor has %v", Held())
 	holds := map[string]func(want, got *registers, signal *Signal){XMM: hold128}

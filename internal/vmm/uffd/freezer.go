@@ -120,8 +120,7 @@ func (f *Freezer) serveFault(page uintptr, gpa guestmem.GPA) error {
 }
 
 // thaw drops the protection of a page that belongs to no freeze. It holds mu, so that no freeze
-// starts, because the old content of a newly frozen page would be lost if its protection were
-// dropped.
+// starts in the meantime. Otherwise the old content of a newly frozen page would be lost.
 func (f *Freezer) thaw(page uintptr) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()

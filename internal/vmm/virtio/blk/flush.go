@@ -39,7 +39,7 @@ func (d *Device) flush() (status byte, pending error) {
 	}
 	var unreported error
 	if d.syncing != nil && d.syncing.ignored && d.syncing.ended.Load() {
-		// A closed file is that of a replaced layer. The next sync includes its data.
+		// os.ErrClosed means that a layer was replaced. The next sync includes the layer's data.
 		if !d.syncing.forgotten && !errors.Is(d.syncing.err, os.ErrClosed) {
 			unreported = d.syncing.err
 		}
