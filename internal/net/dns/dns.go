@@ -2,13 +2,12 @@
 // names of the returned addresses, and limits the data that questions and answers can carry.
 //
 // A name that the policy denies is refused and not looked up. An answer that contains a name of the
-// host's network is refused if the policy denies that name. The package copies only the question of
-// a guest's query, into a new message to the resolver. It answers questions for IPv6 with empty
+// host's network is refused if the policy denies that name. The package copies only the question of a
+// guest's query, into a new message to the resolver. It answers questions for IPv6 with empty
 // answers, because sandboxes cannot connect by IPv6. It also answers questions for service bindings
-// (RFC 9460) with empty answers, because a service binding may contain a key with which a client
-// encrypts the name of the server, so that the policy could not see the name. The package listens
-// on no socket. The owner of a socket calls Answer. The package has no cache, because the host's
-// resolver has one.
+// (RFC 9460) with empty answers. A service binding may contain a key with which a client encrypts the
+// name of the server, and the policy could then not see the name. The package listens on no socket.
+// The owner of a socket calls Answer. The package has no cache, because the host's resolver has one.
 package dns
 
 import (

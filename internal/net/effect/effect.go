@@ -28,13 +28,13 @@ const (
 	waitTime   = 15 * time.Minute // time for which a request waits
 	bodyTime   = 30 * time.Second // time limit for the part of a body that is kept
 	drainTime  = 10 * time.Minute // time limit for the rest of the body of a recorded request
-	lookTime   = time.Second      // time between two looks whether the guest of a waiting request has gone
+	lookTime   = time.Second      // interval of checks whether the guest of a waiting request has gone
 )
 
 // Sizes of a listed request, in bytes.
 const (
 	maxMethod = 64
-	overhead  = 256 // of a request in memory, in addition to its texts
+	overhead  = 256 // memory of a request in addition to its texts
 )
 
 // Header is the header of answers to held requests. Its value is the request's outcome.
@@ -84,7 +84,7 @@ func (l *List) Close() {
 	l.bytes, l.list = 0, nil
 }
 
-// Effects returns what is listed.
+// Effects returns the listed requests.
 func (l *List) Effects() netproto.Effects {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -95,11 +95,11 @@ func (l *List) Effects() netproto.Effects {
 	return m
 }
 
-// Acts reports whether a request may change something at its server, as far as the request shows.
-// A request without a body and with a method that RFC 9110 §9.2.1 calls safe does not act. A request
-// that changes the protocol, for example to WebSocket, acts, because this process cannot read the
-// messages that follow. A request with a header that names another method acts, because some servers
-// obey it.
+// Acts reports whether a request may change something at its server, as far as the request shows. A
+// request does not act if it has no body and its method is safe (RFC 9110 §9.2.1). There are two
+// exceptions. A request that changes the protocol, for example to WebSocket, acts, because this process
+// cannot read the messages that follow. A request with a header that names another method acts, because
+// some servers obey that header.
 func Acts(r *http.Request) bool {
 	switch r.Method {
 	case http.MethodGet, http.MethodHead, http.MethodOptions:

@@ -179,7 +179,7 @@ func (p *Proxy) handler(transport http.RoundTripper) http.Handler {
 		FlushInterval: -1,
 		ErrorLog:      silent,
 		ErrorHandler:  p.answerError,
-		// so that clients do not switch to HTTP/3
+		// removed, so that clients do not switch to HTTP/3
 		ModifyResponse: func(r *http.Response) error { r.Header.Del("Alt-Svc"); return nil },
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

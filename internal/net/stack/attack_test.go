@@ -182,7 +182,7 @@ func TestAttackClosedAddresses(t *testing.T) {
 	}
 	for _, policy := range []string{"public", "open", "allow 0.0.0.0/0"} {
 		r := newRig(t, w, policy)
-		// dropped, because the address is invalid
+		// This packet is dropped, because its address is invalid.
 		r.guest.Send(guesttest.Frame(guesttest.SYN(frame.Guest, "0.0.0.0", 1024, 80)))
 		for _, c := range []struct{ to, reason string }{
 			{metadata, "metadata"}, {"127.0.0.1", "loopback"}, {"127.255.255.254", "loopback"}, {"0.1.2.3", "loopback"},

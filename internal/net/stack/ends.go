@@ -7,8 +7,8 @@ import (
 	"github.com/forkd/forkd/internal/linger"
 )
 
-// ends has the closed frame sockets of each sandbox from which its VM has not read all data. The
-// kernel counts this data as memory of this process.
+// ends has, for each sandbox, the closed frame sockets whose data the VM has not read completely.
+// The kernel counts this data as memory of this process.
 type ends struct {
 	mu sync.Mutex
 	of map[string]*linger.Set // nil until the first one

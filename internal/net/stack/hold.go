@@ -9,7 +9,7 @@ import (
 )
 
 // heldHost is the reason for refusing a flow that the policy permits, but that could reach a held
-// host in a way in which its requests cannot be read.
+// host without forkd-net reading its requests.
 const heldHost = "held-host"
 
 // heldRequests is the reason for refusing a connection to a held host whose requests were all held.

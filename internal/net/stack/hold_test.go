@@ -160,8 +160,8 @@ func TestEffectsWait(t *testing.T) {
 	}
 }
 
-// A request whose guest has gone is not sent, also if its body was not read yet, or if another request
-// follows it. The guest may have repeated it.
+// A request whose guest has gone is not sent, even if its body was not read yet, or if another request
+// follows it, because the guest may have repeated it.
 func TestAWaitingRequestWhoseGuestHasGone(t *testing.T) {
 	v, s := newHeld(t, "public", "wait")
 	gone := func(n int) bool {
@@ -362,7 +362,8 @@ func TestEffectsAreBounded(t *testing.T) {
 	}
 }
 
-// A connection whose requests were all held is not listed as allowed. One that reached the server is.
+// A connection is not listed as allowed if all its requests were held. It is listed if a request
+// reached the server.
 func TestHeldConnectionsAreNotAllowed(t *testing.T) {
 	v, _ := newHeld(t, "public", "refuse")
 	conns := v.both(t)

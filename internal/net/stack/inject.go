@@ -98,7 +98,7 @@ func (s *Stack) inject(f *flow, c *conn, sent []byte, need *proxied) {
 	}
 	if need.held {
 		p.Pass = func(w http.ResponseWriter, r *http.Request, url string) bool {
-			f.held.Store(!dialed.Load()) // until Dial
+			f.held.Store(!dialed.Load()) // false after Dial, because then the server receives requests
 			return s.effects.Pass(w, r, url, c.open)
 		}
 	}

@@ -184,8 +184,9 @@ func (b buffers) set(ep tcpip.Endpoint) {
 	ep.SocketOptions().SetSendBufferSize(b.guest, true)
 }
 
-// control applies the sizes to the socket to the server before net.Dialer connects it, because the
-// window that Linux offers the server depends on the size at that time.
+// control applies the sizes to the socket of the connection to the server. It does so before
+// net.Dialer connects the socket, because the window that Linux offers the server depends on the
+// size at that time.
 func (b buffers) control(_, _ string, raw syscall.RawConn) error {
 	var err error
 	lost := raw.Control(func(fd uintptr) {

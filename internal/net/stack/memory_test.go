@@ -54,7 +54,7 @@ func TestAttackStandingStill(t *testing.T) {
 	})
 	r := addRig(t, w, NewHost(10000), "public", netproto.Limits{Connections: netproto.MaxConnections})
 	const each, most = 40, 1 << 20
-	r.chunks.most = most // lets fewer connections reach the limit
+	r.chunks.most = most // a lower limit, so that fewer connections reach it
 	for range each {
 		c := r.mustDial(t, web+":80")
 		go func() { _, _ = io.Copy(c, zeros{}) }()

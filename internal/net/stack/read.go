@@ -52,7 +52,8 @@ func (s *Stack) take(message []byte) {
 	switch {
 	case reason != "":
 		s.counters.Dropped.Add(1)
-		// not logged, because Linux sends such messages without a program's request
+		// Messages of these two classes are not logged, because Linux sends them without a
+		// program's request.
 		if reason != inspect.Ethertype && reason != inspect.NotToUs {
 			s.counters.refuse(string(reason))
 		}

@@ -54,7 +54,7 @@ func TestRefusalsAreNamed(t *testing.T) {
 }
 
 // Stats lists the latest destinations of permitted connections, with the sums of their connections.
-// The list is bounded, and names are those that the guest asked for.
+// The list is bounded, and its names are those that the guest asked for.
 func TestPassagesAreListed(t *testing.T) {
 	var c Counters
 	for n := range uint64(20) {

@@ -228,8 +228,8 @@ func TestResetsPassBothWays(t *testing.T) {
 	}
 }
 
-// Flows lists open connections with what they have sent so far, the one with the latest data first,
-// and only those that the policy permits.
+// Flows lists open connections with what they have sent so far. The connection with the latest data
+// is first. Flows lists only connections that the policy permits.
 func TestOpenConnectionsAreListed(t *testing.T) {
 	w := newWorld(t)
 	nettest.Serve(w.Listen(t, web+":80"), echo)
@@ -418,7 +418,8 @@ func TestSetPolicyResetsWhatIsDenied(t *testing.T) {
 }
 
 // SetPolicy compares only a limited number of names with rules, because requests for all other
-// sandboxes wait meanwhile. When the number is reached, all remaining connections are reset.
+// sandboxes wait during the comparison. When the number is reached, all remaining connections are
+// reset.
 func TestSetPolicyIsBounded(t *testing.T) {
 	w := newWorld(t)
 	l, h := netproto.Limits{Connections: 2000}, NewHost(10000)
