@@ -29,7 +29,7 @@ func (l *failing) Accept() (net.Conn, error) {
 }
 
 func TestAcceptGoesOn(t *testing.T) {
-	// errors of package vsock are wrapped like this
+	// Package vsock wraps its errors in the same way.
 	wrapped := &net.OpError{Op: "accept", Err: os.NewSyscallError("accept4", unix.ECONNABORTED)}
 	l := &failing{errs: []error{wrapped, unix.ENOMEM, unix.EMFILE}}
 	if _, err := (patient{l}).Accept(); !errors.Is(err, net.ErrClosed) || len(l.errs) > 0 {

@@ -95,7 +95,7 @@ func TestHold(t *testing.T) {
 	if err := <-rested; err != nil {
 		t.Fatal(err)
 	}
-	release, err = d.Hold() // waits until the rest ends by itself
+	release, err = d.Hold() // waits until the file system wakes by itself
 	if err != nil {
 		t.Fatal(err)
 	}

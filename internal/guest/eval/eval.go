@@ -82,8 +82,8 @@ func (s *Server) Warm() ([]string, error) {
 	if _, err := c.live(s.cfg); err != nil {
 		return nil, fmt.Errorf("warm %s: %w", python, err)
 	}
-	// Add Node's context, because clients expect it in the list, but do not start its process,
-	// because not all of its generators could be reseeded in a fork.
+	// Add Node's context, because clients expect it in the list. But do not start its process: not
+	// all of its generators could be reseeded in a fork.
 	_, _ = s.defaultContext(javascript)
 	return []string{python}, nil
 }

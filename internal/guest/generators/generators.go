@@ -94,8 +94,8 @@ type search struct {
 }
 
 // Rehearse is called just before a snapshot. If the guest runs no process to search, Rehearse
-// records this fact, so that Renew in the children of the snapshot need not walk through /proc,
-// which would copy 900 KiB of memory in each child. If there are processes to search, Rehearse
+// records this fact, so that Renew in the children of the snapshot need not walk through /proc. The
+// walk would copy 900 KiB of memory in each child. If there are processes to search, Rehearse
 // reads the marks of all programs, so that the children need not read them.
 func (f *Finder) Rehearse() error {
 	before := f.lastPID()
