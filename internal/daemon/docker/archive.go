@@ -79,8 +79,8 @@ func (s *Server) wake(r *http.Request, c *found) error {
 	return nil
 }
 
-// onGuest calls f with a client for the agent of a container. suspendLater does not suspend the
-// sandbox meanwhile.
+// onGuest calls f with a client for the agent of a container. During the call, suspendLater does not
+// suspend the sandbox.
 func (s *Server) onGuest(ctx context.Context, r *http.Request, c *found, op string,
 	f func(context.Context, *agentclient.Client) error) error {
 	c.changeUsers(1)
@@ -249,7 +249,7 @@ func (f *filePath) rebase(w io.Writer, from io.Reader, stat *pathStat, take func
 // link, or a second entry with the name of a link, would write to the target of the link.
 type links map[string]links
 
-// check returns an error if the name of an entry is that of a link, or is below a link.
+// check returns an error if a link has the given name, or if the name is below a link.
 func (l links) check(name string) error {
 	for element := range strings.SplitSeq(name, "/") {
 		next, ok := l[element]

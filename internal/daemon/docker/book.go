@@ -31,8 +31,8 @@ type givenName struct{ prefix, name string }
 
 // Suffixes of the names of a container's files.
 const (
-	suffix    = ".json" // of the record
-	logSuffix = ".log"  // of the file with output
+	suffix    = ".json" // suffix of the record
+	logSuffix = ".log"  // suffix of the file with output
 )
 
 // maxRecord bounds the record of a container, in bytes.
@@ -119,7 +119,7 @@ func (b *book) of(i sandbox.Info) *container {
 	c := b.all[i.ID]
 	if c == nil {
 		c = b.newContainer(i.ID)
-		if ownSpec(i) != nil { // it is being created, or an earlier daemon ended before it wrote the record
+		if ownSpec(i) != nil { // the container is being created, or an earlier daemon ended before it wrote the record
 			c.state.Status = created
 		}
 		b.all[i.ID] = c

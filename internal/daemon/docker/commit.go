@@ -83,9 +83,9 @@ func (s *Server) commit(w http.ResponseWriter, r *http.Request) error {
 	}{imageID(d.ID)})
 }
 
-// name gives a full name to a snapshot, if the client may. If full is empty, it does nothing. If
-// the name is that of the snapshot's own tag, it only takes the name from the other snapshot that
-// has it. The parameter made says that the snapshot was made for this name.
+// name gives a full name to a snapshot, if the client may give this name. If full is empty, it does
+// nothing. If the snapshot has the name already, because of its own tag, name only takes the name
+// away from any other snapshot. The parameter made says that the snapshot was made for this name.
 func (s *Server) name(r *http.Request, full string, d store.Detail, made bool) error {
 	if full == "" {
 		return nil
@@ -264,7 +264,7 @@ func (s *Server) prune(w http.ResponseWriter, r *http.Request) error {
 	}{ids, 0})
 }
 
-// pruneOne deletes a container unless it has been started meanwhile.
+// pruneOne deletes a container, unless the container was started after prune looked for candidates.
 func (s *Server) pruneOne(ctx context.Context, r *http.Request, c found) bool {
 	unlock, err := c.lock(ctx)
 	if err != nil {

@@ -75,7 +75,7 @@ func TestCommit(t *testing.T) {
 	if second == first || r.imageID("work:v1") != second || r.imageID(first[7:]) != first {
 		t.Errorf("first %s, second %s, now %s", first, second, r.imageID("work:v1"))
 	}
-	// A name that no snapshot can have.
+	// No snapshot can have this name as its tag.
 	third := r.commit("container=box&repo=team/app")
 	if r.imageID("team/app:latest") != third || r.imageID("docker.io/team/app") != third {
 		t.Error("team/app")
@@ -91,7 +91,7 @@ func TestCommit(t *testing.T) {
 	r.call("POST", "/commit?container=none&repo=x", "{}", 404, nil)
 	r.call("DELETE", "/images/team/app", "", 200, nil) // the snapshot was made for this name
 	r.call("GET", "/images/"+third+"/json", "", 404, nil)
-	// The end of a container does not keep its files from being an image.
+	// An image can also be made of a container whose main process has ended.
 	r.call("POST", "/containers/box/kill", "", 204, nil)
 	r.commit("container=box&repo=ended")
 }
@@ -114,8 +114,8 @@ func TestTags(t *testing.T) {
 	if text := r.call("POST", "/images/a.b/push", "", 400, nil); !strings.Contains(text, "forkd push") {
 		t.Error(text)
 	}
-	r.call("DELETE", "/images/a.b", "", 409, nil) // it has further names
-	r.call("DELETE", "/images/"+id, "", 409, nil) // the same
+	r.call("DELETE", "/images/a.b", "", 409, nil) // the image has further names
+	r.call("DELETE", "/images/"+id, "", 409, nil) // the same, by the image's id
 	r.call("DELETE", "/images/other:1", "", 200, nil)
 	r.call("GET", "/images/other:1/json", "", 404, nil)
 	next, err := docker.New(r.Docker.Config) // the next daemon knows the names
@@ -151,7 +151,7 @@ func (r *rig) nextNames() string {
 	return imageNames(r.t, w.Body.Bytes())
 }
 
-// A daemon with a file that it cannot read starts without these names, and keeps the file.
+// If a daemon cannot read the file of names, it starts without names, and keeps the file.
 func TestDamagedTags(t *testing.T) {
 	r := start(t)
 	for _, text := range []string{"{", `{"version":1,"names":[]}`, `{"version":9}`} {

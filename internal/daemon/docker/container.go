@@ -25,10 +25,10 @@ type state = record.Container
 
 // container is the part of a container that is not in its sandbox.
 type container struct {
-	id   string        // of the sandbox
+	id   string        // id of the sandbox
 	long string        // containerID(id)
 	ops  chan struct{} // lock for operations such as start and stop; has room for one value
-	out  *output       // of the main process
+	out  *output       // output of the main process
 
 	mu       sync.Mutex
 	state    state

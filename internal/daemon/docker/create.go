@@ -223,8 +223,8 @@ const noNetwork = "none"
 
 func isDefaultNetwork(mode string) bool { return mode == "" || mode == "default" || mode == "bridge" }
 
-// checkHost checks fields that clients send even if they ask for nothing with them. It refuses the
-// values that ask for something.
+// checkHost checks fields that clients send even if they do not use the feature. It refuses values
+// that ask for the feature.
 func checkHost(p json.RawMessage) error {
 	var h struct {
 		MemorySwappiness, PidsLimit               *int64

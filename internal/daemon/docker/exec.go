@@ -248,8 +248,9 @@ func (e *exec) start(s *Server, out *output, view *tenancy.View, size *agentclie
 	if e.started {
 		return nil, conflict("Error: Exec command %s is already running", e.id)
 	}
-	// The main process kills the execs that have started after its status is exited. An exec that
-	// passed this check before e.mu was locked could start unseen.
+	// When the container's status becomes exited, the code that ends the main process kills all
+	// started execs. Check the status while e.mu is locked: otherwise this exec could start after
+	// the others were killed.
 	if st, _, _ := e.of.now(); st.Status == exited {
 		return nil, conflict("container %s is not running", containerID(e.of.id))
 	}

@@ -28,9 +28,10 @@ func newExecs() *execs {
 	return &execs{all: make(map[string]*exec), count: gate.New(maxExecs), bytes: gate.New(maxExecBytes)}
 }
 
-// add keeps an exec. If there is no room for it, add forgets other execs: execs that have ended,
-// then execs of the same client that were not started, and then execs of any client that were not
-// started within startWithin. In each of these groups it begins with the oldest exec.
+// add keeps an exec. If there is no room for it, add forgets other execs. It forgets first those
+// that have ended, then those of the same client that were not started, and then those of any
+// client that were not started within startWithin. In each of these groups it begins with the
+// oldest exec.
 func (x *execs) add(e *exec) error {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -149,7 +150,7 @@ func killAll(ctx context.Context, list []*process) {
 	for _, p := range list {
 		kills.Go(func() {
 			select {
-			case <-p.running: // before, there is nothing to kill
+			case <-p.running: // before this, there is no process to kill
 			case <-ctx.Done():
 			}
 			// A kill fails only if the process or the sandbox has ended, or if the guest hangs.

@@ -63,7 +63,7 @@ func TestExecsOfOneClient(t *testing.T) {
 	}
 }
 
-// The commands of all execs have a bound, and so have those of one client.
+// The total size of the commands of all execs is bounded, and so is the total for one client.
 func TestBytesOfExecs(t *testing.T) {
 	x, containers := newExecs(), containersOf(4)
 	large := command{args: []string{strings.Repeat("x", maxExecSize/2)}}

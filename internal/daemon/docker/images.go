@@ -64,10 +64,11 @@ func tagOf(name string) string {
 	return repository
 }
 
-// imageOf returns the image with a name or an id, which may be shortened. As in Docker, a whole id
-// is never taken for a name, and a short beginning of an id only means an id if no image has this
-// name. But if the text has shortID digits or more, as in the lists of clients, imageOf looks for
-// an id first. Otherwise a snapshot whose tag looks like an id could stand in for another image.
+// imageOf returns the image with a name or an id. The id may be shortened. As in Docker, a whole id
+// always means the image with this id. A shortened id means an image with this id only if no image has
+// the text as its name. But if the text has shortID digits or more, as in the lists of clients, imageOf
+// looks for an id first. Otherwise a snapshot whose tag looks like an id could stand in for another
+// image.
 func (s *Server) imageOf(r *http.Request, name string) (image, error) {
 	digits, isDigest := strings.CutPrefix(name, digestName+":")
 	isID := hexID.MatchString(name)

@@ -35,7 +35,7 @@ func (s *Server) start(w http.ResponseWriter, r *http.Request) error {
 	}
 	defer unlock()
 	sp := specOf(c.info)
-	s.setRestarts(c.container, &sp, false) // true if an earlier daemon ended during a restart
+	s.setRestarts(c.container, &sp, false) // resets a mark that an earlier daemon left if it ended during a restart
 	did, err := s.startLocked(r.Context(), s.view(r), c.container)
 	return answerChange(w, did, err)
 }

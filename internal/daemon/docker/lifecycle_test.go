@@ -79,7 +79,7 @@ func TestRestartWhenTheClientLeaves(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "go"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	awaitFile(t, filepath.Join(dir, "ready")) // the second run
+	awaitFile(t, filepath.Join(dir, "ready")) // the second run has made the file
 	if s := r.state(id); s.Status != "running" {
 		t.Errorf("%+v", s)
 	}
@@ -174,8 +174,8 @@ func TestOutputOfASuspendedContainer(t *testing.T) {
 	}
 }
 
-// A guest that does not answer does not hide the end of the main process, although execs of the
-// container are to be killed.
+// The end of the main process is reported even if the guest does not answer, and execs of the
+// container must still be killed.
 func TestSilentGuest(t *testing.T) {
 	var silent atomic.Bool
 	answers := make(chan struct{})

@@ -60,7 +60,8 @@ func TestImageNamesLikeIDs(t *testing.T) {
 	root.call("GET", "/images/sha256:"+strings.Repeat("0", 64)+"/json", "", 404, nil)
 }
 
-// A name that a client has taken while it was free does not hide a later snapshot with this tag.
+// A client may take a name that is free. The name does not hide a snapshot that is made later with
+// this tag.
 func TestLaterSnapshotTakesName(t *testing.T) {
 	root, user := startUser(t, apirig.Options{})
 	evil := user.imageID("evil")
@@ -121,8 +122,8 @@ func TestNamesOfRootStay(t *testing.T) {
 	}
 }
 
-// A pull does not take the image to which a client with fewer rights has given a name for the image
-// of a registry.
+// A client with fewer rights may give an image the name of a registry's image. A pull does not
+// mistake that image for the registry's image.
 func TestPullOfATakenName(t *testing.T) {
 	root, user := startUser(t, apirig.Options{Images: []string{"docker.io/team/app:latest"}})
 	user.call("POST", "/images/evil/tag?repo=team/app", "", 201, nil)
@@ -163,7 +164,7 @@ func TestSecretsAreHidden(t *testing.T) {
 	}
 }
 
-// An entry for a network must be that of the container's network mode.
+// A request may have an entry only for the network that its network mode names.
 func TestNetworkEntries(t *testing.T) {
 	r := start(t)
 	body := func(mode, network string) string {

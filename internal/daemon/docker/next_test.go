@@ -170,7 +170,7 @@ func TestNextDaemonRemoves(t *testing.T) {
 		}
 	})
 	resp, _ := r.send("POST", "/containers/ended/wait?condition=removed", "")
-	if resp.StatusCode != 200 && resp.StatusCode != 404 { // 404: it is removed already
+	if resp.StatusCode != 200 && resp.StatusCode != 404 { // 404: the container is removed already
 		t.Errorf("wait: %s", resp.Status)
 	}
 	r.call("GET", "/containers/ended/json", "", 404, nil)

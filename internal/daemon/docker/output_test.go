@@ -232,7 +232,7 @@ func TestStoredOutput(t *testing.T) {
 			t.Errorf("%d entries with %d bytes are in memory", len(o.entries), o.size)
 		}
 	}
-	store() // nothing
+	store() // does nothing, because there is no output
 	if o.stored {
 		t.Error("a file without output")
 	}

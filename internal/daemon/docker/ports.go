@@ -36,8 +36,8 @@ type publication struct {
 
 // Bounds on published ports.
 const (
-	maxPorts     = 64   // of a container
-	maxListeners = 2048 // of all containers that run; one owner may have three quarters of them
+	maxPorts     = 64   // of one container
+	maxListeners = 2048 // of all running containers together; one owner may have three quarters of them
 )
 
 // Addresses on which ports may be published. The default is loopback.
@@ -94,8 +94,8 @@ func portOf(field, name string) (uint16, error) {
 	return uint16(n), nil
 }
 
-// check refuses bindings that other hosts could reach: forkd's own ways to a port need a token or a
-// signed URL.
+// check refuses bindings that other hosts could reach. A published port needs no token or signed
+// URL, which all other ways to a port need.
 func (b *binding) check() error {
 	if b.HostIP != "" && b.HostIP != loopback && b.HostIP != loopback6 {
 		return unsupported("HostConfig.PortBindings: HostIp "+b.HostIP,
@@ -129,7 +129,7 @@ func mayPublish(who auth.Principal, list []publication, first int) error {
 	for _, p := range list {
 		n, err := strconv.Atoi(p.HostPort)
 		if err != nil || n == 0 || n >= first {
-			continue // the host chooses a port, or every user may open this one
+			continue // the host chooses a port, or every user of the host may open this port
 		}
 		if err := who.Need(auth.Admin); err != nil {
 			return fmt.Errorf("HostConfig.PortBindings: HostPort %d: want a port from %d: %w", n, first, err)
@@ -141,11 +141,11 @@ func mayPublish(who auth.Principal, list []publication, first int) error {
 // listener is a published port that is open.
 type listener struct {
 	net.Listener
-	port  uint16 // in the container
+	port  uint16 // port in the container
 	leave func() // frees the place among maxListeners
 }
 
-// openPorts opens the published ports of a container. The parameter of is the owner of its sandbox.
+// openPorts opens the published ports of a container. The argument "of" is the owner of its sandbox.
 // The caller holds the container's lock.
 func (s *Server) openPorts(c *container, of string, sp *spec) error {
 	wanted, err := publications(&sp.Host, sp.Config.ExposedPorts)
@@ -169,7 +169,7 @@ func (s *Server) open(c *container, of string, wanted []publication) error {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.gone || s.life.Err() != nil { // nothing would close the ports later
+	if c.gone || s.life.Err() != nil { // after this, nothing would close the ports
 		closeAll(open)
 		return noContainer(containerID(c.id))
 	}
@@ -181,7 +181,7 @@ func (s *Server) open(c *container, of string, wanted []publication) error {
 	return nil
 }
 
-// listen opens a published port. The parameter of is the owner of the container's sandbox.
+// listen opens a published port. The argument "of" is the owner of the container's sandbox.
 func (s *Server) listen(of string, p *publication) (l listener, err error) {
 	l.port = p.port
 	if l.leave, err = s.listeners.Enter(owner.FairShare(of, maxListeners)); err != nil {
@@ -312,7 +312,7 @@ func (s *Server) adoptPorts(c *container, of string, sp *spec) {
 	}
 }
 
-// keepChosen sets the field before of each publication whose port the host chooses. The new value
+// keepChosen sets the field "before" of each publication whose port the host chooses. The new value
 // is the address that the publication had under the earlier daemon.
 func keepChosen(wanted []publication, had []record.ContainerPort) {
 	had = slices.Clone(had)

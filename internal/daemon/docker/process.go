@@ -162,8 +162,9 @@ func (p *process) started(pid uint32) {
 	}
 }
 
-// awaitStart waits until the process has started, or has ended. The record of a process says that it
-// runs a little before it starts, and before a new daemon has found it. A signal would then be lost.
+// awaitStart waits until the process has started, or has ended. A signal to an earlier process would
+// be lost: the container's record says "running" shortly before the process starts, and also before
+// a new daemon has found the process.
 func (p *process) awaitStart(ctx context.Context) error {
 	select {
 	case <-p.running:

@@ -146,7 +146,7 @@ func pulledTag(full string) string {
 	if tag := tagOf(full); tag != "" {
 		return tag
 	}
-	const most, distinct = 60, 12 // characters of the name, and random ones
+	const most, distinct = 60, 12 // number of characters taken from the name, and number of random characters
 	text := strings.Trim(notInTag.ReplaceAllString(full, "-"), ".-")
 	return text[:min(len(text), most)] + "-" + strings.ToLower(rand.Text()[:distinct])
 }

@@ -51,7 +51,8 @@ func TestPull(t *testing.T) {
 	}
 }
 
-// A pull does not take a snapshot for the image of a registry, unless a pull has made the snapshot.
+// A pull uses an existing snapshot as the registry's image only if an earlier pull has made the
+// snapshot.
 func TestPullOfATakenTag(t *testing.T) {
 	root, user := startUser(t, apirig.Options{Images: []string{"docker.io/library/python:latest",
 		"docker.io/library/python:3"}})
@@ -200,7 +201,7 @@ func TestStrangersAtPublishedPorts(t *testing.T) {
 	guest := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		io.WriteString(w, "inside")
 	}))
-	t.Cleanup(guest.Close) // after its connections
+	t.Cleanup(guest.Close) // runs after the connections are closed
 	at, err := url.Parse(guest.URL)
 	if err != nil {
 		t.Fatal(err)

@@ -158,9 +158,9 @@ func (s *Server) sample(ctx context.Context, view *tenancy.View, c *found) (out 
 // tick is the unit of /proc/stat on all architectures of Linux.
 const tick = time.Second / 100
 
-// hostCPU returns the processor time of the host since its boot, in nanoseconds: the sum of the
-// first line of /proc/stat, without the times of guests, which other numbers of the line include
-// (proc_stat(5)).
+// hostCPU returns the processor time of the host since its boot, in nanoseconds. This is the sum of
+// the first line of /proc/stat without the times of guests, because the times "user" and "nice" of
+// the line include them (proc_stat(5)).
 func hostCPU() (uint64, error) {
 	p, err := os.ReadFile("/proc/stat")
 	if err != nil {

@@ -43,7 +43,7 @@ type alias = record.ImageName
 // the names of one image. Lists of images encode one image at a time, so the names of one image must be few.
 const (
 	maxTags       = 10_000
-	maxTagsOf     = 500      // of one image
+	maxTagsOf     = 500      // names of one image
 	maxRepository = 255      // bytes of a name before its tag, as in Docker
 	maxTagsFile   = 16 << 20 // bytes
 )
@@ -188,8 +188,8 @@ func (t *tags) set(a alias, mayChange func(old alias) error) error {
 	})
 }
 
-// checkShare returns an error if a list has more than most names, or more names of the given client
-// than its share. The parameter of says to which images the names lead.
+// checkShare returns an error if a list has more than most names, or more names of the given client than its
+// share. In the error, the argument "of" says to which images the names lead.
 func checkShare(list []alias, who string, most int, of string) error {
 	given := 0
 	for _, a := range list {
@@ -226,11 +226,11 @@ func sees(view *tenancy.View, a alias) bool {
 	return (a.Made || view.MayName("repo", a.Name) == nil) && !isTaken(view, a)
 }
 
-// isTaken reports whether a snapshot has taken the name of an alias. This is a snapshot whose tag
-// is the name, and which did not exist when the client gave the name. If an alias kept its name, a
-// client could take a free name, and get the containers of all clients that want a later snapshot
-// with this tag. A name that an administrator has given is never taken: every client that may
-// branch a sandbox could take it.
+// isTaken reports whether a snapshot has taken the name of an alias. Such a snapshot has the name as its
+// tag, and did not exist when the client gave the name. If an alias kept its name, a client could give its
+// alias a free name, and get the containers of all clients that want a later snapshot with this tag. A
+// snapshot never takes a name that an administrator has given. Otherwise every client that may branch a
+// sandbox could take the name.
 func isTaken(view *tenancy.View, a alias) bool {
 	tag := tagOf(a.Name)
 	if tag == "" || a.Admin {

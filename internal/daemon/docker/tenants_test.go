@@ -53,7 +53,8 @@ func (r *rig) idOf(name string) string {
 	return c.ID
 }
 
-// A client with a prefix can neither learn the names of others nor take their requests.
+// A client with a prefix can neither learn the names that other clients have given, nor receive
+// requests that these clients send by name.
 func TestNamesOfOthers(t *testing.T) {
 	root, a, b := startTenants(t)
 	ofRoot := root.create("?name=db", "")

@@ -176,7 +176,7 @@ func (s *Server) adopt() {
 		}
 		switch {
 		case st.Status == exited && sp.Host.AutoRemove && !st.Restarts &&
-			!st.Finished.IsZero(): // a damaged record removes nothing
+			!st.Finished.IsZero(): // a damaged record lacks this time, and then the container stays
 			s.tasks.Go(func() { s.removeExited(c, view) })
 		case st.Status == exited && len(sp.args()) > 0:
 			s.suspendLater(c, view)

@@ -87,9 +87,9 @@ type createRequest struct {
 	VolumeMounts  volumeMounts    `json:"volumeMounts"`
 }
 
-// guards matches the names of fields that could restrict a sandbox, or give it a secret. To ignore such
-// a field would be unsafe, so a request with an unknown one is refused. Other unknown fields are ignored,
-// because newer SDKs send them.
+// guards matches the names of fields that could restrict a sandbox, or give it a secret. To ignore such a
+// field would be unsafe, so a request with an unknown field of such a name is refused. Other unknown
+// fields are ignored, because newer SDKs send them.
 var guards = regexp.MustCompile("(?i)network|internet|gress|firewall|proxy|dns|allow|deny|secret|credential|polic|iam")
 
 // UnmarshalJSON implements json.Unmarshaler.

@@ -58,8 +58,8 @@ func TestNetworkOptions(t *testing.T) {
 	}
 }
 
-// A field that forkd does not know could restrict a network further, so such a field is refused, in
-// the network's configuration and beside it. Unknown fields elsewhere are ignored, because newer SDKs send them.
+// A field that forkd does not know could restrict a network further, so such a field is refused, both in the
+// network's configuration and next to it. Unknown fields elsewhere are ignored, because newer SDKs send them.
 func TestUnknownFieldsOfNetworks(t *testing.T) {
 	for body, v := range map[string]any{
 		`{"templateID":"t","network":{"allowOut":["a.test"],"allowPorts":[443]}}`: &createRequest{},
@@ -77,7 +77,7 @@ func TestUnknownFieldsOfNetworks(t *testing.T) {
 		}
 	}
 	for body, v := range map[string]any{
-		// all fields of the SDKs
+		// This request has all fields that the SDKs send.
 		`{"templateID":"t","timeout":1,"autoPause":true,"autoPauseMemory":true,"autoResume":{"enabled":true},"secure":true,` +
 			`"allow_internet_access":true,"network":{},"metadata":{"a":"b"},"envVars":{"SECRET":"x"},"mcp":{},"iam":null,` +
 			`"volumeMounts":[],"firewall":null}`: &createRequest{},

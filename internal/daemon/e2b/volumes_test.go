@@ -51,7 +51,7 @@ func startSlots(t *testing.T, o apirig.Options) *rig {
 	return r
 }
 
-// Volumes of this API are those of /v1.
+// This API has the same volumes as /v1.
 func TestVolumes(t *testing.T) {
 	r := start(t)
 	var list []vol
@@ -90,7 +90,8 @@ func TestVolumes(t *testing.T) {
 	}
 }
 
-// A token with a prefix has only the volumes whose names begin with it, and rights are those of /v1.
+// A token with a prefix has only the volumes whose names begin with the prefix, and needs the same
+// scopes as in /v1.
 func TestVolumesOfTenants(t *testing.T) {
 	r := startSlots(t, apirig.Options{Tokens: []auth.Token{{Name: "a", Scope: auth.Run, Prefix: "team-a/"},
 		{Name: "b", Scope: auth.Run, Prefix: "team-b/"}, {Name: "reader", Scope: auth.Read}}})
@@ -107,7 +108,8 @@ func TestVolumesOfTenants(t *testing.T) {
 		for _, method := range []string{"GET", "DELETE"} {
 			r.call(method, "/volumes/"+v.ID, "", 404, nil)
 		}
-		// A sandbox of a cannot mount it, and the answer does not tell whether it exists.
+		// A sandbox of client a cannot mount the volume of client b, and the answer does not tell
+		// whether the volume exists.
 		for _, name := range []string{v.Name, v.Name + ":ro", "team-b.none"} {
 			if answer, text := r.send("POST", "/v2/sandboxes", r.key, `{"templateID":"slots","volumeMounts":[{"name":"`+name+
 				`","path":"/d"}]}`); answer.StatusCode != http.StatusNotFound || !strings.Contains(text, "not found") {

@@ -23,7 +23,7 @@ func (f *Face) CheckOrigin(r *http.Request, hosts ...string) error {
 			return NewError(http.StatusForbidden, err.Error())
 		}
 	}
-	asPost := *r // because the check would let GET and HEAD pass
+	asPost := *r // checked as a POST, because the check lets GET and HEAD pass
 	asPost.Method = http.MethodPost
 	if http.NewCrossOriginProtection().Check(&asPost) != nil {
 		return NewError(http.StatusForbidden, "cross-origin request from a browser refused")

@@ -58,11 +58,11 @@ func (p *Proxy) request(pr *httputil.ProxyRequest, route *Route) {
 	}
 }
 
-// authorization returns the values of Authorization that are passed to the guest. It withholds
-// every bearer token that is a token of the daemon, and every password of Basic credentials that is
-// one, because clients of registries send the token so. It passes other bearer tokens only if the
-// request has the header TokenHeader, or if the request needed no token, because it is signed or
-// because the port is open.
+// authorization returns the values of Authorization that are passed to the guest. It withholds the
+// tokens of the daemon. A client may send one as a bearer token or, like clients of registries, as
+// the password of Basic credentials. authorization passes other bearer tokens only if the request
+// has the header TokenHeader, or if the request needed no token, because it is signed or because the
+// port is open.
 func (p *Proxy) authorization(h http.Header, signed bool) (values []string) {
 	otherwise := signed || h.Get(auth.TokenHeader) != ""
 	for _, v := range h["Authorization"] {

@@ -55,8 +55,8 @@ func (p *Proxy) TCP(w http.ResponseWriter, r *http.Request, dial Dial) (answered
 type Stream = halfConn
 
 // Carry connects a stream of a client to the port. When the port is connected, Carry calls the
-// function accept, which returns the stream, and a channel that is closed when the client has
-// closed the stream. Carry reports whether it has called accept.
+// function accept. This function returns the stream, and a channel that is closed when the client
+// has closed the stream. Carry reports whether it has called accept.
 func (p *Proxy) Carry(ctx context.Context, dial Dial, accept func() (Stream, <-chan struct{}, error)) (accepted bool,
 	err error) {
 	ctx, cancel := context.WithCancelCause(ctx)

@@ -7,7 +7,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/sshproto"
 )
 
-// channel is a channel that the daemon has accepted.
+// channel is an SSH channel that the daemon has accepted.
 type channel struct {
 	*sshproto.Stream
 	requests chan *sshproto.Request // closed when the client has closed the channel

@@ -22,7 +22,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/sshproto"
 )
 
-// Process describes the processes of connections.
+// Process says how to start the processes that speak SSH, one for each connection.
 type Process struct {
 	Bin    string        // path of forkd-ssh
 	Jail   *jail.Starter // starts the processes

@@ -135,7 +135,8 @@ func (s *session) signal(ctx context.Context, payload []byte) bool {
 	return ok
 }
 
-// control calls f if the process is running. It ignores errors, such as that the process has exited.
+// control calls f if the process is running. It ignores the error, because the process may just have
+// exited.
 func (s *session) control(ctx context.Context, f func(context.Context) error) {
 	select {
 	case <-s.running:

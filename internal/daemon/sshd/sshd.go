@@ -46,7 +46,7 @@ type Counter interface {
 	// kind is "shell", "exec", "sftp", "forward" or, for a session without a process, "none";
 	// outcome is "ok", "client" or "failed".
 	SSHSessionEnded(kind, outcome string, took time.Duration)
-	SSHOutOfMemory() // a process of a connection has ended, because it, or all of them together, needed too much memory
+	SSHOutOfMemory() // the kernel has killed a connection's process because of the memory limits
 }
 
 // Limits bound what clients can hold. A zero field takes its default, which is the number in the

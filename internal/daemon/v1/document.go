@@ -29,7 +29,7 @@ func documentJSON(w http.ResponseWriter, _ *http.Request) error {
 
 func documentPage(w http.ResponseWriter, _ *http.Request) error {
 	p, err := asPage()
-	// The page has only inline styles, and no scripts.
+	// The page has inline styles only, and no scripts.
 	w.Header().Set("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'")
 	return writeDocument(w, "text/html; charset=utf-8", p, err)
 }

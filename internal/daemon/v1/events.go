@@ -84,7 +84,7 @@ type eventSource interface {
 }
 
 // run sends events until ctx ends or the client has left. It sends all events that are ready in one
-// write, because a write costs the daemon much more than an event.
+// write, because a write costs the daemon much more than adding an event.
 func (s *eventStream) run(ctx context.Context) {
 	ended, end := context.WithCancel(ctx)
 	end()

@@ -24,7 +24,7 @@ func TestTheLastLineComesLast(t *testing.T) {
 				t.Error(err)
 			}
 			out.last(apiv1.BuildEvent{Error: text + "<"})
-			time.Sleep(50 * time.Millisecond) // the client would read the line meanwhile
+			time.Sleep(50 * time.Millisecond) // time in which the client would read the line
 		}))
 		resp, err := http.Get(s.URL)
 		if err != nil {

@@ -32,7 +32,7 @@ const (
 	maxUpload    = 1 << 30  // bytes of an uploaded file
 	maxArchive   = 64 << 30 // bytes of an uploaded archive
 	maxDepth     = 64       // depth of a listing of files
-	maxOutput    = 8 << 20  // bytes that are kept of stdout, and as many of stderr
+	maxOutput    = 8 << 20  // bytes of stdout that are kept; the same for stderr
 	maxArgs      = 4096     // arguments of a command
 	maxStdin     = 8 << 20  // bytes of a command's input
 	maxExecBody  = face.MaxBody + maxStdin/3*4
