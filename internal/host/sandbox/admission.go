@@ -76,8 +76,7 @@ func (m *Manager) givePlaces(children []*Sandbox, vcpus uint32) {
 
 // enterBranches takes one of the host's places for branches, for the owner in ctx. If no place is
 // free, it returns an *admit.BusyError or, if queue is true, waits until it is the owner's turn. The
-// caller must hold the sandbox's lock, so that requests which only wait for that lock take no
-// place.
+// caller must hold the sandbox's lock. Thus a request that still waits for that lock takes no place.
 func (m *Manager) enterBranches(ctx context.Context, queue bool) (leave func(), err error) {
 	if queue {
 		return m.branches.Wait(ctx, m.branchShare(ctx))

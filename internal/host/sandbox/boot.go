@@ -34,7 +34,7 @@ func (m *Manager) booted(ctx context.Context, tag string, n int) (_ string, rele
 		}
 		return tag, lease.Release, nil
 	}
-	// check again with the parent's snapshot, because the host may have less room now
+	// Check the parent's snapshot too, because the host may have less room now.
 	if err := m.checkRoom(ctx, tag, n); err != nil {
 		return "", nil, err
 	}

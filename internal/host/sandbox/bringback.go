@@ -84,7 +84,7 @@ func (m *Manager) tryBringBack(ctx context.Context, s *Sandbox, expiry func() Ex
 		return err
 	}
 	timing, err := m.restore(ctx, start, v, s.data, &rec, disks)
-	disks.Close() // now, because it leaves a place, and the hook below may take minutes
+	disks.Close() // not deferred, because the disks hold a place, and the hook below may take minutes
 	release()
 	if err != nil {
 		return err
@@ -92,7 +92,7 @@ func (m *Manager) tryBringBack(ctx context.Context, s *Sandbox, expiry func() Ex
 	if err := m.confirm(ctx, v, &rec); err != nil {
 		return err
 	}
-	started() // the hook below may take minutes
+	started() // before the hook below, which may take minutes
 	if err := m.hookIn(ctx, v, &rec, hook.AfterResume); err != nil {
 		return err
 	}
@@ -166,6 +166,6 @@ func (m *Manager) awake(ctx context.Context, id string) (*Sandbox, error) {
 	if !info.Silent && (info.State == Running || info.State == Exited || info.IdleTimeout == 0) {
 		return s, nil
 	}
-	// wake must hold the lock, because the sandbox may be about to be suspended
+	// Call wake with the lock held, because the sandbox may be about to be suspended.
 	return s, m.With(ctx, id, func(h *Held) error { return h.wake(ctx) })
 }

@@ -241,7 +241,7 @@ func TestSuspensionsWithoutARequestWaitUnlocked(t *testing.T) {
 	if _, err := w.setExpiry(t, id, soon); err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(20 * time.Millisecond) // by now the sandbox would be locked
+	time.Sleep(20 * time.Millisecond) // by now the expiry would have locked the sandbox
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	if _, err := w.Pause(ctx, id); err != nil {

@@ -103,7 +103,8 @@ func (m *Manager) Fork(ctx context.Context, req ForkRequest) (result ForkResult,
 		return ForkResult{}, err
 	}
 	defer release()
-	// After the quota is checked, because a merge of layers costs much.
+	// The quota has been checked before this step, because this step may merge layers, which is
+	// costly.
 	if err := mounts.Admit(ctx, m.cfg.Volumes, req.Volumes, lease.Manifest()); err != nil {
 		return ForkResult{}, err
 	}

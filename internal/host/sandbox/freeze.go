@@ -83,7 +83,8 @@ func (b *branch) freeze(ctx context.Context) error {
 		}
 	}
 	client := ctx
-	// does not end when the client disconnects, because the outcome of the branch must be known
+	// The new context does not end when the client disconnects, because the outcome of the branch
+	// must be known.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), branchTimeout)
 	defer cancel()
 	b.calls = b.s.since.Calls()

@@ -187,7 +187,7 @@ func TestBranchOfADeletedSandbox(t *testing.T) {
 	w.checkClean(t)
 }
 
-// If a daemon is killed before it has handed out the children of a fork, the next daemon kills all
+// If a daemon is killed before it has answered the request for a fork, the next daemon kills all
 // children, even those that had confirmed.
 func TestRestartDuringAFork(t *testing.T) {
 	const n = 8

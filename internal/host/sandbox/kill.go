@@ -19,7 +19,7 @@ func (m *Manager) free(s *Sandbox) {
 		if err := os.RemoveAll(s.data); err != nil {
 			m.cfg.Log.Warn("remove the files of a sandbox", "sandbox", s.id, "error", err)
 		}
-		m.cfg.Volumes.ReleaseAll(s.id) // on a full disk, this needs the room of the files
+		m.cfg.Volumes.ReleaseAll(s.id) // after RemoveAll, because on a full disk this needs the freed space
 		s.mu.Lock()
 		v, unpin := s.live, s.unpin
 		s.unpin, s.record.Env = nil, nil // frees the environment, because an exited sandbox stays in the list

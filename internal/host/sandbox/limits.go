@@ -34,7 +34,7 @@ func (s *Sandbox) setLimits(limits vm.Limits) error {
 	// the record, the next daemon applies the old limits, which are in the record.
 	if err := s.updateAll(func(r *ledger.Record) { r.Limits = limits }); err != nil {
 		if s.live != nil {
-			_ = s.live.limit(&before) // return the first error, which says more
+			_ = s.live.limit(&before) // ignore this error, because the first error says more
 		}
 		return err
 	}

@@ -123,7 +123,7 @@ func New(cfg Config) (*Manager, error) {
 		cfg:      cfg,
 		admitted: admit.New(cfg.Admit, cfg.DataDir, killer.Wait),
 		killer:   killer,
-		// one place more, because an owner may not take the last place, see owner.PlaceShare
+		// one additional place, because an owner may not take the last place, see owner.PlaceShare
 		restores:  gate.New(restoresPerCPU*runtime.NumCPU() + 1),
 		confirms:  gate.New(confirmsPerCPU*runtime.NumCPU() + 1),
 		wave:      wavePerCPU * runtime.NumCPU(),

@@ -117,8 +117,8 @@ func (m *Manager) tellTrust(ctx context.Context, s *Sandbox, setting netclient.S
 	return nil
 }
 
-// Link returns the connection of a sandbox to the network, which knows its traffic. It is nil if the
-// sandbox has no VM.
+// Link returns the link between a sandbox and forkd-net, from which callers learn the sandbox's
+// traffic. It is nil if the sandbox has no VM.
 func (m *Manager) Link(id string) (*netclient.Link, error) {
 	s, err := m.Get(id)
 	if err != nil {

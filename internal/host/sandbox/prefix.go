@@ -54,9 +54,9 @@ func (m *Manager) MayUse(ctx context.Context, tag string) error {
 }
 
 // mayOpen returns an error if the requested setting opens closed networks that the present policy
-// does not open, and the client may not do that. Closed networks need protection because forkd-net
-// connects from the host's own network, where servers on loopback and private addresses trust the
-// host. In errors, the names of fields have the given prefix.
+// does not open, and the client may not open them. Closed networks need protection because
+// forkd-net connects from the host's own network, where servers on loopback and private addresses
+// trust the host. In errors, the names of fields have the given prefix.
 func (m *Manager) mayOpen(ctx context.Context, prefix string, asked *netclient.Setting, present netproto.Policy) error {
 	o := owner.Of(ctx)
 	if asked == nil || o.Admin || m.cfg.OpenPrivate {

@@ -250,7 +250,7 @@ func TestRestartDuringARebase(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				// simulates a second rebase that is in progress
+				// This simulates a second rebase that is in progress.
 				err = s.update(func(r *ledger.Record) {
 					r.Rebasing = &durable.PendingRebase{To: *r.Rebased, Rebases: 1}
 					r.Rebased = &durable.Rebased{ID: was.ID, Line: 1}

@@ -20,9 +20,9 @@ import (
 )
 
 // Recover takes over the sandboxes of an earlier daemon, and returns how many of them continue. It
-// removes sandboxes that no client can use, because they were never handed out or their VM has
-// ended. It does not touch a sandbox whose state is unclear, see LeftAlone. Recover must be called
-// once, before all other methods.
+// removes sandboxes that no client can use, because no client has received their ids or because
+// their VM has ended. It does not touch a sandbox whose state is unclear, see LeftAlone. Recover
+// must be called once, before all other methods.
 func (m *Manager) Recover() (int, error) {
 	entries, err := os.ReadDir(m.cfg.RunDir)
 	if err != nil {
@@ -142,11 +142,12 @@ func (e *aloneError) Error() string {
 	return fmt.Sprintf("%v: delete it with the forkd that started it, or end process %d", e.reason, e.vmm.PID())
 }
 
-// readopt takes over one VM; settleTakenOver then makes it a running sandbox. No client can use a
-// VM that was never handed out, may not have confirmed its identity, or has been replaced by a
-// suspended state. In these cases, readopt kills the VM and returns a *ledger.LostError. Any other
-// error means that readopt has changed nothing. A working VM is taken over even if something else
-// is missing. For example, a VM without its snapshot continues to run.
+// readopt takes over one VM; settleTakenOver then makes it a running sandbox. There are three kinds
+// of VMs that no client can use: VMs whose ids no client has received, VMs that may not have
+// confirmed their identity, and VMs that a suspended state has replaced. In these cases, readopt
+// kills the VM and returns a *ledger.LostError. Any other error means that readopt has changed
+// nothing. A working VM is taken over even if something else is missing. For example, a VM without
+// its snapshot continues to run.
 func (m *Manager) readopt(id string) (*Sandbox, error) {
 	dir := m.vmDir(id)
 	vmm, err := m.cfg.VMMs.Attach(id, dir)
@@ -217,7 +218,7 @@ func (m *Manager) settleTakenOver(s *Sandbox) error {
 	if err == nil {
 		err = s.settlePause(ctx, v, paused)
 	}
-	if err == nil && !s.record.Paused { // the earlier daemon may have unmounted them, to delete the sandbox
+	if err == nil && !s.record.Paused { // the earlier daemon may have unmounted the volumes, to delete the sandbox
 		err = mounts.InGuest(ctx, v.guest.Dial, s.record.Volumes)
 	}
 	if errors.Is(err, vmmclient.ErrGone) { // the VMM has ended since the sandbox was taken over

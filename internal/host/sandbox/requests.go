@@ -28,7 +28,7 @@ type BranchRequest struct {
 	NoHooks  bool // do not run the hook before_branch: the daemon makes the branch for itself
 	Replace  bool // replace a snapshot with the same tag, unless sandboxes run from it
 
-	Labels map[string]string // labels of the snapshot; the limits are those of a sandbox's labels
+	Labels map[string]string // labels of the snapshot; the same bounds apply as to a sandbox's labels
 
 	// Defaults are the values that the caller has set in the guest's agent since the sandbox was
 	// made.

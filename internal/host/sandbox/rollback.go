@@ -93,15 +93,15 @@ func (h *Held) rollback(ctx context.Context, to string, strict unique.Strict, st
 	}
 	if top != nil {
 		defer top.Close()
-		undo.Add(func() { _ = writers.Remove(top.Name(), 0) }) // the sandbox's deletion removes what stays
+		undo.Add(func() { _ = writers.Remove(top.Name(), 0) }) // if this fails, the file is removed with the sandbox
 	}
 	disks, err := s.mounts.Open(ctx, rec.Volumes, lease, true)
 	if err != nil {
 		return r, err
 	}
 	defer disks.Close()
-	// Wait for a place before the sandbox's state is lost, so that the sandbox is unchanged if the
-	// client gives up during the wait. Open has waited for the disks of volumes, without a place.
+	// Wait for a place before the sandbox's state is lost, so that the sandbox is unchanged if the client
+	// gives up during the wait. The wait for the disks of volumes, in Open above, needed no place.
 	release, err := owner.TakePlace(ctx, m.restores, rec.Owner)
 	if err != nil {
 		return r, err

@@ -303,7 +303,7 @@ func TestRollbackOpensNoHiddenSnapshot(t *testing.T) {
 
 // A client can roll back to a parent that another client has made, but not to a snapshot that it
 // may not fork. It can always roll back to the snapshot that its sandbox was forked from, even if
-// another client made that snapshot, and also after a suspension.
+// another client made that snapshot, and even after a suspension.
 func TestRollbackToSnapshotsOfOthers(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()

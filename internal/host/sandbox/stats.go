@@ -21,8 +21,8 @@ type Stats struct {
 	Since  tally.Written
 }
 
-// Stats measures a running sandbox, except for the memory of its VMM process, which takes
-// milliseconds.
+// Stats measures a running sandbox. It omits the memory of the VMM process, because measuring that
+// takes milliseconds.
 func (m *Manager) Stats(ctx context.Context, id string) (Stats, error) {
 	s, err := m.Get(id)
 	if err != nil {

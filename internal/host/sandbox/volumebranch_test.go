@@ -122,8 +122,9 @@ func (w *world) forkFrom(t *testing.T, req ForkRequest) string {
 	return r.Sandboxes[0].ID
 }
 
-// A snapshot has the content of the volumes at the instant of the branch. Its children get copies, and
-// a rollback takes the volume back. Neither needs the volume or its sandbox.
+// A snapshot has the content of the volumes at the instant of the branch. The children of the snapshot
+// get copies of that content, and a rollback restores it. Neither needs the original volume or its
+// sandbox.
 func TestBranchesHaveVolumes(t *testing.T) {
 	w, guests := newVolumeWorld(t)
 	defer w.stop()
@@ -190,8 +191,9 @@ func TestBranchesHaveVolumes(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A sandbox without a volume in a slot gets a copy of it by a rollback. A sandbox that writes to a volume
-// that the snapshot lacks keeps the present content, and its guest unmounts and mounts the volume again.
+// A rollback gives a sandbox that has no volume in a slot a copy of the snapshot's volume. If a sandbox
+// writes to a volume that the snapshot lacks, the volume keeps its present content, and the guest
+// unmounts and mounts it again.
 func TestRollbacksToOtherVolumes(t *testing.T) {
 	w, guests := newVolumeWorld(t)
 	defer w.stop()
@@ -238,8 +240,9 @@ func TestRollbacksToOtherVolumes(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A suspended sandbox stays the writer of its volumes. They get the content of the suspension when it is
-// resumed, even by another daemon, and even if its VM was lost in the meantime.
+// A suspended sandbox stays the writer of its volumes. When the sandbox is resumed, the volumes get the
+// content that they had at the suspension, even if another daemon resumes the sandbox, and even if its VM
+// was lost in the meantime.
 func TestSuspendedSandboxesKeepVolumes(t *testing.T) {
 	w, guests := newVolumeWorld(t)
 	list := []mounts.Mount{{Name: "a", Path: "/a"}, {Name: "b", Path: "/b", Mode: "copy"}}

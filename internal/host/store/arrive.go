@@ -60,8 +60,8 @@ func (i *importing) soon(n int, p artifact.Part, add func() error) error {
 
 // Arrive makes a snapshot usable for forks while files are missing. The parameters are as for
 // Import. The function open opens the served file of a part: a layer that the store lacks, or the
-// base image. Arrive closes the file. The parameter arrival is that of the served files. The caller
-// must then call Arrived, or Lose.
+// base image. Arrive closes the file. The parameter arrival reports when the served files have
+// arrived. The caller must then call Arrived, or Lose.
 func (g *Staging) Arrive(ctx context.Context, m *snapshot.Manifest, files Contents,
 	arrival *feeder.Arrival, open func(part int) (*os.File, error), room func() error) (Info, error) {
 	if m.DiskOnly() {

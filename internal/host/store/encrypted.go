@@ -19,8 +19,9 @@ import (
 )
 
 // An encrypted snapshot has a file NAME.enc (see package crypt) in place of the file NAME, and an
-// EncryptionFile. Its manifest is in clear, and so are layers that other snapshots in clear have
-// too. Its files are decrypted for the first lease, and closed at the end of the last lease.
+// EncryptionFile. Two kinds of its files are not encrypted: the manifest, and layers that it shares
+// with unencrypted snapshots. The other files are decrypted for the first lease, and closed at the end
+// of the last lease.
 
 // EncryptionFile is the name of the record of an encrypted snapshot, in its directory.
 const EncryptionFile = "encryption.json"
@@ -31,7 +32,7 @@ func (s *Store) keysIn(dir, id string) ([]string, error) {
 	path := filepath.Join(dir, EncryptionFile)
 	f, err := s.openAsIs(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil // the snapshot is in clear
+		return nil, nil // the snapshot is not encrypted
 	}
 	if err != nil {
 		return nil, err
@@ -89,16 +90,16 @@ func (s *Store) inClear(tag string, acquire func(tag string) (*Lease, error)) (*
 		return nil, writesPlain(tag)
 	}
 	l, err := acquire(tag)
-	if err == nil && l.secret { // it was encrypted in the meantime
+	if err == nil && l.secret { // the snapshot was encrypted after the check above
 		l.Release()
 		return nil, writesPlain(tag)
 	}
 	return l, err
 }
 
-// AcquireRunning is like AcquireVersion, for a VM of an earlier daemon, which has its files open. If
-// the snapshot is encrypted, the lease has a manifest and no files: the key is not needed, and RAM
-// does not hold the decrypted files twice.
+// AcquireRunning is like AcquireVersion, for a VM of an earlier daemon. Such a VM has its files open.
+// So if the snapshot is encrypted, the lease has a manifest and no files: the key is not needed, and
+// RAM does not hold the decrypted files twice.
 func (s *Store) AcquireRunning(tag, id string) (*Lease, error) {
 	s.mu.Lock()
 	e := s.byTag[tag]
@@ -116,12 +117,12 @@ func (s *Store) AcquireRunning(tag, id string) (*Lease, error) {
 type Member struct {
 	Tag, ID, Dir string
 	Manifest     *snapshot.Manifest // must not be changed
-	Keys         []string           // keys of its encrypted files; empty if it is in clear
+	Keys         []string           // keys of its encrypted files; empty if it is not encrypted
 }
 
-// Family returns the snapshots that have data of the snapshot with the given tag: the snapshot
-// itself, which is first, and all snapshots that build on it or have a layer of it. It waits until
-// they are on disk. If one of them is in use, the error is an *InUseError.
+// Family returns the snapshots that have data of the snapshot with the given tag. The snapshot itself
+// is the first. The others build on it or have a layer of it. Family waits until all of them are on
+// disk. If one of them is in use, the error is an *InUseError.
 func (s *Store) Family(ctx context.Context, tag string) (family []Member, err error) {
 	if err := s.WaitFlushed(ctx, tag); err != nil {
 		return nil, err
@@ -175,13 +176,13 @@ func (s *Store) idleFamilyLocked(tag string) ([]*entry, error) {
 // rewritePrefix is the prefix of the name of a directory in which Rewrite works.
 const rewritePrefix = "rewrite-"
 
-// Rewrite replaces the files of a snapshot. It calls the function write, which writes all files of
-// the snapshot to an empty directory, and exchanges the directories in one step. A killed daemon
-// leaves the old files or the new files. When Rewrite returns nil, the old files are removed, and keys
-// that no snapshot has any more are destroyed. If the snapshot is used in the meantime, the error is
-// an *InUseError, and nothing has changed.
+// Rewrite replaces the files of a snapshot. It calls the function write, which writes all files of the
+// snapshot to an empty directory, and exchanges the directories in one step. If the daemon is killed,
+// either all old files or all new files remain. When Rewrite returns nil, the old files are removed,
+// and keys that no snapshot has any more are destroyed. If the snapshot is used during the call, the
+// error is an *InUseError, and nothing has changed.
 func (s *Store) Rewrite(tag, id string, write func(from, to string) error) error {
-	unpin, err := s.Pin(tag) // keeps it from being deleted
+	unpin, err := s.Pin(tag) // prevents the deletion of the snapshot
 	if err != nil {
 		return err
 	}
@@ -205,7 +206,7 @@ func (s *Store) Rewrite(tag, id string, write func(from, to string) error) error
 		return err
 	}
 	for _, l := range e.manifest.Memory {
-		s.dropCold(l.Owner) // the copies in RAM are those of the old files
+		s.dropCold(l.Owner) // RAM still has copies of the old files
 	}
 	if gone := s.gone.Load(); gone != nil {
 		(*gone)(e.manifest)
@@ -250,8 +251,8 @@ func (s *Store) exchange(e *entry, with string) error {
 	return s.destroy(unused)
 }
 
-// Shred destroys the keys of an encrypted snapshot and of all snapshots that have data of it, and
-// then deletes these snapshots. If one of them is in use or in clear, or if another snapshot has the
+// Shred destroys the keys of an encrypted snapshot and of all snapshots that have data of it, and then
+// deletes these snapshots. If one of them is in use or not encrypted, or if another snapshot has the
 // same key, it does nothing.
 func (s *Store) Shred(tag string) ([]Deleted, error) {
 	family, keys, err := s.condemnKeys(tag)
@@ -325,7 +326,7 @@ func (s *Store) ForgetKey(id string) error {
 func (s *Store) destroyLeft(dirs []string) error {
 	var keys []string
 	for _, dir := range dirs {
-		more, _ := s.keysIn(dir, "") // after an error the keys are not known
+		more, _ := s.keysIn(dir, "") // after an error, the keys of this directory are unknown
 		keys = append(keys, more...)
 	}
 	s.mu.Lock()

@@ -24,7 +24,7 @@ func (e *ExistsError) Error() string {
 	return fmt.Sprintf("snapshot %q: exists; remove it first ('forkd rmi %s') or choose another tag", e.Tag, e.Tag)
 }
 
-// ReplacedError reports that a tag now names another snapshot than before.
+// ReplacedError reports that a tag names another snapshot than it did before.
 type ReplacedError struct{ Tag string }
 
 func (e *ReplacedError) Error() string {
@@ -34,9 +34,9 @@ func (e *ReplacedError) Error() string {
 // InUseError reports a snapshot that cannot be deleted.
 type InUseError struct {
 	Tag        string
-	Dependents []string // tags of the snapshots that build on the snapshot
+	Dependents []string // tags of the snapshots that build on this snapshot
 	Leases     int      // number of sandboxes that run from the snapshot, or have it as their suspended state
-	Sandboxes  []string // ids of some of these sandboxes; the store does not know them
+	Sandboxes  []string // ids of some of these sandboxes; the store leaves it empty, because it does not know them
 }
 
 func (e *InUseError) Error() string {
@@ -79,7 +79,8 @@ func (e *ArrivingError) Error() string {
 	return fmt.Sprintf("snapshot %q: not all of it has arrived yet; until then it can only be forked", e.Tag)
 }
 
-// TornError reports that a daemon ended while a snapshot was arriving, so the rest never came.
+// TornError reports that a daemon ended while a snapshot was arriving, so some of its files are
+// missing.
 type TornError struct{ Tag string }
 
 func (e *TornError) Error() string {
@@ -95,7 +96,8 @@ type EncryptedError struct {
 
 func (e *EncryptedError) Error() string { return fmt.Sprintf("snapshot %q: %s", e.Tag, e.Reason) }
 
-// writesPlain returns the error for operations that would write data of an encrypted snapshot in clear.
+// writesPlain returns the error for an operation that would write decrypted data of an encrypted
+// snapshot.
 func writesPlain(tag string) error {
 	return &EncryptedError{tag, "is encrypted, and this would write its data in clear; 'forkd decrypt " + tag +
 		"' makes that possible"}

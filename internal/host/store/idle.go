@@ -18,7 +18,7 @@ func (s *Store) releasedLocked(e *entry) (victim *entry) {
 	}
 	e.used = time.Now()
 	if len(e.keys) > 0 || e.served {
-		return e // its decrypted files must not stay in RAM, and the process that serves files can end
+		return e // close decrypted files, which must not stay in RAM, and served files, so that their process can exit
 	}
 	s.idle = append(slices.DeleteFunc(s.idle, func(i *entry) bool { return i == e }), e)
 	if len(s.idle) > maxIdle {

@@ -224,7 +224,7 @@ func (i *importing) createLayer(n int, p artifact.Part, l layerPart, name string
 			return &artifact.Error{Err: fmt.Errorf("%s: %w", p.Name, err)}
 		}
 	}
-	if l.own { // Publish flushes it
+	if l.own { // Publish flushes the snapshot's own layer
 		return nil
 	}
 	return f.Sync()
@@ -348,7 +348,7 @@ func (i *importing) addBase(n int, p artifact.Part) (snapshot.Base, error) {
 
 // createBase adds a file that the store did not have.
 func (i *importing) createBase(n int, p artifact.Part, want snapshot.Base) error {
-	f, err := i.store.openBase(want) // another import may have added it
+	f, err := i.store.openBase(want) // another import may have added the file
 	if err != nil {
 		name := i.Path("incoming." + p.Name)
 		if f, err = os.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600); err != nil {

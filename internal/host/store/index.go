@@ -20,7 +20,7 @@ type index struct {
 	volumes  map[string][]*entry // snapshots that have a file of a volume, by the owner of the file
 	children map[string][]*entry // snapshots that were branched from sandboxes of a snapshot, by that snapshot's ID
 	based    map[string][]*entry // snapshots that name the file of a base, by the file's hexOf(digest)
-	parts    map[string][]*entry // snapshots in clear that have an artifact.Part, by the part's digest
+	parts    map[string][]*entry // snapshots that are not encrypted and have an artifact.Part, by the part's digest
 }
 
 func newIndex() index {

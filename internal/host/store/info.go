@@ -32,7 +32,7 @@ type Info struct {
 	Transient bool
 	DiskOnly  bool // the snapshot has no memory
 	Encrypted bool // the files of the snapshot are encrypted
-	// for a branch that this daemon has made: how long it was usable before it was on disk
+	// only for a branch made by this daemon: how long it was usable before it was on disk
 	FlushedIn time.Duration
 	InRAM     bool   // the snapshot is not on disk yet
 	FlushErr  string // why the latest flush failed; until a flush succeeds, the snapshot is only in RAM
@@ -260,7 +260,7 @@ func (s *Store) Root(id string) string {
 		case e.manifest.Branch == nil || e.manifest.Parent == nil:
 			return id
 		}
-		id = e.manifest.Parent.ID // for manifests of version 5, which have no Root, while the ancestors exist
+		id = e.manifest.Parent.ID // a manifest of version 5 has no Root: its ancestors are found while they exist
 	}
 	return id
 }
@@ -303,7 +303,7 @@ func (s *Store) ownFilesLocked(e *entry) ownFiles {
 }
 
 // BaseImage returns the path that an image had when a snapshot was last baked from it, or "" if the
-// path is unknown. If the store has no link to the image, it needs the image at that path.
+// path is unknown. The image must stay at that path if the store has no link to it.
 func (s *Store) BaseImage(base snapshot.Base) string {
 	if base.Digest == "" {
 		return ""

@@ -31,7 +31,7 @@ type hotFiles struct {
 
 	FirstWrites firstwrites.Set // pages that every child writes first; forgotten when the files are closed
 
-	arrival *feeder.Arrival // nil unless files were missing when the snapshot became usable
+	arrival *feeder.Arrival // nil, unless the snapshot was usable before all files had arrived
 }
 
 // Lease is the right to use a snapshot. Until it is released, the snapshot is not deleted and its
@@ -173,7 +173,7 @@ func (s *Store) heat(e *entry) (*hotFiles, error) {
 		h.close()
 		return nil, err
 	}
-	h.secret = h.secret || h.state != nil && isDecrypted(h.state) // even if its EncryptionFile is lost
+	h.secret = h.secret || h.state != nil && isDecrypted(h.state) // true even if the EncryptionFile is lost
 	h.measureOwn()
 	e.hot = h
 	return h, nil
@@ -203,7 +203,7 @@ func (e *entry) closeHot() {
 func (h *hotFiles) close() {
 	h.arrival.Apart(func() {
 		for _, f := range slices.Concat([]*os.File{h.state}, h.layers, h.disk, slices.Concat(h.volumes...)) {
-			_ = f.Close() // f may be nil, and then it returns an error
+			_ = f.Close() // if f is nil, Close only returns an error
 		}
 	})
 }

@@ -101,8 +101,8 @@ func (g *Staging) SetStep(step string) {
 }
 
 // For sets the owner of the snapshot, because the flusher lets owners take turns. If the snapshot
-// is a branch, the lease is that of its parent, whose base image the branch will have. Otherwise
-// the lease is nil.
+// is a branch, the parameter from is the lease of its parent, and the branch gets the base image of
+// the parent. Otherwise the lease is nil.
 func (g *Staging) For(owner string, from *Lease) {
 	g.owner = owner
 	if from != nil && from.Manifest().Disk != nil {

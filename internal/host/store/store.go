@@ -301,7 +301,8 @@ func (s *Store) scan() error {
 	if err := s.emptyDir(s.staging(), s.reload); err != nil {
 		return err
 	}
-	// The copy of a layer in RAM is in clear. A daemon that was killed may have encrypted the file since.
+	// The copies of layers in RAM are not encrypted. A daemon that was killed may have encrypted the files on disk
+	// after that.
 	inClear := func(e *entry) bool { return len(e.keys) == 0 }
 	hot := func(owner string) bool { return slices.ContainsFunc(s.memory[owner], inClear) }
 	if err := s.emptyDir(s.ram, hot); err != nil {
@@ -362,7 +363,7 @@ func (s *Store) load(tag string) *entry {
 	if err == nil {
 		e.keys, err = s.keysIn(e.dir, m.ID)
 	} else {
-		e.keys, _ = s.keysIn(e.dir, "") // its deletion destroys them, and that of others must not
+		e.keys, _ = s.keysIn(e.dir, "") // the deletion of e destroys these keys; other deletions must keep them
 	}
 	if err != nil {
 		e.damage = &DamagedError{Tag: tag, File: snapshot.ManifestFile, Err: err}

@@ -34,9 +34,9 @@ func (h *hotFiles) measureOwn() {
 }
 
 // trim frees pages in the holes of layers that have grown. A layer that is not on disk yet is
-// skipped, and is trimmed at the end of a later lease. So is a decrypted layer, which ends with the
-// last lease. A layer that was served while it arrived has no pages in RAM. The caller must hold a
-// lease.
+// skipped, and is trimmed at the end of a later lease. A decrypted layer is skipped too, because it
+// is freed with the last lease, and a served layer, because it has no pages in RAM. The caller must
+// hold a lease.
 func (s *Store) trim(e *entry, h *hotFiles) {
 	for i, l := range h.manifest.Memory {
 		if h.arrival != nil || isDecrypted(h.layers[i]) || fileBlocks(h.layers[i]) <= h.usual[i].Load()+trimSlack {

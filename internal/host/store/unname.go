@@ -78,8 +78,8 @@ func (s *Store) removeOrUnname(e *entry) error {
 
 // OnGone makes the store call f with the manifest of each snapshot that can no longer be forked,
 // for any reason. If OnGone was called before, the store first calls the functions of the earlier
-// calls. A damaged snapshot without a readable manifest is left out. For a snapshot that first
-// loses its name and is deleted later, f is called twice. OnGone must not be called concurrently.
+// calls. A damaged snapshot without a readable manifest is omitted. For a snapshot that first loses
+// its name and is deleted later, f is called twice. OnGone must not be called concurrently.
 func (s *Store) OnGone(f func(*snapshot.Manifest)) {
 	all := f
 	if earlier := s.gone.Load(); earlier != nil {
@@ -124,7 +124,7 @@ func (s *Store) takeAway(e *entry) error {
 		e.EnterLocked(phase.Unnamed)
 	}
 	s.addLocked(e)
-	s.dropTransientLocked(e) // its last follower may have stopped following it in the meantime
+	s.dropTransientLocked(e) // the last follower may have stopped following e since it was condemned
 	return nil
 }
 

@@ -62,7 +62,8 @@ type VMMs interface {
 	// ended.
 	OpenConsole(dir string) (*os.File, error)
 	// AwaitStarts waits until the processes that are being started have executed their programs, but
-	// at most half a minute. Before that, they have copies of all of the daemon's descriptors.
+	// at most half a minute. Until then, each of these processes has copies of all descriptors of
+	// the daemon.
 	AwaitStarts()
 }
 

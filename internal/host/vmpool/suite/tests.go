@@ -180,8 +180,8 @@ func bootPauseResume(t *testing.T, h *Host) {
 	}
 }
 
-// A VM uses its newest frame socket, and closes earlier ones. Without a network it closes all. If
-// no newer frame socket waits, it keeps the socket that it uses.
+// A VM uses its newest frame socket, and closes earlier frame sockets. Without a network it closes
+// all of them. If no newer frame socket waits, it keeps the socket that it uses.
 func network(t *testing.T, h *Host) {
 	g := h.spawn(t)
 	if err := g.Boot(t.Context(), vmmproto.Boot{Net: true}, vmmclient.BootFiles{Kernel: open(t, h.Kernel)}); err == nil {
@@ -362,7 +362,7 @@ func rebase(t *testing.T, h *Host) {
 	onto(plain, vm.ErrNotKept)
 	kept := g.mustBranch(t, vmmproto.Branch{Mode: vm.BranchDiff, Keep: true})
 	g.mustBranch(t, vmmproto.Branch{Mode: vm.BranchDisk})
-	// the layer is empty, so the rebase is refused
+	// The layer is empty, so the rebase is refused.
 	onto(&saved{BranchResult: kept.BranchResult, layer: create(t, h.RAM)}, vm.ErrNotKept)
 	onto(plain, vm.ErrNotKept)
 	onto(kept, nil)
