@@ -37,7 +37,7 @@ const defaultDockerfile = "Dockerfile"
 // OpenBuildContext opens a directory as the context of a build and reads its Dockerfile and its
 // .dockerignore. The parameter dockerfile is the path of the Dockerfile. A relative path begins at
 // dir. An empty path means "Dockerfile", and "-" means that the caller has the text. A file
-// NAME.dockerignore beside the Dockerfile NAME replaces the .dockerignore.
+// NAME.dockerignore next to the Dockerfile NAME replaces the .dockerignore.
 //
 // The files below dir are not trusted. A symbolic link must not lead out of dir, and a pipe is
 // refused. These checks do not apply to a Dockerfile outside dir, because the caller chose it.

@@ -20,7 +20,7 @@ func (c *Client) Fork(ctx context.Context, req ForkRequest) (f Forked, err error
 	if err := c.call(ctx, http.MethodPost, "/v1/forks", req, &f); err != nil {
 		return Forked{}, err
 	}
-	// callers address the children by their index
+	// Callers address the children by index, so a wrong number of children is an error.
 	if n := len(f.Sandboxes); n > req.N || n < req.N && !req.AllowPartial {
 		return Forked{}, fmt.Errorf("POST /v1/forks: answer: it has %d sandboxes, want %d: the daemon is defective", n, req.N)
 	}

@@ -80,7 +80,7 @@ func newSignCmd() *cobra.Command {
 	return cmd
 }
 
-// signArchive writes the signature of an archive to a file beside it.
+// signArchive writes the signature of an archive to a file next to the archive.
 func signArchive(cmd *cobra.Command, c *common, archive, keyFile string) error {
 	digest, err := digestOfArchive(archive)
 	if err != nil {

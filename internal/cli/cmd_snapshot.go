@@ -159,7 +159,7 @@ func (b *bootFlags) bakeWith(ctx context.Context, cl *client.Client, volumes []c
 		return made, err
 	}
 	after := context.WithoutCancel(ctx)
-	defer func() { // the snapshot has hard links to the files of its parent
+	defer func() { // removes the parent; the snapshot keeps its own links to the parent's files
 		err = errors.Join(err, cl.DeleteSnapshot(after, req.Tag, client.DeleteOptions{Force: true}))
 	}()
 	forked, err := cl.Fork(ctx, client.ForkRequest{SnapshotTag: req.Tag, N: 1, TTLSecs: setUpSecs, Volumes: volumes})

@@ -103,8 +103,8 @@ func TestVolumesAtTheCommandLine(t *testing.T) {
 	}
 }
 
-// The sandboxes of a snapshot that was made with --volume have the volumes without naming them, also
-// those that clients of forkd 0.5 request. Nothing else is left of the command.
+// The sandboxes of a snapshot that was made with --volume have its volumes, even if the request does
+// not name them or comes from a client of forkd 0.5. Nothing else is left of the command.
 func TestSnapshotWithVolumes(t *testing.T) {
 	rig := apirig.Start(t, apirig.Options{Guest: vmfake.Guest{All: &vmfake.VMMs{}}})
 	t.Setenv(urlEnv, rig.URL)

@@ -72,9 +72,9 @@ func isSameName(part, name string) bool {
 	return false
 }
 
-// isShortName reports whether word can be a short name that Windows makes for the file name. Such a
-// short name begins with two to six characters, then a tilde and a number. The first two characters
-// are those of name, without the dots at the beginning of name.
+// isShortName reports whether word can be a short name that Windows makes for the file name. Such a short
+// name begins with two to six characters, then a tilde and a number. It begins with the same two characters
+// as name, if the dots at the beginning of name are ignored.
 func isShortName(word, name string) bool {
 	base, number, found := strings.Cut(word, "~")
 	name = strings.TrimLeft(name, ".")

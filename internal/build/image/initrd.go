@@ -67,7 +67,7 @@ func (k *KernelFiles) makeInitrd(ctx context.Context, agent []byte) error {
 
 // Initramfs returns an initramfs with agent. The parameter kernel is the path of the kernel file
 // for which the initramfs is made. The initramfs contains the modules in the directory "modules"
-// beside the kernel, as in the cache. Without that directory, the kernel must have all drivers
+// next to the kernel, as in the cache. Without that directory, the kernel must have all drivers
 // built in.
 func Initramfs(kernel string, agent []byte) ([]byte, error) {
 	k := &KernelFiles{}

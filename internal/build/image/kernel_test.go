@@ -109,8 +109,8 @@ func checkInitrd(t *testing.T, file string, agent []byte) {
 	}
 }
 
-// Initramfs adds the modules that are beside the kernel, wherever the kernel is. If there are no
-// modules beside it, Initramfs adds none.
+// Initramfs adds the modules that are next to the kernel, wherever the kernel is. If there are no
+// modules next to it, Initramfs adds none.
 func TestInitramfs(t *testing.T) {
 	kernel := filepath.Join(t.TempDir(), "vmlinux")
 	agent := []byte("\x7fELF agent")

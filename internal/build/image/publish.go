@@ -28,7 +28,7 @@ const (
 )
 
 // publish creates the directory parent/name. It calls the function fill with an empty staging
-// directory beside parent/name, and then renames the staging directory to parent/name. If
+// directory next to parent/name, and then renames the staging directory to parent/name. If
 // parent/name already exists, or appears while publish waits for another process that creates it,
 // publish does not call fill. If publish has to wait, it calls the function waiting once.
 //

@@ -60,9 +60,9 @@ func part(h hash.Hash, text string) {
 
 func begin(h hash.Hash, size int) { fmt.Fprintf(h, "%d:", size) }
 
-// encode adds the effect of a step to a hash: the JSON of the step, and the texts of the step that
-// are not valid UTF-8, because different texts of this kind may have the same JSON. It encodes the
-// files of sources one by one, because they may be most of the build context.
+// encode adds the effect of a step to a hash. It adds the JSON of the step, and also those texts of
+// the step that are not valid UTF-8, because different texts of this kind may have the same JSON.
+// It encodes the files of sources one by one, because they may be most of the build context.
 func (s *Step) encode(h hash.Hash) error {
 	c := s.canonical()
 	short, lists := c.withoutFiles()
