@@ -21,8 +21,8 @@ import (
 	"github.com/forkd/forkd/internal/host/owner"
 )
 
-// A client without a token that asks for /healthz on all connections again and again keeps no other
-// client out.
+// A client without a token may ask for /healthz again and again on all connections. Other clients
+// are still served.
 func TestNobodyHoldsAllConnections(t *testing.T) {
 	for _, network := range []string{"tcp", "unix"} {
 		t.Run(network, func(t *testing.T) {

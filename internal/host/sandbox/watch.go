@@ -75,7 +75,7 @@ func (m *Manager) watch(s *Sandbox, v *liveVM) {
 		case <-again:
 			stalled = v.vmm.Stalled()
 			continue
-		case <-lost: // the rest of its snapshot will never arrive, so it could only fail later
+		case <-lost: // the rest of the snapshot will never arrive, so the sandbox could only fail later
 			m.killer.Kill(s.id, v.vmm)
 			lost = nil
 			continue

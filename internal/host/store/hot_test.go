@@ -11,7 +11,7 @@ import (
 )
 
 // If the flush of a snapshot fails, the snapshot can be used while its layer is in RAM, and its
-// Info shows the reason. The next start of the store flushes it.
+// Info shows the reason. When the store starts again, it flushes the snapshot.
 func TestFailedFlush(t *testing.T) {
 	d := newDirs(t)
 	s := d.open(t)

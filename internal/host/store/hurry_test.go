@@ -9,8 +9,8 @@ import (
 	"github.com/forkd/forkd/internal/format/snapshot"
 )
 
-// throttle counts the callers that now keep the limits of a VM's disk lifted, and all calls that
-// have lifted the limits.
+// throttle counts how many callers keep the limits of a VM's disk lifted at present, and how many
+// times the limits have been lifted.
 type throttle struct{ lifted, lifts atomic.Int64 }
 
 func (l *throttle) lift() (done func()) {

@@ -5,8 +5,8 @@ import (
 	"sync/atomic"
 )
 
-// room bounds the bytes that flows hold while they wait. Bytes in the room of a sandbox are also
-// counted in the room of all sandboxes.
+// room bounds the number of bytes that flows keep in memory. Bytes in the room of a sandbox are
+// also counted in the room of all sandboxes.
 type room struct {
 	most int64
 	of   *room // the room of all sandboxes together; nil in that room itself
