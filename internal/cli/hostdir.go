@@ -47,8 +47,8 @@ func (h *hostDirs) register(f *pflag.FlagSet) {
 // volume.
 func isHostDir(text string) bool { return text == "" || text[0] == '/' || text[0] == '.' }
 
-// parseVolume parses NAME:/PATH, NAME:/PATH:ro and NAME:/PATH:copy. The mode rw is accepted as in
-// docker: it is the default. The daemon checks the parts.
+// parseVolume parses NAME:/PATH, NAME:/PATH:ro and NAME:/PATH:copy. As in docker, NAME:/PATH:rw is
+// accepted too, and means the same as NAME:/PATH. The daemon checks the parts.
 func parseVolume(text string) (v client.VolumeMount, err error) {
 	v.Name, v.Path, _ = strings.Cut(text, ":")
 	v.Path, v.Mode, _ = strings.Cut(v.Path, ":")

@@ -54,7 +54,7 @@ func (s *Server) pull(w http.ResponseWriter, r *http.Request) error {
 		out.say("", "Status: Image is up to date for "+full)
 		return nil
 	}
-	if err := auth.From(r.Context()).Need(auth.Admin); err != nil { // as for the builds of /v1
+	if err := auth.From(r.Context()).Need(auth.Admin); err != nil { // the builds of /v1 need this scope too
 		return err
 	}
 	tag = pulledTag(full)

@@ -318,8 +318,8 @@ func (i *interpreter) runCode(line []byte, out *stream, note string, code *runni
 // answers before its end.
 const lastReplies = time.Second
 
-// endReplies makes receive fail soon after the process has ended. Otherwise processes that it has
-// forked could keep its socket open, and receive would wait for them.
+// endReplies makes receive fail soon after the process has ended. Otherwise child processes could
+// keep the socket of the ended process open, and receive would wait for them.
 func (i *interpreter) endReplies(finished <-chan struct{}) {
 	select {
 	case <-i.child.Done():
