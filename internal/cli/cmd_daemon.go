@@ -140,6 +140,9 @@ func trustDaemonFlags(f *pflag.FlagSet, cfg *daemon.Config) {
 		"policy for snapshots from outside that no trusted key has signed: require, warn or off; SOURCE=POLICY for\n"+
 			"those of a registry (ghcr.io), of its repositories (ghcr.io/owner) or of archives (archive) (repeatable;\n"+
 			"default require)")
+	f.DurationVar(&cfg.LazyTimeout, "lazy-timeout", daemon.DefaultLazyTimeout,
+		"how long sandboxes of a snapshot that is still arriving wait for a registry that does not answer; then they\n"+
+			"are killed, and the snapshot has failed")
 	f.StringVar(&cfg.TrustedKeys, "trusted-keys", "",
 		"directory of the public keys that sign trusted snapshots: see 'forkd key trust'; changes apply at once\n"+
 			"(default /etc/forkd/trusted-keys for root, else forkd/trusted-keys in $XDG_CONFIG_HOME or ~/.config)")

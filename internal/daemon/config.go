@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/forkd/forkd/internal/daemon/auth"
 	"github.com/forkd/forkd/internal/daemon/inbound"
@@ -42,14 +43,15 @@ type Config struct {
 	// public keys.
 	Trust       []string
 	TrustedKeys string
-	KeyFile     string   // file with the secret that wraps the keys of encrypted snapshots; empty: none
-	KMSCommand  string   // program that wraps the keys, and its arguments; empty: none. See vault.ParseCommand
-	KMSEnv      []string // names of variables that this program gets, see vault.Config
-	StateDir    string   // snapshots and private disks
-	RAMDir      string   // tmpfs for hot memory layers
-	RunDir      string   // sockets and records of running sandboxes
-	AuditLog    string   // file for the audit log; empty: none
-	FlowLog     string   // file for the log of sandboxes' connections; empty: none
+	LazyTimeout time.Duration // see hub.Config; 0: the default
+	KeyFile     string        // file with the secret that wraps the keys of encrypted snapshots; empty: none
+	KMSCommand  string        // program that wraps the keys, and its arguments; empty: none. See vault.ParseCommand
+	KMSEnv      []string      // names of variables that this program gets, see vault.Config
+	StateDir    string        // snapshots and private disks
+	RAMDir      string        // tmpfs for hot memory layers
+	RunDir      string        // sockets and records of running sandboxes
+	AuditLog    string        // file for the audit log; empty: none
+	FlowLog     string        // file for the log of sandboxes' connections; empty: none
 	// On each signal, the daemon opens the logs again. Another program sends the signal after it
 	// has renamed the files. May be nil.
 	Reopen        <-chan os.Signal
@@ -199,6 +201,9 @@ func (c *Config) check() error {
 	if c.MaxVolumesGiB > maxVolumesGiB {
 		return fmt.Errorf("--max-volumes-gib %d: want 0 to %d", c.MaxVolumesGiB, maxVolumesGiB)
 	}
+	if c.LazyTimeout != 0 && (c.LazyTimeout < time.Second || c.LazyTimeout > maxLazyTimeout) {
+		return fmt.Errorf("--lazy-timeout %v: want 1s to %v", c.LazyTimeout, maxLazyTimeout)
+	}
 	if c.GuestPort < 0 || c.GuestPort > 65535 {
 		return fmt.Errorf("--guest-port %d: want 1 to 65535, or 0 for no addresses", c.GuestPort)
 	}
@@ -233,6 +238,12 @@ const maxPool = 1000
 const maxOvercommit = 10_000 // vCPUs per CPU
 
 const maxVolumesGiB = 1 << 30
+
+// Default and maximum of Config.LazyTimeout.
+const (
+	DefaultLazyTimeout = hub.LazyTimeout
+	maxLazyTimeout     = 24 * time.Hour
+)
 
 // DefaultReserve returns how much host memory is withheld from sandboxes by default, in bytes. It
 // is enough for the rest of the system, and only a small share of a small host's memory.

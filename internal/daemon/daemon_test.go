@@ -84,6 +84,18 @@ func TestServeStopsInOrder(t *testing.T) {
 	}
 }
 
+// A daemon waits for a registry for a second at least, and for a day at most.
+func TestLazyTimeoutIsBounded(t *testing.T) {
+	for timeout, ok := range map[time.Duration]bool{0: true, time.Second: true, 24 * time.Hour: true,
+		-time.Second: false, time.Millisecond: false, 25 * time.Hour: false} {
+		cfg := Config{Bind: "127.0.0.1:1", StateDir: "/s", RAMDir: "/m", RunDir: "/r", LazyTimeout: timeout}
+		err := cfg.check()
+		if ok && err != nil || !ok && (err == nil || !strings.Contains(err.Error(), "--lazy-timeout")) {
+			t.Errorf("%v: %v", timeout, err)
+		}
+	}
+}
+
 // The daemon refuses each of its three directories if other users can change it. The error names
 // the directory and says how to fix it.
 func TestDaemonWantsItsDirectoriesToItself(t *testing.T) {

@@ -385,7 +385,7 @@ func (w *wired) openStore(ctx context.Context, cfg *Config, events *event.Ring, 
 		Try: vmpool.Trials{VMMs: vmms, RunDir: runDir}.Try, Rehearse: rehearser.Run, Trust: trust, Room: cfg.Admit.Room,
 		Reserve: cfg.Admit.DiskReserve, Certs: registry.CertsDir, Feeder: &feeder.Program{Bin: feed, Jail: vmms.Jail,
 			Cgroups: w.cgroups}, Counts: counts,
-		Log: cfg.Log, Stopping: ctx})
+		LazyTimeout: cfg.LazyTimeout, Log: cfg.Log, Stopping: ctx})
 	if err != nil {
 		return errors.Join(err, w.store.Close())
 	}

@@ -114,7 +114,8 @@ func TestForksBeforeAllIsThere(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer os.RemoveAll(dir)
-	b := f.start(t, withState(filepath.Join(dir, "s")), withRun(filepath.Join(dir, "r")), withRAM(filepath.Join(dir, "m")))
+	b := f.start(t, withState(filepath.Join(dir, "s")), withRun(filepath.Join(dir, "r")), withRAM(filepath.Join(dir, "m")),
+		withArgs("--lazy-timeout", "20s"))
 	defer b.stop(t) // before its files are removed
 	before := reg.set(true, false)
 	out, _ := b.cli(t, 0, "fork", ref, "--trust", "off")

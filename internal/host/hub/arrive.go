@@ -381,10 +381,10 @@ func (a *lazyPull) fetchFrames(ctx context.Context) error {
 }
 
 // fetchRange fetches consecutive frames of a blob. If a source fails, fetchRange tries it again for
-// mirrorPatience, or for Hub.sourcePatience if there is no other source.
+// mirrorPatience, or for Config.LazyTimeout if there is no other source.
 func (a *lazyPull) fetchRange(ctx context.Context, in *incoming, first, end int, came func(frame int)) error {
 	return a.from.use(ctx, func(c *conn, last bool) error {
-		since, patience := time.Now(), a.hub.sourcePatience
+		since, patience := time.Now(), a.hub.cfg.LazyTimeout
 		if !last {
 			patience = min(patience, mirrorPatience)
 		}

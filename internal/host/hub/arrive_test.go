@@ -228,7 +228,7 @@ func TestLostArrivals(t *testing.T) {
 			s, a, b := serve(t), newHost(t).hasty(), newHost(t).lazily(t)
 			a.makeLarge(t, "py")
 			a.push(t, "py", s.host+"/team/py:1")
-			b.sourcePatience = 200 * time.Millisecond
+			b.cfg.LazyTimeout = 200 * time.Millisecond
 			b.pullLazily(t, s.host+"/team/py:1")
 			lease, err := b.store.AcquireFork("py")
 			if err != nil {

@@ -47,8 +47,11 @@ const (
 	cacheBytes   = 8 << 30 // maximum size, in bytes, of the blobs that the cache keeps between requests
 )
 
-// Config configures a Hub. All fields except Trust, Rehearse, Reserve, Certs, Feeder, Counts and
-// Stopping are required.
+// LazyTimeout is the default of Config.LazyTimeout.
+const LazyTimeout = 2 * time.Minute
+
+// Config configures a Hub. All fields except Trust, Rehearse, Reserve, Certs, Feeder, LazyTimeout,
+// Counts and Stopping are required.
 type Config struct {
 	Store  *store.Store
 	Dir    string // directory for cached blobs, on the store's file system
@@ -68,8 +71,11 @@ type Config struct {
 	Reserve uint64          // bytes that stay free on the file system of Dir; Room keeps this reserve too
 	Certs   string          // directory of certificates of registries, see registry.CertsDir; empty: none
 	Feeder  *feeder.Program // nil: PullLazily pulls whole snapshots
-	Counts  Counts          // may be nil
-	Log     *slog.Logger
+	// LazyTimeout is how long a snapshot that is arriving waits for a registry that does not answer;
+	// 0: the constant LazyTimeout.
+	LazyTimeout time.Duration
+	Counts      Counts // may be nil
+	Log         *slog.Logger
 
 	Stopping context.Context // its end aborts packings for other daemons; may be nil
 }
@@ -95,10 +101,9 @@ type Hub struct {
 	patience   time.Duration     // see conn.patience
 	longest    time.Duration     // the constant longest, except in tests
 
-	hotTime        time.Duration // the constant hotTime, except in tests
-	sourcePatience time.Duration // how long a snapshot that is arriving waits for a source that fails
-	quiet          time.Duration // see queue.run
-	indexes        int64         // maximum bytes of the indexes of a snapshot that is pulled lazily
+	hotTime time.Duration // the constant hotTime, except in tests
+	quiet   time.Duration // see queue.run
+	indexes int64         // maximum bytes of the indexes of a snapshot that is pulled lazily
 }
 
 // New returns a Hub. It removes the files that a killed daemon has left unfinished. From then on,
@@ -110,6 +115,7 @@ func New(cfg Config) (*Hub, error) {
 	if cfg.Counts == nil {
 		cfg.Counts = noCounts{}
 	}
+	cfg.LazyTimeout = cmp.Or(cfg.LazyTimeout, LazyTimeout)
 	c, err := openCache(cfg.Dir)
 	if err != nil {
 		return nil, fmt.Errorf("open the hub's cache: %w", err)
@@ -132,10 +138,9 @@ func New(cfg Config) (*Hub, error) {
 		patience:   30 * time.Minute,
 		longest:    longest,
 
-		hotTime:        hotTime,
-		sourcePatience: 2 * time.Minute,
-		quiet:          2 * time.Second,
-		indexes:        4 * maxFetchedIndex,
+		hotTime: hotTime,
+		quiet:   2 * time.Second,
+		indexes: 4 * maxFetchedIndex,
 	}
 	h.forgotten(errors.Join(h.cache.forgetOthers(cfg.Store.HasPart), h.detachOthers()))
 	cfg.Store.OnGone(func(gone *snapshot.Manifest) {

@@ -45,7 +45,7 @@ func TestArrivalsGoOnFromAMirror(t *testing.T) {
 		first.set(nil)
 		b := newHost(t).lazily(t)
 		b.quiet = time.Hour
-		b.sourcePatience = 200 * time.Millisecond
+		b.cfg.LazyTimeout = 200 * time.Millisecond
 		if _, err := b.PullLazily(t.Context(), "ann", "", r, ignore); err != nil {
 			t.Fatal(err)
 		}
