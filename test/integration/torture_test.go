@@ -17,8 +17,9 @@ import (
 	"github.com/forkd/forkd/test/torture/guest"
 )
 
-// tortureBranches is the default number of branches in a run.
-const tortureBranches = 22
+// tortureBranches is the default number of branches in a run. A run does every kind of round at
+// least once, which may take more branches.
+const tortureBranches = 12
 
 var (
 	tortureN      = flag.Int("torture.n", tortureBranches, "how many branches")
@@ -45,7 +46,7 @@ func TestTorture(t *testing.T) {
 	mount(t, state, "size=1g") // a file system of its own, which the test may fill
 	d := f.start(t, withState(state), withRun(filepath.Join(dir, "r")), withRAM(filepath.Join(dir, "m")))
 	x := &fire{t: t, d: d, rng: rand.New(rand.NewPCG(*tortureSeed, 0)), points: map[string]point{},
-		long: *tortureN > 2*tortureBranches, report: torture.NewReport(*tortureSeed, os.Stdout)}
+		long: *tortureN > 4*tortureBranches, report: torture.NewReport(*tortureSeed, os.Stdout)}
 	x.deck = rig.NewDeck(x.rng, rounds()...)
 	t.Cleanup(func() {
 		t.Logf("seed %d: %s", *tortureSeed, x.report.Line())

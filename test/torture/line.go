@@ -40,9 +40,8 @@ func (v *running) rebase(p *pending) error {
 
 // Parameters of a long line.
 const (
-	lineLength   = 24 // number of branches
-	lineRollback = 7  // number of branches after which the source is rolled back to one of them
-	lineLayers   = 9  // if a branch has more memory layers above the origin, it holds all writes since the origin
+	lineRollback = 7 // number of branches after which the source is rolled back to one of them
+	lineLayers   = 9 // if a branch has more memory layers above the origin, it holds all writes since the origin
 )
 
 // long() branches one running source many times, and rebases the source after each branch. So every
@@ -52,7 +51,7 @@ const (
 func (l *line) long(ctx context.Context) error {
 	v := l.source
 	var line []*Snapshot
-	for k := range lineLength {
+	for k := range l.rig.cfg.Line {
 		words := []string{"hot", "1"}
 		if k%5 == 0 {
 			words[1] = "64"

@@ -53,6 +53,7 @@ type Config struct {
 	Assets *vmtest.Assets
 	Guest  guest.Size
 	Jail   *jail.Starter
+	Line   int // number of branches of a long line
 }
 
 // Rig makes VMs with the same configuration and counts the operations on them.
@@ -64,6 +65,7 @@ type Rig struct {
 	names atomic.Uint64
 	rng   *rand.Rand
 	deck  *rig.Deck[round]
+	drawn int // number of operations from the deck
 	rep   *Report
 	logf  func(format string, args ...any)
 }

@@ -53,13 +53,14 @@ func rounds() []rig.Card[round] {
 	}
 }
 
-// Run makes lines of descent from base until the report has n branches.
+// Run makes lines of descent from base until the report has n branches and the rig has done every
+// kind of operation.
 func (r *Rig) Run(ctx context.Context, base *Snapshot, n int) error {
 	held, err := r.measure()
 	if err != nil {
 		return err
 	}
-	for r.rep.Done() < n {
+	for !r.done(n) {
 		if err := r.descend(ctx, base, n); err != nil {
 			return err
 		}
@@ -71,6 +72,10 @@ func (r *Rig) Run(ctx context.Context, base *Snapshot, n int) error {
 	return nil
 }
 
+// done reports whether the report has n branches and the rig has done every kind of operation. The
+// first cards of a deck are one of each kind.
+func (r *Rig) done(n int) bool { return r.rep.Done() >= n && r.drawn >= len(rounds()) }
+
 // descend grows one line of descent from base to its full depth and verifies all its snapshots.
 func (r *Rig) descend(ctx context.Context, base *Snapshot, n int) (err error) {
 	l := &line{rig: r, last: base, snaps: []*Snapshot{base}}
@@ -78,7 +83,7 @@ func (r *Rig) descend(ctx context.Context, base *Snapshot, n int) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, l.source.Kill()) }()
-	for l.last.depth < maxDepth && len(l.source.files) < maxDiskLayers && r.rep.Done() < n {
+	for l.last.depth < maxDepth && len(l.source.files) < maxDiskLayers && !r.done(n) {
 		roomy, err := r.roomy()
 		if err != nil {
 			return err
@@ -91,6 +96,7 @@ func (r *Rig) descend(ctx context.Context, base *Snapshot, n int) (err error) {
 			break
 		}
 		for range 1 + r.rng.IntN(3) {
+			r.drawn++
 			if err := l.step(ctx, r.deck.Draw()); err != nil {
 				return err
 			}

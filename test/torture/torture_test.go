@@ -15,11 +15,19 @@ import (
 )
 
 var (
-	branches = flag.Int("torture.n", 100, "how many branches")
+	branches = flag.Int("torture.n", fewBranches, "how many branches")
 	seed     = flag.Uint64("torture.seed", 1, "of the choices")
 	dataMiB  = flag.Int("torture.mib", 8, "memory that each guest writes, MiB")
 	vcpus    = flag.String("torture.vcpus", "1,2", "vCPUs of the guests, one after another")
 	report   = flag.String("torture.report", "", "file for the counts, as JSON, rewritten after every step")
+)
+
+// fewBranches is the number of branches of a plain run. Such a run does every kind of operation at
+// least once with each number of vCPUs, which may take more branches. Its long lines are shorter.
+const (
+	fewBranches = 60
+	shortLine   = 12 // branches of a long line in a plain run
+	longLine    = 24 // branches of a long line in longer runs
 )
 
 // stormBranches is the number of branches after which a run must have had a storm of write faults.
@@ -62,6 +70,10 @@ func TestTorture(t *testing.T) {
 	}
 	ctx := context.WithoutCancel(t.Context()) // cancelling a step would leave a VMM running
 	counts := strings.Split(*vcpus, ",")
+	line := shortLine
+	if *branches > fewBranches {
+		line = longLine
+	}
 	for i, count := range counts {
 		cpus, err := strconv.Atoi(count)
 		if err != nil || cpus < 1 {
@@ -69,7 +81,7 @@ func TestTorture(t *testing.T) {
 		}
 		rng := rand.New(rand.NewPCG(*seed, uint64(cpus)))
 		size := guest.Size{MemoryMiB: *dataMiB, DiskMiB: 2, CPUs: cpus}
-		rig := NewRig(Config{Assets: assets, Guest: size, Jail: jails}, dir, ram, rng, rep, progress)
+		rig := NewRig(Config{Assets: assets, Guest: size, Jail: jails, Line: line}, dir, ram, rng, rep, progress)
 		base, err := rig.Boot(ctx)
 		if err == nil {
 			progress("booted %d vCPUs", cpus)
