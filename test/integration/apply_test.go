@@ -104,7 +104,7 @@ func TestApply(t *testing.T) {
 	// If the daemon is killed, all changes are made or none.
 	sums := d.sh(t, from, "sha256sum /root/large /root/m")
 	old := d.sh(t, onto, "sha256sum /root/large /root/m 2>/dev/null || true")
-	for i, wait := range []time.Duration{2 * time.Second, 15 * time.Second, 40 * time.Second} {
+	for i, wait := range []time.Duration{2 * time.Second, 10 * time.Second, 25 * time.Second} {
 		go func() { _, _ = apply(paths) }()
 		time.Sleep(wait)
 		d.crash(t)

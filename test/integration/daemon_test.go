@@ -1,8 +1,10 @@
 // Package integration_test tests a real daemon with real VMs through its REST API, with the Go
 // client.
 //
-// The first test bakes a parent, unless an earlier run in the same emulated host has left one. Each
-// test starts its own daemon. A test must leave no processes or files behind. The package does not
+// The first test bakes a parent, unless an earlier run in the same emulated host has left one. The
+// parent has the minimal kernel, which boots and forks in half the CPU time of the distribution's
+// kernel. Tests that need the distribution's kernel call loadDistribution. Each test starts its own
+// daemon. A test must leave no processes or files behind. The package does not
 // measure speed.
 package integration_test
 
@@ -43,6 +45,7 @@ type fixture struct {
 	root    string // directory that holds everything of the run
 	program string // a copy, because the cached program may be replaced while the tests run
 	state   string // state directory with the snapshot
+	kernel  vmtest.Kernel
 	openErr error
 	bakeErr error
 }
@@ -50,6 +53,9 @@ type fixture struct {
 var shared = struct {
 	once, baked sync.Once
 	fixture
+
+	distributionBaked sync.Once
+	distribution      fixture // with the distribution's kernel
 }{}
 
 func TestMain(m *testing.M) {
@@ -79,7 +85,7 @@ func open(t *testing.T) *fixture {
 		if f.root, f.openErr = os.MkdirTemp("/tmp", "fki"); f.openErr != nil {
 			return
 		}
-		f.program, f.state = filepath.Join(f.root, "forkd"), filepath.Join(f.root, "s")
+		f.program, f.state, f.kernel = filepath.Join(f.root, "forkd"), filepath.Join(f.root, "s"), a.Minimal
 		f.openErr = copyFile(f.program, a.Forkd, 0o700)
 	})
 	if f.openErr != nil {
@@ -98,6 +104,27 @@ func load(t *testing.T) *fixture {
 	})
 	if f.bakeErr != nil {
 		t.Fatalf("bake the parent: %v", f.bakeErr)
+	}
+	return f
+}
+
+// loadDistribution is like load, but the kernel of the snapshot is the distribution's, which is the
+// default of users. Package testrun runs all tests that call this function on one host, so that only
+// this host bakes the snapshot.
+func loadDistribution(t *testing.T) *fixture {
+	t.Helper()
+	all, f := open(t), &shared.distribution
+	shared.distributionBaked.Do(func() {
+		*f = *all
+		f.root = filepath.Join(all.root, "d")
+		f.state, f.kernel = filepath.Join(f.root, "s"), f.assets.Cloud
+		f.bakeErr = errors.New("see the first test")
+		if f.bakeErr = os.Mkdir(f.root, 0o700); f.bakeErr == nil {
+			f.bakeErr = f.bakeParent(t)
+		}
+	})
+	if f.bakeErr != nil {
+		t.Fatalf("bake the parent with the distribution's kernel: %v", f.bakeErr)
 	}
 	return f
 }
@@ -121,7 +148,7 @@ func (f *fixture) bakeRequest(t *testing.T, tag string) client.BakeRequest {
 		t.Fatal(err)
 	}
 	return client.BakeRequest{
-		Tag: tag, Kernel: f.assets.Cloud.VMLinux, Initrd: f.assets.Cloud.Initrd,
+		Tag: tag, Kernel: f.kernel.VMLinux, Initrd: f.kernel.Initrd,
 		Rootfs:     filepath.Join(f.assets.Images["python-numpy"], "rootfs.ext4"),
 		MemSizeMiB: 192, Env: recipe.Env,
 		// Import these modules here, so that children need not read them from the disk.

@@ -254,9 +254,9 @@ func TestDiffOfOthers(t *testing.T) {
 }
 
 // TestDiffOfAHostileGuest overwrites parts of a sandbox's file system with random data, through the device
-// of the disk.
+// of the disk. The minimal kernel refuses such writes while the disk is mounted.
 func TestDiffOfAHostileGuest(t *testing.T) {
-	d := load(t).start(t)
+	d := loadDistribution(t).start(t)
 	box := d.fork(t, 1)[0]
 	d.sh(t, box.ID, "mkdir /root/t; for i in $(seq 500); do echo $i >/root/t/$i; done; sync")
 	for _, write := range []string{

@@ -18,7 +18,7 @@ import (
 // TestVMEnds makes VMs end in every way other than at a client's request. The sandboxes of these
 // VMs must report the reason, and other sandboxes must not be affected.
 func TestVMEnds(t *testing.T) {
-	d := load(t).start(t, withPool(0))
+	d := loadDistribution(t).start(t, withPool(0))
 	trigger := func(c string) func(*testing.T, client.Sandbox) {
 		return func(t *testing.T, s client.Sandbox) {
 			t.Helper()

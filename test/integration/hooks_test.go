@@ -11,7 +11,7 @@ import (
 // TestHooks runs hooks in real VMs. After a crash of the daemon, it also runs the hooks that the
 // child of a branch has inherited. One hook crashes its guest.
 func TestHooks(t *testing.T) {
-	d := load(t).start(t)
+	d := loadDistribution(t).start(t)
 	box := d.fork(t, 1)[0]
 	note := func(word string) *client.Hook {
 		return &client.Hook{Args: client.Shell("echo " + word + " $FORKD_HOOK >>/root/hooks"), TimeoutSecs: 60}

@@ -19,7 +19,7 @@ const hostileSeed = 2
 // each device, and one for each kind of flood. The daemon and another sandbox continue to work.
 // When the attackers have been deleted, no resources of them remain.
 func TestHostileRoot(t *testing.T) {
-	d := load(t).start(t)
+	d := loadDistribution(t).start(t)
 	d.cycle(t) // after this cycle, buffers and caches have their final sizes
 	before := d.settled(t, nil)
 	sibling := d.fork(t, 1)[0]

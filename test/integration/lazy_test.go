@@ -88,7 +88,7 @@ func (s *slowRegistry) set(slow, dead bool) int64 {
 // arrives. The child answers before a tenth of the bytes has arrived, and continues after the rest has. If the
 // registry dies or the daemon is killed in the middle, the children end with the reason.
 func TestForksBeforeAllIsThere(t *testing.T) {
-	f := load(t)
+	f := loadDistribution(t)
 	reg := &slowRegistry{Handler: registry.New()}
 	server := httptest.NewServer(reg)
 	defer server.Close()

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/forkd/forkd/client"
@@ -33,7 +34,7 @@ func (f *fixture) bakeParent(t *testing.T) error {
 	kept := f.keptParent(t, req)
 	complete := filepath.Join(kept, completeFile)
 	if _, err := os.Stat(complete); err != nil {
-		if err := errors.Join(removeParents(), f.bakeIn(t, kept, req)); err != nil {
+		if err := errors.Join(f.removeParents(t), f.bakeIn(t, kept, req)); err != nil {
 			return err
 		}
 		if err := os.WriteFile(complete, nil, 0o600); err != nil {
@@ -55,22 +56,31 @@ func (f *fixture) bakeIn(t *testing.T, state string, req client.BakeRequest) err
 // that the parent consists of.
 func (f *fixture) keptParent(t *testing.T, req client.BakeRequest) string {
 	t.Helper()
+	what, err := json.Marshal(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return fmt.Sprintf("%s-%x", f.keptDirs(t), sha256.Sum256(what))
+}
+
+// keptDirs begins the names of the directories with parents of this build.
+func (f *fixture) keptDirs(t *testing.T) string {
+	t.Helper()
 	st, err := os.Stat(f.assets.Forkd) // command prepare writes this file again for each build
 	if err != nil {
 		t.Fatal(err)
 	}
-	what, err := json.Marshal([]any{req, st.ModTime().UnixNano(), st.Size()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return fmt.Sprintf("%s%x", keptDirs, sha256.Sum256(what))
+	return fmt.Sprintf("%s%x-%x", keptDirs, st.ModTime().UnixNano(), st.Size())
 }
 
 // removeParents removes the parents of earlier builds, and parents that are not complete.
-func removeParents() error {
-	old, err := filepath.Glob(keptDirs + "*")
-	for _, dir := range old {
-		err = errors.Join(err, os.RemoveAll(dir))
+func (f *fixture) removeParents(t *testing.T) error {
+	t.Helper()
+	kept, err := filepath.Glob(keptDirs + "*")
+	for _, dir := range kept {
+		if _, missing := os.Stat(filepath.Join(dir, completeFile)); missing != nil || !strings.HasPrefix(dir, f.keptDirs(t)+"-") {
+			err = errors.Join(err, os.RemoveAll(dir))
+		}
 	}
 	return err
 }

@@ -20,7 +20,7 @@ import (
 // TestSuspend suspends a sandbox, which frees its VM, and resumes it. While the sandbox is
 // suspended, the daemon crashes.
 func TestSuspend(t *testing.T) {
-	d := load(t).start(t)
+	d := loadDistribution(t).start(t)
 	box := d.fork(t, 1)[0]
 	d.value(t, box.ID, "[kept := 'yes']")
 	d.sh(t, box.ID, "echo yes >/root/note")

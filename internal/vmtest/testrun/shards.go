@@ -21,7 +21,8 @@ const (
 )
 
 // usualSeconds and slowTests estimate how long a test takes in an emulated host. They decide only
-// the order of the shards. Each of the slowTests is a shard of its own.
+// the order of the shards. Each of the slowTests is a shard of its own, unless it is in the list
+// together.
 const usualSeconds = 15
 
 var slowTests = map[string]int{
@@ -34,6 +35,11 @@ var slowTests = map[string]int{
 	"TestTorture":               400,
 	"TestVolumes":               260,
 }
+
+// together lists the integration tests whose snapshot has the distribution's kernel. They are one
+// shard, because each host that runs one of them bakes this snapshot.
+var together = []string{"TestDiffOfAHostileGuest", "TestForksBeforeAllIsThere", "TestHooks", "TestHostileRoot", "TestSuspend",
+	"TestVMEnds"}
 
 // seconds estimates how long a shard takes.
 func (p vmPkg) seconds() int {
@@ -48,13 +54,19 @@ func (p vmPkg) seconds() int {
 func split(packages []vmPkg, hosts int) []vmPkg {
 	var shards []vmPkg
 	for _, p := range packages {
-		var rest []string
+		var rest, whole []string
 		for _, name := range p.tests {
-			if slowTests[name] > 0 {
+			switch {
+			case slices.Contains(together, name):
+				whole = append(whole, name)
+			case slowTests[name] > 0:
 				shards = append(shards, vmPkg{p.path, []string{name}})
-			} else {
+			default:
 				rest = append(rest, name)
 			}
+		}
+		if len(whole) > 0 {
+			shards = append(shards, vmPkg{p.path, whole})
 		}
 		for _, tests := range deal(rest, sizes(len(rest), hosts)) {
 			shards = append(shards, vmPkg{p.path, tests})

@@ -69,6 +69,46 @@ func TestSplit(t *testing.T) {
 	}
 }
 
+// Tests that use the same rare snapshot are one shard, even if one of them is slow.
+func TestTogether(t *testing.T) {
+	got := split([]vmPkg{{"a", []string{"TestA", "TestB", "TestForksBeforeAllIsThere", "TestHooks", "TestVMEnds"}}}, 2)
+	want := []vmPkg{{"a", []string{"TestForksBeforeAllIsThere", "TestHooks", "TestVMEnds"}}, {"a", []string{"TestA", "TestB"}}}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
+// The tests that call loadDistribution are those that testrun keeps together.
+func TestTogetherAreThoseOfTheDistributionsKernel(t *testing.T) {
+	t.Chdir("../../..")
+	names, err := filepath.Glob("test/integration/*_test.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var found []string
+	for _, name := range names {
+		f, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.SkipObjectResolution)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, d := range f.Decls {
+			fn, ok := d.(*ast.FuncDecl)
+			if !ok || !strings.HasPrefix(fn.Name.Name, "Test") {
+				continue
+			}
+			ast.Inspect(fn, func(n ast.Node) bool {
+				if x, ok := n.(*ast.Ident); ok && x.Name == "loadDistribution" {
+					found = append(found, fn.Name.Name)
+				}
+				return true
+			})
+		}
+	}
+	if slices.Sort(found); !slices.Equal(found, together) {
+		t.Errorf("the tests %q call loadDistribution, and the shard has %q", found, together)
+	}
+}
+
 // The names of slow tests are those of VM tests.
 func TestSlowTestsExist(t *testing.T) {
 	t.Chdir("../../..")
