@@ -23,6 +23,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/forkd/forkd/client"
 	"github.com/forkd/forkd/internal/apitest"
@@ -378,6 +379,7 @@ func (r *Rig) builders(dir string, o *Options, c build.Config) (builder *templat
 		return nil, err
 	}
 	c.Image, c.Dir, c.Log = imagesOf(o.Images), filepath.Join(dir, "build"), slog.New(slog.DiscardHandler)
+	c.Quiet = time.Millisecond
 	r.Plans = c
 	if r.Steps, err = build.New(c); err != nil {
 		return nil, err

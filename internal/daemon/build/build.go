@@ -60,6 +60,10 @@ type Config struct {
 	Log     *slog.Logger
 
 	Longest time.Duration // time limit of a build; 0 means 4 hours
+
+	// Quiet is how long a guest rests before its last snapshot; 0 means agentproto.QuietTime. Tests
+	// whose guests are processes need no rest.
+	Quiet time.Duration
 }
 
 // Request is a build to execute.

@@ -1,6 +1,7 @@
 package build
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -339,6 +340,7 @@ func (w *work) step(ctx context.Context, i int) error {
 			}
 		}
 		g.c = agentclient.New(dial)
+		g.c.Quiet = cmp.Or(w.b.cfg.Quiet, g.c.Quiet)
 		return g.do(ctx)
 	})
 	if err == nil {

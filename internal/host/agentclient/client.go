@@ -42,15 +42,18 @@ type DialFunc func(ctx context.Context, port uint32) (net.Conn, error)
 
 // Client calls the agent of one guest. Its methods may be called concurrently.
 type Client struct {
-	dial  DialFunc
-	quiet time.Duration // agentproto.QuietTime
-	envd  *http.Client
-	code  *http.Client
+	dial DialFunc
+	envd *http.Client
+	code *http.Client
 
 	// Keep, if set, is called before a part of an answer is kept in memory, either as text or
 	// decoded. The parameter bytes is the size of the part. If Keep returns an error, the call ends
 	// with that error. Streams and files are not kept in memory.
 	Keep func(bytes int) error
+
+	// Quiet is how long Sync waits after the guest's answer. New sets it to agentproto.QuietTime, which
+	// every guest that is saved afterwards needs.
+	Quiet time.Duration
 }
 
 // URLs of the services. The dial function ignores their host names.
@@ -61,7 +64,7 @@ const (
 
 // New returns a client that calls dial to connect to its guest. New itself does not connect.
 func New(dial DialFunc) *Client {
-	c := &Client{dial: dial, quiet: agentproto.QuietTime}
+	c := &Client{dial: dial, Quiet: agentproto.QuietTime}
 	c.envd = &http.Client{Transport: c.Transport(agentproto.EnvdPort)}
 	c.code = &http.Client{Transport: c.Transport(agentproto.CodeInterpreterPort)}
 	return c
@@ -203,7 +206,7 @@ func (c *Client) Sync(ctx context.Context) error {
 		return err
 	}
 	select {
-	case <-time.After(c.quiet):
+	case <-time.After(c.Quiet):
 		return nil
 	case <-ctx.Done():
 		return fmt.Errorf("agent sync: %w", ctx.Err())

@@ -156,7 +156,7 @@ func TestForkAnswers(t *testing.T) {
 		}
 	}
 	c := New(forkPeer("\x00\x00\x00\x00"))
-	c.quiet = 0
+	c.Quiet = 0
 	if err := c.Sync(t.Context()); err != nil {
 		t.Error(err)
 	}
