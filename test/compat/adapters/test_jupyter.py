@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,12 @@ from forkd import Client
 from forkd.integrations.jupyter import ForkdProvisioner, warm_kernel
 
 LONG = 300  # seconds that an operation may take on an emulated host
+
+
+@pytest.fixture(scope="module")
+def daemon(daemon: Daemon) -> Daemon:
+    """The daemon of the other adapters. With real VMs, its snapshot is one with ipykernel (recipe.yaml)."""
+    return replace(daemon, snapshot=os.environ.get("COMPAT_JUPYTER_TAG") or daemon.snapshot) if daemon.real else daemon
 
 
 @asynccontextmanager

@@ -36,6 +36,7 @@ ANY, NEW = (3, 11), (3, 12)  # the oldest Python of a tool
 PYTHON = {
     "agno": ANY,
     "crewai_tools": ANY,
+    "deepagents_code": ANY,
     "google_adk": ANY,
     "harbor": NEW,
     "inspect_sandboxes": NEW,

@@ -3,8 +3,8 @@ an example needs a model, a script plays it. Each program checks its own results
 output must be that of its README, except for numbers that differ in each run.
 
 Sandboxes are forked from $COMPAT_TAG. The group examples@rig has faked VMs instead, each with its own /srv, which
-branches keep. CrewAI needs an older package of OpenAI than others do, so its example has groups of its own:
-examples@crewai and examples@rig-crewai."""
+branches keep. CrewAI and Swarm need an older package of OpenAI than others do, so their examples have groups of their
+own: examples@crewai and examples@rig-crewai."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ EXAMPLES = {  # and their options
     "mcp-agent": ["--dry-run"],
     "mcts": [],
     "openai-agents": ["--dry-run"],
+    "openai-swarm": ["--dry-run"],
     "patch-evaluation": [],
     "rl-environment": [],
     "speculative-agent": ["--dry-run"],
@@ -43,9 +44,10 @@ PACKAGES = {  # the frameworks of examples
     "langgraph-react": "langgraph",
     "mcp-agent": "mcp",
     "openai-agents": "openai-agents",
+    "openai-swarm": "openai-swarm",
 }
 CREWAI = AGE.endswith("crewai")
-CHOSEN = [name for name in EXAMPLES if (name == "crewai-fanout") == CREWAI]
+CHOSEN = [name for name in EXAMPLES if (name in ("crewai-fanout", "openai-swarm")) == CREWAI]
 ISOLATED = "coding-agent-fork"  # this example must notice it if sandboxes share their files
 VARIES = re.compile(r"[0-9]+(\.[0-9]+)?(?= ms| s$| per second)|(?<=pause_ms=)[0-9.]+|(?<= has )[0-9]+(?= tools)", re.M)
 r = Report("examples")
