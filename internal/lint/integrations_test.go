@@ -68,13 +68,17 @@ var integrations = []integration{
 	{"[AutoGen](../examples/autogen-branch/README.md)", "autogen-branch", "examples", "examples@rig",
 		"Python SDK: an example", "a team branches with its machine", ""},
 	{"[OpenAI Agents SDK](../examples/openai-agents/README.md)", "openai-agents", "examples", "examples@rig",
-		"Python SDK: an example", "runs of an agent do not see each other", ""},
+		"Python SDK: an example", "a handoff forks the machine for the next agent", ""},
+	{"[Swarm](../examples/openai-swarm/README.md)", "openai-swarm", "examples@crewai", "examples@rig-crewai",
+		"Python SDK: an example", "a handoff passes a machine on, as a context variable", ""},
 	{"[MCP agent](../examples/mcp-agent/README.md)", "mcp-agent", "examples", "examples@rig",
 		"MCP: an example", models, ""},
 
 	{"`openai-agents`", "openai_agents", "e2b-tools", "e2b-tools@rig", "E2B: `E2BSandboxClient`", sameForAll, ""},
 	{"`smolagents`", "smolagents", "e2b-tools", "e2b-tools@rig", "E2B: `executor_type=\"e2b\"`", sameForAll, ""},
 	{"`langchain-e2b`", "langchain_e2b", "e2b-tools", "e2b-tools@rig", "E2B: `E2BSandbox`, with deepagents 0.6.12",
+		sameForAll, ""},
+	{"`deepagents-code`", "deepagents_code", "e2b-tools", "e2b-tools@rig", "E2B: `E2BProvider` of langchain-e2b",
 		sameForAll, ""},
 	{"`inspect-sandboxes`", "inspect_sandboxes", "e2b-tools", "e2b-tools@rig", "E2B: `sandbox=\"e2b\"`",
 		sameForAll, "⁴"},
@@ -108,10 +112,11 @@ var integrations = []integration{
 		"a sandbox whose changes you can branch and roll back", ""},
 
 	{"`mcp` of PyPI", "mcp", "", "mcp", "[MCP](mcp.md), stdio and HTTP", models, ""},
+	{"`mcp` of PyPI, version 1", "mcp", "", "mcp@1.30", "MCP, stdio and HTTP", models, ""},
 	{"`@modelcontextprotocol/client` and `sdk`", "clients", "", "mcp", "MCP, stdio and HTTP", models, ""},
 	{"`@modelcontextprotocol/inspector`", "inspector", "", "mcp", "MCP, stdio and HTTP", models, ""},
-	{"revision of MCP", "2025-11-25", "", "mcp", "MCP, HTTP", models, "¹⁰"},
-	{"revision of MCP", "2026-07-28", "", "mcp", "MCP, HTTP", models, "¹⁰"},
+	{"revision 2025-11-25 of MCP", "2025-11-25", "", "mcp", "MCP, HTTP", models, "¹⁰"},
+	{"revision 2026-07-28 of MCP", "2026-07-28", "", "mcp", "MCP, HTTP", models, "¹⁰"},
 }
 
 const tableBegin, tableEnd = "<!-- table: test/compat/record.py writes it -->\n", "<!-- end of table -->\n"
@@ -143,7 +148,7 @@ func TestIntegrationsTable(t *testing.T) {
 			if !inTable(group, tool) {
 				t.Errorf("results/%s.json has the tool %s, which no row of the table is for", group, tool)
 			}
-			if (r.VMs == "faked") != (group == "mcp" || strings.Contains(group, "@rig")) {
+			if (r.VMs == "faked") != (strings.HasPrefix(group, "mcp") || strings.Contains(group, "@rig")) {
 				t.Errorf("results/%s.json: the VMs of %s were %q", group, tool, r.VMs)
 			}
 		}
