@@ -1,7 +1,7 @@
 # The commands of this project. `make help` lists them.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test test-host test-vm test-intel test-race vulncheck fuzz lint bench frames torture torture-intel soak compat recipes package clean
+.PHONY: help setup build demo test test-host test-vm test-intel test-race vulncheck fuzz lint bench frames torture torture-intel mutants soak compat recipes package clean
 
 # Debian packages in the form of scripts/setup: clients of SSH and a browser for tests, and those that
 # only scripts/compat needs.
@@ -58,6 +58,9 @@ torture: setup build ## Branch sandboxes under fire N times (default 300)
 
 torture-intel: setup build ## The same on kvm-intel, in an emulated Intel host (default 30)
 	@scripts/test torture-intel $(or $(N),30)
+
+mutants: setup build ## Seed defects one at a time and show that the torture finds each (ONLY=page-left-out,…)
+	@scripts/mutants $(if $(ONLY),-only $(ONLY))
 
 soak: setup build ## Let clients work while the daemon is killed and disks fail, for DURATION (10m); out/soak.json
 	@scripts/torture soak $(or $(DURATION),10m)

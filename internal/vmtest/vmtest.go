@@ -52,7 +52,8 @@ type Assets struct {
 	NoBuild string  `json:"no_build"` // why Earlier is empty
 }
 
-// AssetsFile is the file, in the cache directory, in which prepare describes the assets.
+// AssetsFile is the file, in the cache directory, in which prepare describes the assets. The
+// environment variable FORKD_TEST_ASSETS names another file, for tests with other programs.
 const AssetsFile = "vmtest/assets.json"
 
 // LeftOut is the skip reason of VM tests if FORKD_TEST_HOST=1. Command testrun recognizes it.
@@ -80,17 +81,21 @@ func NeedKVM(t testing.TB) {
 func Load(t testing.TB) *Assets {
 	t.Helper()
 	NeedKVM(t)
-	dir, err := cachedir.Dir()
-	if err != nil {
-		t.Fatal(err)
+	file := os.Getenv("FORKD_TEST_ASSETS")
+	if file == "" {
+		dir, err := cachedir.Dir()
+		if err != nil {
+			t.Fatal(err)
+		}
+		file = filepath.Join(dir, AssetsFile)
 	}
-	p, err := os.ReadFile(filepath.Join(dir, AssetsFile))
+	p, err := os.ReadFile(file)
 	if err != nil {
 		missing(t, "run scripts/test, which makes the files that VM tests need: %v", err)
 	}
 	a := &Assets{}
 	if err := json.Unmarshal(p, a); err != nil {
-		t.Fatalf("parse %s: %v", AssetsFile, err)
+		t.Fatalf("parse %s: %v", file, err)
 	}
 	return a
 }

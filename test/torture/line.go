@@ -5,9 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 
+	"github.com/forkd/forkd/internal/format/disklayer"
 	"github.com/forkd/forkd/internal/proto/vm"
 	"github.com/forkd/forkd/internal/proto/vmmproto"
+	"github.com/forkd/forkd/internal/vmtest"
 )
 
 // rebase rebases v onto its branch p. If another operation on v has followed the branch, the VMM
@@ -95,6 +98,43 @@ func (l *line) long(ctx context.Context) error {
 	}
 	return v.Resume(ctx)
 }
+
+// merge replaces disk layers of the running source, from a random layer on, by one layer with their
+// content. Snapshots keep the old layers, but branches of the source have the merged layer.
+func (l *line) merge(ctx context.Context) error {
+	v := l.source
+	for len(v.files) < leastToMerge {
+		if err := l.plain(ctx); err != nil {
+			return err
+		}
+	}
+	top := len(v.files) - 1
+	first := 1 + l.rig.rng.IntN(top-2) // at least two layers are merged; files[0] is the base image
+	merged, err := l.rig.file()
+	if err != nil {
+		return err
+	}
+	if err := disklayer.Merge(ctx, merged, v.files[first:top]); err != nil {
+		return err
+	}
+	own, err := vmtest.ForReading(merged)
+	if err != nil {
+		return err
+	}
+	defer own.Close()
+	if err := v.Merge(ctx, vmmproto.Merge{First: uint32(first - 1)}, own); err != nil {
+		return fmt.Errorf("%s: merge %d disk layers: %w", v.name, top-first, err)
+	}
+	v.files = slices.Concat(v.files[:first], []*os.File{merged, v.files[top]})
+	l.rig.rep.Count(&l.rig.rep.Merges)
+	if err := l.verifySource(ctx); err != nil {
+		return err
+	}
+	return l.plain(ctx)
+}
+
+// leastToMerge is the number of files of a disk with two layers between the base image and the top.
+const leastToMerge = 4
 
 // rollInto rolls the source back to one of the branches in the given line.
 func (l *line) rollInto(ctx context.Context, line []*Snapshot) error {

@@ -31,6 +31,7 @@ type Report struct {
 	Rollbacks   int `json:"rollbacks"`
 	Suspensions int `json:"suspensions"`
 	Removals    int `json:"removals"` // removals of snapshots
+	Merges      int `json:"merges"`   // of disk layers of a running source
 	Rebases     int `json:"rebases"`
 	// Branches that could not be rebased, because another operation followed them.
 	NotKept      int    `json:"not_rebased"`

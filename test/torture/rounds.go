@@ -49,6 +49,7 @@ func rounds() []rig.Card[round] {
 		{Weight: 1, Do: round{"state without room", (*line).stateWithoutRoom}},
 		{Weight: 2, Do: round{"kill", (*line).kill}},
 		{Weight: 1, Do: round{"rollback", (*line).rollback}},
+		{Weight: 1, Do: round{"merge", (*line).merge}},
 		{Weight: 1, Do: round{"long line", (*line).long}},
 	}
 }
