@@ -78,7 +78,7 @@ func TestVMEnds(t *testing.T) {
 }
 
 func TestConsoleFlood(t *testing.T) {
-	d := load(t).start(t, withPool(0))
+	d := loadDistribution(t).start(t, withPool(0))
 	boxes := d.fork(t, 2)
 	eventually(t, quietLimit, func() error { // a busy host may need more than the five seconds of the command
 		r, err := d.Exec(d.ctx(t, quietLimit), boxes[0].ID, client.ExecRequest{

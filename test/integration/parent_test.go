@@ -78,7 +78,8 @@ func (f *fixture) removeParents(t *testing.T) error {
 	t.Helper()
 	kept, err := filepath.Glob(keptDirs + "*")
 	for _, dir := range kept {
-		if _, missing := os.Stat(filepath.Join(dir, completeFile)); missing != nil || !strings.HasPrefix(dir, f.keptDirs(t)+"-") {
+		_, missing := os.Stat(filepath.Join(dir, completeFile))
+		if missing != nil || !strings.HasPrefix(dir, f.keptDirs(t)+"-") {
 			err = errors.Join(err, os.RemoveAll(dir))
 		}
 	}

@@ -72,7 +72,8 @@ func TestSplit(t *testing.T) {
 // Tests that use the same rare snapshot are one shard, even if one of them is slow.
 func TestTogether(t *testing.T) {
 	got := split([]vmPkg{{"a", []string{"TestA", "TestB", "TestForksBeforeAllIsThere", "TestHooks", "TestVMEnds"}}}, 2)
-	want := []vmPkg{{"a", []string{"TestForksBeforeAllIsThere", "TestHooks", "TestVMEnds"}}, {"a", []string{"TestA", "TestB"}}}
+	want := []vmPkg{{"a", []string{"TestForksBeforeAllIsThere", "TestHooks", "TestVMEnds"}},
+		{"a", []string{"TestA", "TestB"}}}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("%q, want %q", got, want)
 	}
