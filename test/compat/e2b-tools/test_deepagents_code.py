@@ -117,15 +117,25 @@ async def test_the_agent_works_in_its_sandbox() -> None:
     def call(n: int, tool: str, **args: str) -> AIMessage:
         return AIMessage("", tool_calls=[{"name": tool, "args": args, "id": str(n)}])
 
-    model = Scripted(messages=iter([
-        call(1, "write_file", file_path="/home/user/sum.py", content="print(40 + 2)\n"),
-        call(2, "execute", command="python3 sum.py >answer; cat answer"),
-        AIMessage("done"),
-    ]))
+    model = Scripted(
+        messages=iter(
+            [
+                call(1, "write_file", file_path="/home/user/sum.py", content="print(40 + 2)\n"),
+                call(2, "execute", command="python3 sum.py >answer; cat answer"),
+                AIMessage("done"),
+            ]
+        )
+    )
     with create_sandbox("e2b") as backend:
         agent, _ = create_cli_agent(
-            model, "tester", sandbox=backend, sandbox_type="e2b", interactive=False, auto_approve=True,
-            enable_memory=False, enable_skills=False,
+            model,
+            "tester",
+            sandbox=backend,
+            sandbox_type="e2b",
+            interactive=False,
+            auto_approve=True,
+            enable_memory=False,
+            enable_skills=False,
         )
         got = await agent.ainvoke({"messages": [HumanMessage("add")]})
         assert got["messages"][-1].text == "done"
