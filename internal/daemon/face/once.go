@@ -18,6 +18,11 @@ import (
 // draft-ietf-httpapi-idempotency-key-header.
 const onceHeader = "Idempotency-Key"
 
+// RepeatOnlyHeader marks a request with an Idempotency-Key that must not be carried out. It gets the
+// answer to an earlier request with the same key, or the status 204 if there was none. With it, a
+// router finds out which node has carried out a request.
+const RepeatOnlyHeader = "Forkd-Repeat-Only"
+
 var onceKey = regexp.MustCompile(`^[!-~]{1,255}$`)
 
 // Once returns a handler that obeys the header Idempotency-Key. If a request has the same key,
@@ -40,6 +45,18 @@ func (f *Face) Once(h Handler) Handler {
 		key := once.KeyOf(auth.From(r.Context()).Who, r.Method+" "+r.URL.EscapedPath()+"\n"+name)
 		share := ShareOf(r)
 		take := func(size int64) error { return share.Take(copiesOfKept * int(size)) }
+		if r.Header.Get(RepeatOnlyHeader) != "" {
+			earlier, err := f.Answers.Find(r.Context(), key, sha256.Sum256(body), take)
+			switch {
+			case err != nil:
+				return err
+			case earlier == nil:
+				w.WriteHeader(http.StatusNoContent)
+			default:
+				writeAnswer(w, *earlier, true)
+			}
+			return nil
+		}
 		answer, again, err := f.Answers.Do(r.Context(), key, sha256.Sum256(body), take, func() (once.Answer, error) {
 			held := &heldAnswer{header: http.Header{}, status: http.StatusOK, share: share}
 			if err := cmp.Or(h(held, r), held.short); err != nil {
@@ -50,15 +67,21 @@ func (f *Face) Once(h Handler) Handler {
 		if err != nil {
 			return err
 		}
-		if again {
-			w.Header().Set("Idempotency-Replayed", "true")
-		}
-		w.Header().Set("Content-Type", "application/json")
-		w.WriteHeader(answer.Status)
-		_, _ = w.Write(answer.Body) // fails only if the client has left
-		_, _ = w.Write([]byte{'\n'})
+		writeAnswer(w, answer, again)
 		return nil
 	}
+}
+
+// writeAnswer answers with a kept answer. The parameter again reports whether the answer was kept
+// for an earlier request.
+func writeAnswer(w http.ResponseWriter, a once.Answer, again bool) {
+	if again {
+		w.Header().Set("Idempotency-Replayed", "true")
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(a.Status)
+	_, _ = w.Write(a.Body) // fails only if the client has left
+	_, _ = w.Write([]byte{'\n'})
 }
 
 // copiesOfKept is the number of copies of a kept answer in memory while it is sent again: its

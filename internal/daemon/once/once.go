@@ -192,6 +192,29 @@ func (b *Book) Do(ctx context.Context, key Key, request Request, take func(size 
 	}
 }
 
+// Find returns the answer to an earlier request with the same key, or nil if there was none. It is
+// otherwise like Do, but executes nothing and records nothing.
+func (b *Book) Find(ctx context.Context, key Key, request Request, take func(size int64) error) (*Answer, error) {
+	for {
+		mine, wait, err := b.take(key, request)
+		switch {
+		case err != nil:
+			return nil, err
+		case mine != nil:
+			defer b.leave(key)
+			if err := take(b.sizeOf(key)); err != nil {
+				return nil, err
+			}
+			return b.look(key, request)
+		}
+		select {
+		case <-wait:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
 // begin returns the answer to an earlier request, or a channel that is closed when the earlier
 // request has ended. If both are nil, the caller must execute the request.
 func (b *Book) begin(key Key, request Request, take func(int64) error) (*Answer, <-chan struct{}, error) {

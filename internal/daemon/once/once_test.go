@@ -239,3 +239,41 @@ func TestASlowRecordStopsItsRequestOnly(t *testing.T) {
 	b.leave(Key{1})
 	check(t, b, Key{1}, Request{1}, made("1"), "1", false)
 }
+
+// Find returns the answer to an earlier request, and neither executes nor records anything.
+func TestFind(t *testing.T) {
+	dir := t.TempDir()
+	b := open(t, dir)
+	if a, err := b.Find(t.Context(), Key{1}, Request{1}, free); a != nil || err != nil {
+		t.Fatalf("before the first request: %v, %v", a, err)
+	}
+	if files, err := os.ReadDir(dir); err != nil || len(files) != 0 {
+		t.Errorf("after Find: %v, %v", files, err)
+	}
+	running, end := make(chan struct{}), make(chan struct{})
+	done := make(chan error, 1)
+	go func() {
+		_, _, err := b.Do(t.Context(), Key{1}, Request{1}, free, func() (Answer, error) {
+			close(running)
+			<-end
+			return made("1")()
+		})
+		done <- err
+	}()
+	<-running
+	hasty, cancel := context.WithCancel(t.Context())
+	cancel()
+	if a, err := b.Find(hasty, Key{1}, Request{1}, free); !errors.Is(err, context.Canceled) {
+		t.Errorf("while the request runs: %v, %v", a, err)
+	}
+	close(end)
+	if a, err := b.Find(t.Context(), Key{1}, Request{1}, free); err != nil || a == nil || string(a.Body) != "1" {
+		t.Errorf("after the request: %v, %v", a, err)
+	}
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	if _, err := b.Find(t.Context(), Key{1}, Request{2}, free); !errors.Is(err, ErrOther) {
+		t.Errorf("another request with the key: %v", err)
+	}
+}
