@@ -56,13 +56,16 @@ const (
 	ErrInternal             ErrorCode = "internal"               // 500: The daemon failed
 	ErrVMEnded              ErrorCode = "vm_ended"               // 500: The VM ended during the request
 	ErrApplyIncomplete      ErrorCode = "apply_incomplete"       // 500: The changes were neither completed nor undone
+	ErrNotRouted            ErrorCode = "not_routed"             // 501: The router does not serve this request
 	ErrSandboxFailed        ErrorCode = "sandbox_failed"         // 502: The sandbox failed
+	ErrNodeFailed           ErrorCode = "node_failed"            // 502: A node failed during the request
 	ErrRegistryFailed       ErrorCode = "registry_failed"        // 502: The registry cannot be used
 	ErrBusy                 ErrorCode = "busy"                   // 503: The daemon is busy
 	ErrKeyUnavailable       ErrorCode = "key_unavailable"        // 503: The key of an encrypted snapshot cannot be used
 	ErrHostMemory           ErrorCode = "host_memory"            // 503: The host has too little free memory
 	ErrHostDisk             ErrorCode = "host_disk"              // 503: The host has too little free disk space
 	ErrNoKVM                ErrorCode = "no_kvm"                 // 503: The host cannot run VMs
+	ErrNodeUnreachable      ErrorCode = "node_unreachable"       // 503: A node cannot be reached
 	ErrTimeout              ErrorCode = "timeout"                // 504: The request timed out
 	ErrNoSpace              ErrorCode = "no_space"               // 507: A disk is full
 )

@@ -8,6 +8,7 @@ type Sandbox struct {
 	// no such address.
 	GuestAddr      string `json:"guest_addr"`
 	CreatedAt      int64  `json:"created_at_unix"`
+	Created        string `json:"created_at"`                      // CreatedAt to the nanosecond, in the form of RFC 3339
 	PID            int    `json:"pid,omitempty"`                   // process id of the VMM
 	MemoryLimitMiB uint64 `json:"memory_limit_mib,omitempty"`      // Limits.MemoryMiB, under its name in forkd 0.5
 	LimitEnforced  bool   `json:"memory_limit_enforced,omitempty"` // set together with MemoryLimitMiB

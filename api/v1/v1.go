@@ -30,6 +30,7 @@ type Version struct {
 	Accel   string `json:"accel"` // "kvm", or "tcg" on an emulated host
 
 	Scope string `json:"scope,omitempty"` // scope of the calling client: "read", "run" or "admin"
+	Node  string `json:"node,omitempty"`  // name of the daemon's host in a cluster, which ids of its sandboxes name
 
 	HostMemoryMiB uint64 `json:"host_memory_mib"` // memory of the daemon's host, which is the maximum for a VM
 

@@ -42,6 +42,7 @@ import (
 	"github.com/forkd/forkd/internal/daemon/template"
 	v1 "github.com/forkd/forkd/internal/daemon/v1"
 	"github.com/forkd/forkd/internal/format/disklayer"
+	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/admit"
 	"github.com/forkd/forkd/internal/host/atrest"
 	"github.com/forkd/forkd/internal/host/bake"
@@ -131,6 +132,8 @@ type Options struct {
 	// Id of a suspended sandbox whose record cannot be read. The rig makes the record, like an
 	// earlier daemon. Empty: none.
 	Damaged string
+
+	Node string // name of the rig's host in a cluster; empty: none
 
 	Open bool // no token is required: every client over TCP has all rights
 
@@ -256,8 +259,8 @@ func New(t T, o Options) *Rig {
 	snapshots := newHub(t, dir, run, o.TrustedKeys, st, vmms)
 	api := v1.New(v1.Config{Face: shared, Baker: baker, Builds: r.Steps, Images: r.images, ScratchDir: r.Scratch,
 		Differ: r.differ(o.Diff, run, st), Hub: snapshots, Metrics: counts.Handler(),
-		History: r.History, Version: "test", Accel: "kvm", Domain: domain, GuestPort: o.GuestPort, NoKVM: o.noKVM,
-		Links: links, Tried: counts.Tried, SSH: r.SSH.info(), Crypter: crypter,
+		History: r.History, Version: "test", Accel: "kvm", Node: o.Node, Domain: domain, GuestPort: o.GuestPort,
+		Links: links, Tried: counts.Tried, SSH: r.SSH.info(), Crypter: crypter, NoKVM: o.noKVM,
 		MCP: mcphttp.New("test", o.Limits.Keepalive, discard)})
 	if !o.Unchecked {
 		api = apitest.Checked(t, api)
@@ -310,6 +313,7 @@ func (o *Options) prepare(r *Rig, vmms *vmfake.VMMs, dir string) {
 		r.agents.files = &files{dir: filepath.Join(dir, "files"), changed: r.agents.restart}
 		vmms.Files = r.agents.files
 	}
+	vmms.On = snapshot.NodeOf(o.Node)
 	if o.Prepare != nil {
 		o.Prepare(vmms)
 	}

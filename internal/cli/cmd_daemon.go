@@ -115,6 +115,8 @@ func newDaemonCmd() *cobra.Command {
 	f.StringVar(&cfg.Accel, "accel", cfg.Accel, "accelerator named in reports: kvm, or tcg on an emulated host")
 	f.BoolVar(&cfg.Jail.NoNamespaces, "no-namespaces", false,
 		"weaken the jail of VMMs and of forkd-net, on hosts that allow no namespaces (see forkd doctor)")
+	f.StringVar(&cfg.Node, "node", "",
+		"name of this host in a cluster, by which 'forkd router' finds the sandboxes that are created from now on")
 	f.BoolVar(&cfg.KillOnExit, "kill-on-exit", false, "kill all sandboxes when the daemon stops")
 	return cmd
 }

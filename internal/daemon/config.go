@@ -14,6 +14,7 @@ import (
 
 	"github.com/forkd/forkd/internal/daemon/auth"
 	"github.com/forkd/forkd/internal/daemon/inbound"
+	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/admit"
 	"github.com/forkd/forkd/internal/host/bake"
 	"github.com/forkd/forkd/internal/host/hub"
@@ -72,7 +73,8 @@ type Config struct {
 	// Port of the addresses that clients of forkd 0.5 get for sandboxes. The command `forkd
 	// forward-guests` listens on these addresses. 0: none.
 	GuestPort  int
-	KillOnExit bool // kill all sandboxes when the daemon stops
+	Node       string // name of this host in a cluster, which ids of new sandboxes name; empty: none
+	KillOnExit bool   // kill all sandboxes when the daemon stops
 	Jail       jail.Options
 	Version    string
 	Log        *slog.Logger
@@ -168,6 +170,11 @@ func (c *Config) check() error {
 	}
 	if err := c.TLS.check(c.Bind); err != nil {
 		return err
+	}
+	if c.Node != "" {
+		if err := snapshot.CheckNode(c.Node); err != nil {
+			return fmt.Errorf("--node: %w", err)
+		}
 	}
 	if _, _, err := net.SplitHostPort(c.SSH); c.SSH != "" && err != nil {
 		return fmt.Errorf("--ssh %q: want host:port: %w", c.SSH, err)

@@ -197,22 +197,11 @@ func listen(cfg *Config, guard *auth.Guard) (listeners []net.Listener, err error
 		if err := auth.CheckBind(cfg.Bind, guard.Demands()); err != nil {
 			return nil, err
 		}
-		l, err := net.Listen("tcp", cfg.Bind)
+		l, err := listenTCP(cfg.Bind, cfg.TLS, cfg.Log)
 		if err != nil {
-			return nil, fmt.Errorf("--bind: %w", err)
+			return nil, err
 		}
 		listeners = append(listeners, l)
-		switch {
-		case cfg.TLS != TLS{}:
-			config, err := serverTLS(cfg.TLS, cfg.Log)
-			if err != nil {
-				l.Close()
-				return nil, err
-			}
-			listeners[0] = &secure{l, config}
-		case !auth.IsLoopback(hostOf(cfg.Bind)):
-			cfg.Log.Warn("tokens, and all else, go over the network in clear text: give --tls-cert, unless a proxy before the daemon ends TLS")
-		}
 	}
 	if cfg.Socket != "" {
 		l, err := listenUnix(cfg.Socket, cfg.socketMode())
@@ -225,6 +214,40 @@ func listen(cfg *Config, guard *auth.Guard) (listeners []net.Listener, err error
 		listeners = append(listeners, l)
 	}
 	return listeners, nil
+}
+
+// listenTCP opens the TCP address.
+func listenTCP(bind string, files TLS, log *slog.Logger) (net.Listener, error) {
+	l, err := net.Listen("tcp", bind)
+	if err != nil {
+		return nil, fmt.Errorf("--bind: %w", err)
+	}
+	switch {
+	case files != TLS{}:
+		config, err := serverTLS(files, log)
+		if err != nil {
+			l.Close()
+			return nil, err
+		}
+		return &secure{l, config}, nil
+	case !auth.IsLoopback(hostOf(bind)):
+		log.Warn("tokens, and all else, go over the network in clear text: give --tls-cert, unless a proxy before the daemon ends TLS")
+	}
+	return l, nil
+}
+
+// Serve serves a handler, which checks its clients itself, on a TCP address until ctx ends. The
+// limits of connections and times are those of a daemon's TCP address.
+func Serve(ctx context.Context, bind string, files TLS, handler http.Handler, log *slog.Logger) error {
+	if err := files.check(bind); err != nil {
+		return err
+	}
+	l, err := listenTCP(bind, files, log)
+	if err != nil {
+		return err
+	}
+	defer l.Close()
+	return serve(ctx, log, handler, []net.Listener{l}, maxConns)
 }
 
 // hostOf returns the host of a valid host:port.

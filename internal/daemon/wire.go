@@ -31,6 +31,7 @@ import (
 	"github.com/forkd/forkd/internal/daemon/webhook"
 	"github.com/forkd/forkd/internal/embedded"
 	"github.com/forkd/forkd/internal/format/disklayer"
+	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/admit"
 	"github.com/forkd/forkd/internal/host/agentclient"
 	"github.com/forkd/forkd/internal/host/atrest"
@@ -119,7 +120,7 @@ func wire(ctx context.Context, cfg Config, guard *auth.Guard, kvm *kvmState) (*w
 	undo.Add(w.net.Close)
 	runDir, dataDir := filepath.Join(cfg.RunDir, "vm"), filepath.Join(cfg.StateDir, "sandboxes")
 	events := event.NewRing(event.DefaultSize)
-	vmms := vmpool.Processes{Bin: vmm, Cgroups: w.cgroups, Jail: jails, KVM: &w.kvm}
+	vmms := vmpool.Processes{Bin: vmm, Cgroups: w.cgroups, Jail: jails, KVM: &w.kvm, On: snapshot.NodeOf(cfg.Node)}
 	counts := metrics.New(cfg.Version)
 	if err := w.openStore(ctx, &cfg, events, vmms, runDir, counts); err != nil {
 		return nil, err
@@ -174,9 +175,9 @@ func wire(ctx context.Context, cfg Config, guard *auth.Guard, kvm *kvmState) (*w
 	api := v1.New(v1.Config{
 		Face: shared, Baker: baker, Builds: w.builds, Images: w.images, ScratchDir: scratchDir(cfg.StateDir),
 		Differ: w.differ(&cfg, vmms, runDir), Hub: w.hub, Metrics: counts.Handler(), History: w.history,
-		Version: cfg.Version, Accel: cfg.Accel, GuestPort: cfg.GuestPort, Domain: domain, Links: links, Traces: w.traces,
+		Version: cfg.Version, Accel: cfg.Accel, Node: cfg.Node, GuestPort: cfg.GuestPort, Domain: domain, Links: links,
 		Missing: missing, Admission: admissionOf(cfg.Admit), NoKVM: kvm.why, MCP: mcphttp.New(cfg.Version, 0, cfg.Log),
-		Tried: counts.Tried, SSH: w.ssh.info(), Crypter: w.crypter,
+		Tried: counts.Tried, SSH: w.ssh.info(), Crypter: w.crypter, Traces: w.traces,
 	})
 	w.handler = fewHeaders(front.New(front.Config{Face: shared, V1: api, E2B: w.openE2B(shared, keys, domain),
 		Hub: w.hub, Domain: domain, Links: links}), shared.Audited)

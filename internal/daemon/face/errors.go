@@ -47,8 +47,16 @@ func codeOf(err error) code {
 		named   *workspace.Error
 		disk    *volume.Error
 		guest   *agentclient.Error
+		node    *NodeError
 	)
 	switch {
+	case errors.As(err, &node):
+		if node.Sent {
+			return codeNodeFailed
+		}
+		return codeNode
+	case is[*NotRoutedError](err):
+		return codeNotRouted
 	case is[*vmmclient.NoKVMError](err):
 		return codeNoKVM
 	case errors.As(err, &request):

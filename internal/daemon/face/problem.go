@@ -72,13 +72,16 @@ const (
 	codeOwnSandboxes     code = admit.CodeOwnSandboxes
 	codeVolumeQuota      code = admit.CodeVolumeQuota
 	codeInternal         code = "internal"
+	codeNotRouted        code = "not_routed"
 	codeVMEnded          code = "vm_ended"
 	codeGuestFailed      code = "sandbox_failed"
+	codeNodeFailed       code = "node_failed"
 	codeRegistryFailed   code = "registry_failed"
 	codeBusy             code = "busy"
 	codeHostMemory       code = admit.CodeHostMemory
 	codeHostDisk         code = admit.CodeHostDisk
 	codeNoKVM            code = "no_kvm"
+	codeNode             code = "node_unreachable"
 	codeTimeout          code = "timeout"
 	codeNoSpace          code = "no_space"
 )
@@ -202,10 +205,14 @@ var problems = map[code]problem{
 		"remove volumes, choose a smaller size, or raise --max-volumes-gib", 0},
 	codeInternal: {http.StatusInternalServerError, "The daemon failed",
 		"read the daemon's log, and run 'forkd doctor'", 0},
+	codeNotRouted: {http.StatusNotImplemented, "The router does not serve this request",
+		"send the request to the daemon of a node", 0},
 	codeVMEnded: {http.StatusInternalServerError, "The VM ended during the request",
 		"repeat the request: the detail says how the VM ended, and whether a saved state is left; if it fails again, run 'forkd doctor'",
 		0},
 	codeGuestFailed: {http.StatusBadGateway, "The sandbox failed", "read the sandbox's console", 0},
+	codeNodeFailed: {http.StatusBadGateway, "A node failed during the request",
+		"read the log of the daemon on the node that the detail names; the node may have executed the request", 0},
 	codeRegistryFailed: {http.StatusBadGateway, "The registry cannot be used",
 		"do what the detail says, and try again: blobs that have arrived are not moved twice", later},
 	codeBusy: {http.StatusServiceUnavailable, "The daemon is busy", "try again", soon},
@@ -215,6 +222,8 @@ var problems = map[code]problem{
 		"delete snapshots or sandboxes (see forkd df)", later},
 	codeNoKVM: {http.StatusServiceUnavailable, "The host cannot run VMs",
 		"run 'forkd doctor' on the daemon's host; 'forkd machine start' emulates a host with KVM", 0},
+	codeNode: {http.StatusServiceUnavailable, "A node cannot be reached",
+		"repair the node that the detail names, or remove it from the router's list of nodes", later},
 	codeTimeout: {http.StatusGatewayTimeout, "The request timed out",
 		"raise the timeout, or find out what the sandbox is doing", 0},
 	codeNoSpace: {http.StatusInsufficientStorage, "A disk is full", "free space on the disk that the detail names", 0},

@@ -1,7 +1,6 @@
 package v1
 
 import (
-	"encoding/base64"
 	"net/http"
 	"slices"
 	"strconv"
@@ -11,11 +10,8 @@ import (
 	"github.com/forkd/forkd/internal/host/invalid"
 )
 
-// Bounds on the query of a list.
-const (
-	maxPage   = 10000
-	maxCursor = 512 // bytes
-)
+// maxPage is the maximum number of members on a page of a list.
+const maxPage = 10000
 
 func selectorOf(r *http.Request) (face.Selector, error) {
 	s := face.Selector(r.URL.Query()["label"])
@@ -36,11 +32,11 @@ type list[M, T any] struct {
 func (l list[M, T]) write(w http.ResponseWriter, r *http.Request) error {
 	q := r.URL.Query()
 	if text := q.Get("cursor"); text != "" {
-		after, err := base64.RawURLEncoding.DecodeString(text)
-		if err != nil || len(text) > maxCursor {
-			return invalid.Errorf("cursor", "%.100q: want one that a Link of an earlier answer has", text)
+		after, err := face.KeyOfCursor(text)
+		if err != nil {
+			return err
 		}
-		i, found := slices.BinarySearchFunc(l.members, string(after), func(m M, k string) int {
+		i, found := slices.BinarySearchFunc(l.members, after, func(m M, k string) int {
 			return strings.Compare(l.key(m), k)
 		})
 		if found {
@@ -56,7 +52,7 @@ func (l list[M, T]) write(w http.ResponseWriter, r *http.Request) error {
 		}
 		if len(l.members) > limit {
 			l.members = l.members[:limit]
-			q.Set("cursor", base64.RawURLEncoding.EncodeToString([]byte(l.key(l.members[limit-1]))))
+			q.Set("cursor", face.Cursor(l.key(l.members[limit-1])))
 			w.Header().Set("Link", "<"+r.URL.Path+"?"+q.Encode()+`>; rel="next"`)
 		}
 	}

@@ -59,6 +59,7 @@ type Config struct {
 	History    *history.Recorder // past measurements of sandboxes and of the host
 	Version    string
 	Accel      string
+	Node       string              // name of this host in a cluster; empty: none
 	GuestPort  int                 // port of the addresses in answers to forkd 0.5 clients; 0: answers have no addresses
 	Domain     inbound.Domain      // parent domain of the host names of ports; zero: ports have no host names
 	Links      *auth.Links         // signs permissions in such host names; nil without a domain
@@ -209,7 +210,7 @@ func (a *api) readyz(w http.ResponseWriter, r *http.Request) error {
 
 func (a *api) version(r *http.Request) (apiv1.Version, error) {
 	v := apiv1.Version{
-		Version: a.Version, API: "v1", Accel: a.Accel, HostMemoryMiB: bake.HostMemoryMiB(),
+		Version: a.Version, API: "v1", Accel: a.Accel, Node: a.Node, HostMemoryMiB: bake.HostMemoryMiB(),
 		LimitsMissing: a.Missing, Admission: a.Admission, SSH: a.SSH,
 	}
 	if who := auth.From(r.Context()); who.Scope != 0 {

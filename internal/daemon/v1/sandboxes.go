@@ -1,7 +1,6 @@
 package v1
 
 import (
-	"fmt"
 	"net/http"
 	"slices"
 	"time"
@@ -29,6 +28,7 @@ func checkTag(tag string) error {
 func (a *api) sandboxOf(view *tenancy.View, i sandbox.Info) apiv1.Sandbox {
 	s := apiv1.Sandbox{
 		ID: i.ID, SnapshotTag: i.SnapshotTag, CreatedAt: i.Created.Unix(), Hostname: i.Hostname, State: i.State.String(),
+		Created:      i.Created.UTC().Format(time.RFC3339Nano),
 		NotAnswering: i.Silent, DiskFull: i.DiskFull,
 		ExitReason: i.ExitReason, ExitDetail: i.ExitDetail, PID: i.PID,
 		MemoryLimitMiB: i.Limits.MemoryMiB, LimitEnforced: i.Limits.MemoryMiB != 0, Pooled: i.Timing.Pooled,
@@ -148,7 +148,7 @@ func (a *api) listSandboxes(r *http.Request) (l list[sandbox.Info, apiv1.Sandbox
 	infos := slices.DeleteFunc(a.view(r).Sandboxes(), func(i sandbox.Info) bool {
 		return !wanted.Match(i.Labels)
 	})
-	key := func(i sandbox.Info) string { return fmt.Sprintf("%020d %s", i.Created.UnixNano(), i.ID) }
+	key := func(i sandbox.Info) string { return face.SandboxKey(i.Created, i.ID) }
 	return list[sandbox.Info, apiv1.Sandbox]{infos, key, a.sandboxesFor(r)}, nil
 }
 

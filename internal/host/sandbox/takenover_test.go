@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/forkd/forkd/internal/format/console"
+	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/process"
 	"github.com/forkd/forkd/internal/host/vmmclient"
 	"github.com/forkd/forkd/internal/host/vmpool"
@@ -89,6 +90,7 @@ func (h *takenOver) Attach(string, string) (vmpool.VMM, error) { return nil, err
 func (h *takenOver) CheckLimits(string, vm.Limits) error       { return nil }
 func (h *takenOver) OpenConsole(dir string) (*os.File, error)  { return vmmclient.OpenConsole(dir) }
 func (h *takenOver) AwaitStarts()                              {}
+func (h *takenOver) Node() snapshot.Node                       { return snapshot.Node{} }
 
 // takenOverVMM is the VMM's side of one connection.
 type takenOverVMM struct {

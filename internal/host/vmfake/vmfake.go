@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/forkd/forkd/internal/format/console"
+	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/agentclient"
 	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/vmmclient"
@@ -30,6 +31,7 @@ type VMMs struct {
 	Live    map[string]*VMM // VMs that have not ended, by directory; nil until the first Spawn
 	Spawned int
 
+	On         snapshot.Node // see Node
 	SpawnErr   error
 	RestoreErr func(n int) error // returns the error of the n-th restore; n begins with 1
 	Restores   int
@@ -85,6 +87,9 @@ type Files interface {
 	Save(vm string) (name string, err error)
 	Load(vm, name string) error
 }
+
+// Node implements vmpool.VMMs.
+func (h *VMMs) Node() snapshot.Node { return h.On }
 
 // Spawn implements vmpool.VMMs.
 func (f *VMMs) Spawn(ctx context.Context, c vmpool.ShellConfig) (vmpool.VMM, error) {

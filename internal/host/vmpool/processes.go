@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 
+	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/cgroup"
 	"github.com/forkd/forkd/internal/host/vmmclient"
 	"github.com/forkd/forkd/internal/jail"
@@ -16,7 +17,11 @@ type Processes struct {
 	Cgroups *cgroup.Tree // makes the VMMs' cgroups; nil: no limits
 	Jail    *jail.Starter
 	KVM     *vmmclient.KVM // state that the VMMs share; nil: nothing is shared
+	On      snapshot.Node  // this host's node; zero: the host has no name
 }
+
+// Node implements VMMs.
+func (p Processes) Node() snapshot.Node { return p.On }
 
 // Spawn implements VMMs.
 func (p Processes) Spawn(ctx context.Context, c ShellConfig) (VMM, error) {

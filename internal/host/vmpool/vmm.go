@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 
 	"github.com/forkd/forkd/internal/format/console"
+	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/cgroup"
 	"github.com/forkd/forkd/internal/host/vmmclient"
 	"github.com/forkd/forkd/internal/proto/vm"
@@ -50,6 +51,8 @@ type ShellConfig struct {
 
 // VMMs starts and finds VM processes.
 type VMMs interface {
+	// Node returns the node that the ids of new VMs name.
+	Node() snapshot.Node
 	// Spawn starts a process and creates its VM, in which nothing runs. Such a process is called a
 	// shell.
 	Spawn(context.Context, ShellConfig) (VMM, error)
@@ -88,7 +91,7 @@ type Shell struct {
 
 // Spawn starts a shell with a new id. Its directory is below runDir, and has the id as its name.
 func Spawn(ctx context.Context, vmms VMMs, runDir string, shape vm.Shape) (*Shell, error) {
-	id := newID()
+	id := newID(vmms.Node())
 	s := &Shell{ID: id, Dir: filepath.Join(runDir, id), taken: make(chan struct{})}
 	var err error
 	if s.VMM, err = vmms.Spawn(ctx, ShellConfig{ID: id, Dir: s.Dir, Shape: shape}); err != nil {

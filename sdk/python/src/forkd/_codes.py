@@ -381,10 +381,25 @@ class ApplyIncompleteError(ForkdError):
     """
 
 
+class NotRoutedError(ForkdError):
+    """The router does not serve this request (not_routed, 501).
+
+    What helps: send the request to the daemon of a node.
+    """
+
+
 class SandboxFailedError(ForkdError):
     """The sandbox failed (sandbox_failed, 502).
 
     What helps: read the sandbox's console.
+    """
+
+
+class NodeFailedError(ForkdError):
+    """A node failed during the request (node_failed, 502).
+
+    What helps: read the log of the daemon on the node that the detail names; the node may have executed the
+    request.
     """
 
 
@@ -427,6 +442,13 @@ class NoKvmError(ForkdError):
     """The host cannot run VMs (no_kvm, 503).
 
     What helps: run 'forkd doctor' on the daemon's host; 'forkd machine start' emulates a host with KVM.
+    """
+
+
+class NodeUnreachableError(ForkdError):
+    """A node cannot be reached (node_unreachable, 503).
+
+    What helps: repair the node that the detail names, or remove it from the router's list of nodes.
     """
 
 
@@ -497,13 +519,16 @@ BY_CODE: dict[str, type[ForkdError]] = {
     "internal": InternalError,
     "vm_ended": VmEndedError,
     "apply_incomplete": ApplyIncompleteError,
+    "not_routed": NotRoutedError,
     "sandbox_failed": SandboxFailedError,
+    "node_failed": NodeFailedError,
     "registry_failed": RegistryFailedError,
     "busy": BusyError,
     "key_unavailable": KeyUnavailableError,
     "host_memory": HostMemoryError,
     "host_disk": HostDiskError,
     "no_kvm": NoKvmError,
+    "node_unreachable": NodeUnreachableError,
     "timeout": TimeoutError,
     "no_space": NoSpaceError,
 }
@@ -577,13 +602,16 @@ __all__ = [
     "InternalError",
     "VmEndedError",
     "ApplyIncompleteError",
+    "NotRoutedError",
     "SandboxFailedError",
+    "NodeFailedError",
     "RegistryFailedError",
     "BusyError",
     "KeyUnavailableError",
     "HostMemoryError",
     "HostDiskError",
     "NoKvmError",
+    "NodeUnreachableError",
     "TimeoutError",
     "NoSpaceError",
 ]

@@ -122,6 +122,8 @@ class Version(Record):
     accel: str = ""
     scope: str | None = None
     """scope of the client's token"""
+    node: str | None = None
+    """name of the daemon's host in a cluster, which the ids of its sandboxes name; absent: none"""
     host_memory_mib: int = 0
     """memory of the daemon's host, the maximum for a VM"""
     no_kvm: str | None = None
@@ -259,6 +261,8 @@ class SandboxInfo(Record):
     guest_addr: str = ""
     """of forkd 0.5: address at which forkd forward-guests serves the sandbox; empty without --guest-port"""
     created_at_unix: int = 0
+    created_at: str | None = None
+    """created_at_unix to the nanosecond, in the form of RFC 3339"""
     pid: int | None = None
     """process id of the VMM"""
     memory_limit_mib: int | None = None
@@ -1166,6 +1170,8 @@ class RolledBack(Record):
     guest_addr: str = ""
     """of forkd 0.5: address at which forkd forward-guests serves the sandbox; empty without --guest-port"""
     created_at_unix: int = 0
+    created_at: str | None = None
+    """created_at_unix to the nanosecond, in the form of RFC 3339"""
     pid: int | None = None
     """process id of the VMM"""
     memory_limit_mib: int | None = None

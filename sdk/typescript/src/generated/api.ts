@@ -22,7 +22,7 @@ export interface components {
              * @description a code never changes its meaning; new codes may be added
              * @enum {string}
              */
-            code: "bad_request" | "invalid_field" | "warmup_failed" | "artifact_refused" | "unauthenticated" | "forbidden" | "scope" | "not_signed" | "key_not_trusted" | "signature_invalid" | "denied_in_sandbox" | "denied_by_registry" | "no_such_route" | "sandbox_not_found" | "snapshot_not_found" | "workspace_not_found" | "volume_not_found" | "not_found_in_sandbox" | "not_found_in_registry" | "method_not_allowed" | "conflict" | "sandbox_state" | "sandbox_cut_off" | "sandbox_of_workspace" | "interpreter_busy" | "apply_conflict" | "no_base" | "hook_failed" | "not_in_line" | "not_unique" | "snapshot_exists" | "snapshot_in_use" | "snapshot_unusable" | "snapshot_encryption" | "workspace_exists" | "volume_exists" | "volume_in_use" | "no_volume_slots" | "sandbox_has_volumes" | "volume_unusable" | "outcome_unknown" | "body_too_large" | "idempotency_key_reused" | "upgrade_required" | "too_many_requests" | "max_sandboxes" | "max_vcpus" | "own_sandboxes" | "volume_quota" | "internal" | "vm_ended" | "apply_incomplete" | "sandbox_failed" | "registry_failed" | "busy" | "key_unavailable" | "host_memory" | "host_disk" | "no_kvm" | "timeout" | "no_space";
+            code: "bad_request" | "invalid_field" | "warmup_failed" | "artifact_refused" | "unauthenticated" | "forbidden" | "scope" | "not_signed" | "key_not_trusted" | "signature_invalid" | "denied_in_sandbox" | "denied_by_registry" | "no_such_route" | "sandbox_not_found" | "snapshot_not_found" | "workspace_not_found" | "volume_not_found" | "not_found_in_sandbox" | "not_found_in_registry" | "method_not_allowed" | "conflict" | "sandbox_state" | "sandbox_cut_off" | "sandbox_of_workspace" | "interpreter_busy" | "apply_conflict" | "no_base" | "hook_failed" | "not_in_line" | "not_unique" | "snapshot_exists" | "snapshot_in_use" | "snapshot_unusable" | "snapshot_encryption" | "workspace_exists" | "volume_exists" | "volume_in_use" | "no_volume_slots" | "sandbox_has_volumes" | "volume_unusable" | "outcome_unknown" | "body_too_large" | "idempotency_key_reused" | "upgrade_required" | "too_many_requests" | "max_sandboxes" | "max_vcpus" | "own_sandboxes" | "volume_quota" | "internal" | "vm_ended" | "apply_incomplete" | "not_routed" | "sandbox_failed" | "node_failed" | "registry_failed" | "busy" | "key_unavailable" | "host_memory" | "host_disk" | "no_kvm" | "node_unreachable" | "timeout" | "no_space";
             /** @description name of the wrong field; with invalid_field only */
             field?: string;
             /** @description the solution for most errors with this code */
@@ -56,6 +56,8 @@ export interface components {
              * @enum {string}
              */
             scope?: "read" | "run" | "admin";
+            /** @description name of the daemon's host in a cluster, which the ids of its sandboxes name; absent: none */
+            node?: string;
             /** @description memory of the daemon's host, the maximum for a VM */
             host_memory_mib: number;
             /** @description why the daemon's host cannot run VMs; absent: it can */
@@ -370,6 +372,8 @@ export interface components {
             /** @description of forkd 0.5: address at which forkd forward-guests serves the sandbox; empty without --guest-port */
             guest_addr: string;
             created_at_unix: number;
+            /** @description created_at_unix to the nanosecond, in the form of RFC 3339 */
+            created_at?: string;
             /** @description process id of the VMM */
             pid?: number;
             /** @description of forkd 0.5: memory_mib of limits */

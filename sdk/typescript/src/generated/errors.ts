@@ -158,8 +158,14 @@ export class VmEndedError extends ForkdError {}
 /** The changes were neither completed nor undone (500, `apply_incomplete`). */
 export class ApplyIncompleteError extends ForkdError {}
 
+/** The router does not serve this request (501, `not_routed`). */
+export class NotRoutedError extends ForkdError {}
+
 /** The sandbox failed (502, `sandbox_failed`). */
 export class SandboxFailedError extends ForkdError {}
+
+/** A node failed during the request (502, `node_failed`). */
+export class NodeFailedError extends ForkdError {}
 
 /** The registry cannot be used (502, `registry_failed`). */
 export class RegistryFailedError extends ForkdError {}
@@ -178,6 +184,9 @@ export class HostDiskError extends ForkdError {}
 
 /** The host cannot run VMs (503, `no_kvm`). */
 export class NoKvmError extends ForkdError {}
+
+/** A node cannot be reached (503, `node_unreachable`). */
+export class NodeUnreachableError extends ForkdError {}
 
 /** The request timed out (504, `timeout`). */
 export class TimeoutError extends ForkdError {}
@@ -239,13 +248,16 @@ export const errorClasses: Readonly<Record<string, typeof ForkdError>> = {
   internal: InternalError,
   vm_ended: VmEndedError,
   apply_incomplete: ApplyIncompleteError,
+  not_routed: NotRoutedError,
   sandbox_failed: SandboxFailedError,
+  node_failed: NodeFailedError,
   registry_failed: RegistryFailedError,
   busy: BusyError,
   key_unavailable: KeyUnavailableError,
   host_memory: HostMemoryError,
   host_disk: HostDiskError,
   no_kvm: NoKvmError,
+  node_unreachable: NodeUnreachableError,
   timeout: TimeoutError,
   no_space: NoSpaceError,
 };
