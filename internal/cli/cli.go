@@ -108,7 +108,7 @@ func newRoot(stdio Stdio) *cobra.Command {
 			newAttachCmd(), newSignalCmd(),
 			newPortForwardCmd(), newSSHCmd(), newSSHConfigCmd(), newURLCmd(), newForwardGuestsCmd(), newMCPCmd()}},
 		{"This host:", []*cobra.Command{newQuickstartCmd(), newDoctorCmd(), newUICmd(),
-			newInfoCmd(), newVersionCmd(), newDaemonCmd(), newTokenCmd(), newSSHKeyCmd(), newKeyCmd(),
+			newInfoCmd(), newVersionCmd(), newDaemonCmd(), newRouterCmd(), newTokenCmd(), newSSHKeyCmd(), newKeyCmd(),
 			newMachineCmd(),
 			newCacheCmd(), newCleanupCmd(), newE2BCmd(), newBenchCmd()}},
 	} {

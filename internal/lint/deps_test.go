@@ -148,10 +148,17 @@ var rooms = []room{
 			"the view are clients of one of them",
 	},
 	{
+		folder:   "internal/cluster",
+		packages: []string{"placement", "router"},
+		imports: []string{"api/v1", "internal/daemon/face", "internal/daemon/inbound", "internal/format/snapshot",
+			"internal/host/invalid", "internal/host/sandbox", "internal/host/vmpool"},
+		reason: "a router is a client of daemons, and answers in their words: it has no store, no token file and no sandbox",
+	},
+	{
 		folder:   "internal/cli",
 		packages: []string{"."},
 		imports: []string{"api/v1", "client", "internal/compat05/...", "internal/dirsync", "internal/mcp", "internal/ui",
-			"internal/daemon", "internal/daemon/auth",
+			"internal/daemon", "internal/daemon/auth", "internal/daemon/inbound", "internal/cluster/...",
 			"internal/build/...", "internal/doctor", "internal/emu/...", "internal/proto/imageproto",
 			"internal/proto/vm",
 			"internal/vmm/kvm",

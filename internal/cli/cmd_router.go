@@ -1,0 +1,65 @@
+package cli
+
+import (
+	"fmt"
+	"log/slog"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"github.com/forkd/forkd/internal/cluster/placement"
+	"github.com/forkd/forkd/internal/cluster/router"
+	"github.com/forkd/forkd/internal/daemon"
+	"github.com/forkd/forkd/internal/daemon/inbound"
+)
+
+// policies are the values of --policy.
+var policies = map[string]placement.Policy{"spread": placement.Spread, "pack": placement.Pack}
+
+func newRouterCmd() *cobra.Command {
+	var cfg router.Config
+	var bind, domain, policy string
+	var files daemon.TLS
+	cmd := &cobra.Command{
+		Use:   "router",
+		Short: "Serve the REST API of several daemons at one address",
+		Long: "Passes requests on to the daemons of several hosts until SIGTERM or an interrupt, and chooses a host for new\n" +
+			"sandboxes. Each daemon needs --node NAME. Several routers may serve the same hosts (docs/cluster.md).",
+		Args: usageArgs(arguments(0, 0)),
+		RunE: func(cmd *cobra.Command, _ []string) (err error) {
+			if cfg.File == "" {
+				return usageError{fmt.Errorf("--nodes is missing: want the file with the list of nodes")}
+			}
+			known := false
+			if cfg.Policy, known = policies[policy]; !known {
+				return usageError{fmt.Errorf("--policy %q: want spread or pack", policy)}
+			}
+			if domain != "" {
+				if cfg.Domain, err = inbound.ParseDomain(domain); err != nil {
+					return usageError{fmt.Errorf("--proxy-domain %w", err)}
+				}
+			}
+			cfg.Log = slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil))
+			r, err := router.New(cfg)
+			if err != nil {
+				return err
+			}
+			ctx, cancel := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
+			defer cancel()
+			go r.Run(ctx)
+			return daemon.Serve(ctx, bind, files, r, cfg.Log)
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&cfg.File, "nodes", "", "JSON file with the list of nodes; changes apply within seconds")
+	f.StringVar(&bind, "bind", "127.0.0.1:8889", "TCP address")
+	f.StringVar(&files.Cert, "tls-cert", "",
+		"certificate of --bind, in PEM with its intermediate certificates; changes apply at once")
+	f.StringVar(&files.Key, "tls-key", "", "private key of --tls-cert, in PEM")
+	f.StringVar(&domain, "proxy-domain", "", "the --proxy-domain of the daemons, if they have one")
+	f.StringVar(&policy, "policy", "spread",
+		"host for a new sandbox if several have its snapshot in memory: spread (the emptiest) or pack (the fullest)")
+	return cmd
+}

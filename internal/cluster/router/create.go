@@ -1,0 +1,248 @@
+package router
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/forkd/forkd/internal/cluster/placement"
+	"github.com/forkd/forkd/internal/daemon/face"
+)
+
+// maxTries is the maximum number of nodes that are asked to execute one request.
+const maxTries = 3
+
+// bodyTimeout is how long a client may take to send the body of a request for sandboxes.
+const bodyTimeout = 30 * time.Second
+
+// creation is the part of the body of a request for sandboxes that decides about the node. The
+// daemon of the node checks the body.
+type creation struct {
+	SnapshotTag string            `json:"snapshot_tag"`
+	SourceID    string            `json:"source_id"`
+	TemplateID  string            `json:"templateID"` // the snapshot, in E2B's words
+	N           uint64            `json:"n"`
+	Volumes     []json.RawMessage `json:"volumes"`
+}
+
+// create passes a request for sandboxes on to the best node. If that node refuses it before it
+// creates anything, the next best node gets it.
+func (r *Router) create(w http.ResponseWriter, req *http.Request) {
+	select {
+	case r.creates <- struct{}{}:
+	case <-req.Context().Done():
+		return
+	}
+	defer func() { <-r.creates }()
+	// A client that sends its body slowly must not keep its place.
+	deadlines := http.NewResponseController(w)
+	_ = deadlines.SetReadDeadline(time.Now().Add(bodyTimeout))
+	body, err := io.ReadAll(http.MaxBytesReader(w, req.Body, face.MaxBody))
+	_ = deadlines.SetReadDeadline(time.Time{})
+	if err != nil {
+		fail(w, req, err)
+		return
+	}
+	var c creation
+	_ = json.Unmarshal(body, &c) // the daemon reports an invalid body
+	again := func() *http.Request {
+		req := req.Clone(req.Context())
+		req.Body, req.ContentLength, req.TransferEncoding = io.NopCloser(bytes.NewReader(body)), int64(len(body)), nil
+		return req
+	}
+	switch {
+	case c.SourceID != "":
+		r.toOwner(w, again(), c.SourceID)
+		return
+	case len(c.Volumes) > 0:
+		fail(w, req, &face.NotRoutedError{Reason: "volumes: they are on one node: send the request to its daemon"})
+		return
+	}
+	if req.Header.Get("Idempotency-Key") != "" {
+		if done, err := r.earlier(w, again); done || err != nil {
+			if err != nil {
+				fail(w, req, err)
+			}
+			return
+		}
+	}
+	r.place(w, again, &c)
+}
+
+// repeatTimeout bounds the search for the node that has executed an earlier request.
+const repeatTimeout = 20 * time.Second
+
+// earlier looks for a node that has executed an earlier request with the same Idempotency-Key. If
+// it finds one, it answers with the answer of that node, and returns true. All nodes must answer,
+// because otherwise the request could be executed twice.
+func (r *Router) earlier(w http.ResponseWriter, again func() *http.Request) (done bool, err error) {
+	ctx, cancel := context.WithTimeout(context.WithValue(again().Context(), repeatKey{}, true), repeatTimeout)
+	defer cancel()
+	answers, err := each(r.list(), true, func(n *node) (*answer, error) { return r.hold(ctx, again(), n, maxHeld) })
+	for _, a := range answers {
+		if a != nil && a.status != http.StatusNoContent {
+			a.send(w) // also an error, such as a missing token
+			return true, nil
+		}
+	}
+	return false, err
+}
+
+// each calls do for all nodes concurrently. If first is set, it first calls do for one node, and
+// continues only if that node answers with a success, so that a request without a token does not
+// reach all nodes. It returns an error if any call does, with the results of all other calls.
+func each(nodes []*node, first bool, do func(*node) (*answer, error)) (answers []*answer, err error) {
+	answers, errs := make([]*answer, len(nodes)), make([]error, len(nodes))
+	begin := 0
+	for first && begin < len(nodes) {
+		answers[begin], errs[begin] = do(nodes[begin])
+		begin++
+		if a := answers[begin-1]; a != nil {
+			if a.status >= http.StatusMultipleChoices || a.status == http.StatusCreated {
+				return answers, nil
+			}
+			break
+		}
+	}
+	results, places := make(chan int, len(nodes)), make(chan struct{}, maxPolls)
+	for i := begin; i < len(nodes); i++ {
+		places <- struct{}{}
+		go func() {
+			defer func() { <-places; results <- i }()
+			answers[i], errs[i] = do(nodes[i])
+		}()
+	}
+	for i := begin; i < len(nodes); i++ {
+		<-results
+	}
+	for _, e := range errs {
+		if e != nil {
+			return answers, e
+		}
+	}
+	return answers, nil
+}
+
+var errTried = errors.New("all nodes were tried")
+
+var errCordoned = errors.New("it takes no new sandboxes: it is cordoned, or cannot run VMs; nor does another node that " +
+	"has the snapshot")
+
+// refusals are the codes with which a daemon refuses a request because of its host, before it has
+// created anything.
+var refusals = []string{"max_sandboxes", "max_vcpus", "host_memory", "host_disk", "no_kvm", "snapshot_not_found"}
+
+// refuses reports whether an answer may be a refusal that another node would not give. Successful
+// answers are never held.
+func refuses(resp *http.Response) bool {
+	switch resp.StatusCode {
+	case http.StatusTooManyRequests, http.StatusServiceUnavailable, http.StatusNotFound:
+		return true
+	}
+	return false
+}
+
+// place sends a request to the best node, and to the next best while nodes refuse it.
+func (r *Router) place(w http.ResponseWriter, again func() *http.Request, c *creation) {
+	var tried []*node
+	var last *attempt
+	for range maxTries {
+		n, err := r.choose(again().Context(), c, tried)
+		if err != nil {
+			if last == nil {
+				fail(w, again(), err)
+				return
+			}
+			break
+		}
+		a := &attempt{node: n, refused: refuses}
+		n.placed(max(c.N, 1))
+		r.try(w, again(), a)
+		failed := (*face.NodeError)(nil)
+		switch {
+		case a.err == nil && a.answer == nil:
+			return // the client has the answer
+		case a.answer != nil && !slices.Contains(refusals, codeOf(a.answer.body)):
+			a.answer.send(w)
+			return
+		case errors.As(a.err, &failed) && failed.Sent:
+			fail(w, again(), a.err) // the node may have created the sandboxes
+			return
+		}
+		tried, last = append(tried, n), a
+	}
+	if last.answer != nil {
+		last.answer.send(w)
+		return
+	}
+	fail(w, again(), last.err)
+}
+
+// choose returns the best node for a request that was not tried yet. If no node is known to have
+// the snapshot, it asks all nodes again, because the snapshot may be new.
+func (r *Router) choose(ctx context.Context, c *creation, tried []*node) (*node, error) {
+	tag := c.SnapshotTag
+	if tag == "" {
+		tag, _, _ = strings.Cut(c.TemplateID, ":")
+	}
+	n, known, err := r.best(tag, c.N, tried)
+	if !known && len(tried) == 0 {
+		r.fresh(ctx)
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+		n, _, err = r.best(tag, c.N, tried)
+	}
+	return n, err
+}
+
+// best returns the best node, and whether a node that was not tried is known to have the snapshot.
+// If no node at all has it, the result is any usable node, whose daemon answers that there is no such
+// snapshot. If all that have it are full, the result is the best regardless of room, whose daemon
+// refuses the request.
+func (r *Router) best(tag string, count uint64, tried []*node) (n *node, known bool, err error) {
+	err = errTried
+	var nodes []*node
+	var states []*placement.Node
+	req := placement.Request{Snapshot: tag, N: count, Each: placement.Resources{MemoryMiB: assumedMiB},
+		Policy: r.cfg.Policy, Key: rand.Text()}
+	for _, n := range r.list() {
+		if slices.Contains(tried, n) {
+			continue
+		}
+		p, sizes, e := n.placeable()
+		if e != nil {
+			err = &face.NodeError{Node: n.Name, Err: e}
+			continue
+		}
+		known = known || p.Has[tag] != placement.Absent
+		req.SnapshotMiB = max(req.SnapshotMiB, sizes[tag])
+		nodes, states = append(nodes, n), append(states, p)
+	}
+	if len(nodes) == 0 {
+		return nil, known, err
+	}
+	i, e := placement.Choose(states, req)
+	if e == nil {
+		return nodes[i], known, nil
+	}
+	if !known && len(tried) > 0 {
+		return nil, false, e // the answer of a node that was tried is the better one
+	}
+	for _, p := range states {
+		if p.Capacity = (placement.Resources{}); !known {
+			p.FetchRate = 1 // every node is as good
+		}
+	}
+	if i, e = placement.Choose(states, req); e != nil {
+		return nil, known, &face.NodeError{Node: nodes[0].Name, Err: errCordoned}
+	}
+	return nodes[i], known, nil
+}

@@ -1,0 +1,202 @@
+package router
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"time"
+
+	apiv1 "github.com/forkd/forkd/api/v1"
+	"github.com/forkd/forkd/internal/daemon/face"
+)
+
+// writeTimeout is how long a client may take to receive a part of an answer.
+const writeTimeout = time.Minute
+
+// writer gives each write of an answer a deadline, so that a stream can last as long as its client
+// reads it.
+type writer struct{ http.ResponseWriter }
+
+// Write implements http.ResponseWriter.
+func (w *writer) Write(p []byte) (int, error) {
+	// Some writers of tests have no deadlines.
+	_ = http.NewResponseController(w.ResponseWriter).SetWriteDeadline(time.Now().Add(writeTimeout))
+	return w.ResponseWriter.Write(p)
+}
+
+// Unwrap lets http.ResponseController reach the connection.
+func (w *writer) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+// attempt is a request to one node.
+type attempt struct {
+	node *node
+	// refused decides whether an answer is kept in answer instead of being sent to the client; nil:
+	// no answer is.
+	refused func(*http.Response) bool
+	answer  *answer // set if refused returned true
+	err     error   // set, instead of being sent to the client, if refused is set
+}
+
+// answer is an answer that is held in memory.
+type answer struct {
+	status int
+	header http.Header
+	body   []byte
+}
+
+func (a *answer) send(w http.ResponseWriter) {
+	for name, values := range a.header {
+		w.Header()[name] = values
+	}
+	w.WriteHeader(a.status)
+	_, _ = w.Write(a.body) // fails only if the client has left
+}
+
+type attemptKey struct{}
+
+func attemptOf(ctx context.Context) *attempt { return ctx.Value(attemptKey{}).(*attempt) }
+
+// transport sends each request to the node of its attempt, and to nothing else.
+type transport struct{}
+
+// RoundTrip implements http.RoundTripper.
+func (transport) RoundTrip(req *http.Request) (*http.Response, error) {
+	return attemptOf(req.Context()).node.transport.RoundTrip(req)
+}
+
+// maxHeld is the maximum size of an answer that is held in memory to decide what to do, in bytes.
+const maxHeld = 1 << 20
+
+// errRefused makes the proxy call its error handler.
+var errRefused = errors.New("refused")
+
+// newProxy returns the proxy. It removes hop-by-hop headers in both directions, carries upgraded
+// connections, and sends each part of an answer at once.
+func newProxy() *httputil.ReverseProxy {
+	return &httputil.ReverseProxy{
+		Transport: transport{}, FlushInterval: -1, ErrorLog: log.New(io.Discard, "", 0), // clients and nodes cause its messages
+		Rewrite: func(pr *httputil.ProxyRequest) {
+			base := attemptOf(pr.In.Context()).node.base
+			pr.Out.URL.Scheme, pr.Out.URL.Host = base.Scheme, base.Host
+			pr.Out.URL.RawQuery = pr.In.URL.RawQuery // a server in a sandbox may read it in its own way
+			pr.SetXForwarded()
+			pr.Out.Header.Del(face.RepeatOnlyHeader)
+			if pr.In.Context().Value(repeatKey{}) != nil {
+				pr.Out.Header.Set(face.RepeatOnlyHeader, "true")
+			}
+		},
+		ModifyResponse: func(resp *http.Response) error {
+			a := attemptOf(resp.Request.Context())
+			if a.refused == nil || !a.refused(resp) {
+				return nil
+			}
+			body, err := io.ReadAll(io.LimitReader(resp.Body, maxHeld+1))
+			if err == nil && len(body) > maxHeld {
+				err = fmt.Errorf("its answer is longer than %d bytes", maxHeld)
+			}
+			if err != nil {
+				return err
+			}
+			header := http.Header{}
+			for _, name := range []string{"Content-Type", "Retry-After", "Www-Authenticate", "Idempotency-Replayed", "X-Request-Id"} {
+				if v := resp.Header.Values(name); len(v) > 0 {
+					header[name] = v
+				}
+			}
+			a.answer = &answer{resp.StatusCode, header, body}
+			return errRefused
+		},
+		ErrorHandler: func(w http.ResponseWriter, req *http.Request, err error) {
+			a := attemptOf(req.Context())
+			dial := (*net.OpError)(nil)
+			failed := &face.NodeError{Node: a.node.Name, Sent: !errors.As(err, &dial) || dial.Op != "dial", Err: err}
+			switch {
+			case errors.Is(err, errRefused):
+			case a.refused != nil:
+				a.err = failed
+			default:
+				fail(w, req, failed)
+			}
+		},
+	}
+}
+
+type repeatKey struct{}
+
+// send passes a request on to a node, and its answer to the client.
+func (r *Router) send(w http.ResponseWriter, req *http.Request, n *node) {
+	r.try(w, req, &attempt{node: n})
+}
+
+func (r *Router) try(w http.ResponseWriter, req *http.Request, a *attempt) {
+	r.proxy.ServeHTTP(w, req.WithContext(context.WithValue(req.Context(), attemptKey{}, a)))
+}
+
+// codeOf returns the code of a problem, or an empty string.
+func codeOf(body []byte) string {
+	var p apiv1.Error
+	if json.Unmarshal(body, &p) != nil {
+		return ""
+	}
+	return p.Code
+}
+
+// held is a ResponseWriter that holds an answer in memory.
+type held struct {
+	answer
+	most int
+	body bytes.Buffer
+	over bool // the answer is longer than most
+}
+
+func newHeld(most int) *held {
+	return &held{answer: answer{status: http.StatusOK, header: http.Header{}}, most: most}
+}
+
+// Header implements http.ResponseWriter.
+func (h *held) Header() http.Header { return h.header }
+
+// WriteHeader implements http.ResponseWriter.
+func (h *held) WriteHeader(status int) { h.status = status }
+
+// Write implements http.ResponseWriter.
+func (h *held) Write(p []byte) (int, error) {
+	if h.body.Len()+len(p) > h.most {
+		h.over = true
+		return 0, errors.New("too long")
+	}
+	return h.body.Write(p)
+}
+
+// hold sends a request to a node, and returns its answer. The error is a *face.NodeError.
+func (r *Router) hold(ctx context.Context, req *http.Request, n *node, most int) (*answer, error) {
+	// A context without the values of the request: with these, the proxy would panic if an answer
+	// ends early, as it does for the answers of a server.
+	own, cancel := context.WithCancelCause(context.Background())
+	defer cancel(nil)
+	defer context.AfterFunc(ctx, func() { cancel(context.Cause(ctx)) })()
+	if ctx.Value(repeatKey{}) != nil {
+		own = context.WithValue(own, repeatKey{}, true)
+	}
+	a, h := &attempt{node: n, refused: func(*http.Response) bool { return false }}, newHeld(most)
+	req = req.Clone(own)
+	req.Header.Del("Accept-Encoding")
+	r.try(h, req, a)
+	switch {
+	case a.err != nil:
+		return nil, a.err
+	case h.over:
+		return nil, &face.NodeError{Node: n.Name, Sent: true, Err: fmt.Errorf("its answer is longer than %d bytes", most)}
+	case own.Err() != nil:
+		return nil, &face.NodeError{Node: n.Name, Sent: true, Err: context.Cause(own)}
+	}
+	h.answer.body = h.body.Bytes()
+	return &h.answer, nil
+}

@@ -1,0 +1,198 @@
+// Package router serves the API of several daemons at one address.
+//
+// The id of a sandbox names its node, so the router passes a request about a sandbox on to the
+// node's daemon without asking anyone. For a new sandbox it chooses a node (see package placement)
+// by what the daemons say about themselves. It merges lists. It keeps no state that would be
+// missing after its death, so several routers can serve the same nodes.
+//
+// The router checks no token: it passes the client's token on, and the daemons decide. Its own
+// token only reads what the daemons have. It connects only to the nodes in its list.
+package router
+
+import (
+	"log/slog"
+	"net/http"
+	"net/http/httputil"
+	"regexp"
+	"strings"
+	"sync"
+	"time"
+
+	apiv1 "github.com/forkd/forkd/api/v1"
+	"github.com/forkd/forkd/internal/cluster/placement"
+	"github.com/forkd/forkd/internal/daemon/face"
+	"github.com/forkd/forkd/internal/daemon/inbound"
+	"github.com/forkd/forkd/internal/host/sandbox"
+	"github.com/forkd/forkd/internal/host/vmpool"
+)
+
+// Config configures a Router.
+type Config struct {
+	File   string         // path of the list of nodes; read again when it changes
+	Domain inbound.Domain // parent domain of the host names of ports; zero: ports have no host names
+	Policy placement.Policy
+	Log    *slog.Logger
+}
+
+// Limits on requests that a router holds in memory. Further requests wait.
+const (
+	maxCreates = 256 // requests that create sandboxes, each of at most face.MaxBody
+	maxLists   = 8   // merged lists, each of at most maxListBytes
+)
+
+// Router is the handler of all requests.
+type Router struct {
+	cfg            Config
+	proxy          *httputil.ReverseProxy
+	creates, lists chan struct{}
+	wake           chan struct{} // starts a round of questions
+
+	// These are constants, except in tests.
+	pollTimeout, listTimeout time.Duration
+	pageBytes, listBytes     int
+
+	text     []byte // content of the file of nodes; used by Run only
+	reported string // the last error of the file that was logged; used by Run only
+
+	mu    sync.Mutex
+	nodes []*node // sorted by name; never changed, only replaced
+	next  *round  // the next round of questions to start
+}
+
+// New returns a Router. It fails if the list of nodes cannot be used. The caller calls Run.
+func New(cfg Config) (*Router, error) {
+	r := &Router{cfg: cfg, creates: make(chan struct{}, maxCreates), lists: make(chan struct{}, maxLists),
+		wake: make(chan struct{}, 1), next: &round{make(chan struct{})}, pollTimeout: pollTimeout, listTimeout: listTimeout,
+		pageBytes: maxPageBytes, listBytes: maxListBytes}
+	r.proxy = newProxy()
+	return r, r.readNodes()
+}
+
+// ServeHTTP implements http.Handler. It judges by the host name, the header and the path in the
+// same order as the daemons (see package front).
+func (r *Router) ServeHTTP(w http.ResponseWriter, req *http.Request) {
+	w = &writer{ResponseWriter: w}
+	route, _, below, err := r.cfg.Domain.FindHost(req.Host, req.URL)
+	switch id := req.Header.Get(idHeader); {
+	case below && err == nil:
+		r.toOwner(w, req, route.ID)
+	case below && !strings.HasPrefix(strings.ToLower(req.Host), apiLabel):
+		fail(w, req, face.NewError(http.StatusNotFound, "host "+req.Host+": "+err.Error()))
+	case id != "":
+		r.toOwner(w, req, id)
+	default:
+		r.byPath(w, req)
+	}
+}
+
+// Parts of E2B's protocol: the header that names a sandbox, the first label of the control plane's
+// host name, and the roots of its paths.
+const (
+	idHeader = "E2b-Sandbox-Id"
+	apiLabel = "api."
+)
+
+var (
+	ofSandbox  = regexp.MustCompile(`^(?:/v1|/v2)?/sandboxes/([^/]+)(?:/.*)?$`)
+	ofSnapshot = regexp.MustCompile(`^/v1/snapshots/([^/]+)/info$`)
+)
+
+// byPath serves a request at the router's own address.
+func (r *Router) byPath(w http.ResponseWriter, req *http.Request) {
+	path := req.URL.EscapedPath()
+	if m := ofSandbox.FindStringSubmatch(path); m != nil {
+		r.toOwner(w, req, m[1])
+		return
+	}
+	switch req.Method + " " + path {
+	case "GET /healthz":
+		_ = face.WriteJSON(w, req, http.StatusOK, apiv1.Health{OK: true})
+	case "GET /readyz":
+		r.ready(w, req)
+	case "GET /version", "GET /openapi.yaml", "GET /openapi.json", "GET /docs":
+		r.toAny(w, req, "")
+	case "POST /v1/forks", "POST /v1/sandboxes", "POST /sandboxes", "POST /v2/sandboxes":
+		r.create(w, req)
+	case "GET /v1/sandboxes":
+		r.listed(w, req, sandboxKey)
+	case "GET /v1/snapshots":
+		r.listed(w, req, snapshotKey)
+	case "GET /v1/events":
+		if id := req.URL.Query().Get("sandbox"); id != "" {
+			r.toOwner(w, req, id)
+			return
+		}
+		fail(w, req, &face.NotRoutedError{Reason: "GET /v1/events: only with sandbox=ID: the router does not merge events"})
+	default:
+		if m := ofSnapshot.FindStringSubmatch(path); m != nil && req.Method == http.MethodGet {
+			r.toAny(w, req, m[1])
+			return
+		}
+		fail(w, req, &face.NotRoutedError{Reason: req.Method + " " + req.URL.Path + ": concerns one node"})
+	}
+}
+
+// ready answers whether a node can be used.
+func (r *Router) ready(w http.ResponseWriter, req *http.Request) {
+	status, answer := http.StatusServiceUnavailable, apiv1.Ready{Reason: "no node answers"}
+	for _, n := range r.list() {
+		if _, _, err := n.placeable(); err == nil {
+			status, answer = http.StatusOK, apiv1.Ready{Ready: true}
+			break
+		}
+	}
+	_ = face.WriteJSON(w, req, status, answer)
+}
+
+// toOwner passes a request on to the node that the id of a sandbox names.
+func (r *Router) toOwner(w http.ResponseWriter, req *http.Request, id string) {
+	code, err := vmpool.NodeOf(id)
+	if err == nil {
+		for _, n := range r.list() {
+			if n.code == code {
+				r.send(w, req, n)
+				return
+			}
+		}
+	}
+	fail(w, req, &sandbox.NotFoundError{ID: id})
+}
+
+// toAny passes a request on to the first usable node that has a snapshot, if tag is not empty.
+func (r *Router) toAny(w http.ResponseWriter, req *http.Request, tag string) {
+	var last error
+	var usable *node
+	for _, n := range r.list() {
+		p, _, err := n.placeable()
+		if err != nil {
+			last = &face.NodeError{Node: n.Name, Err: err}
+			continue
+		}
+		if tag == "" || p.Has[tag] != placement.Absent {
+			r.send(w, req, n)
+			return
+		}
+		usable = n
+	}
+	if usable != nil { // its daemon says that there is no such snapshot, if the client may know that
+		r.send(w, req, usable)
+		return
+	}
+	fail(w, req, last)
+}
+
+// fail answers with an error, in the form of the API that the request is for.
+func fail(w http.ResponseWriter, req *http.Request, err error) {
+	if req.ContentLength != 0 {
+		w.Header().Set("Connection", "close") // the body may not have been read
+	}
+	if strings.HasPrefix(req.URL.Path, "/sandboxes") || strings.HasPrefix(req.URL.Path, "/v2/") {
+		p := face.ProblemOf(err)
+		_ = face.WriteJSON(w, req, p.Status, struct {
+			Code    int    `json:"code"`
+			Message string `json:"message"`
+		}{p.Status, p.Message})
+		return
+	}
+	face.WriteProblem(w, err)
+}

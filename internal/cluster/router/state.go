@@ -1,0 +1,204 @@
+package router
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	apiv1 "github.com/forkd/forkd/api/v1"
+	"github.com/forkd/forkd/internal/cluster/placement"
+)
+
+// Bounds on what a router asks nodes about themselves.
+const (
+	interval    = 2 * time.Second
+	pollTimeout = 5 * time.Second // for all questions to one node
+	maxPolls    = 64              // nodes that are asked at a time
+	maxState    = 32 << 20        // bytes of one answer
+	maxToken    = 4 << 10         // bytes of a file with a token
+)
+
+// Estimates for placement. The daemon of a node measures, and refuses what the node has no room for.
+const (
+	assumedMiB  = 64   // memory of a sandbox that the node has not measured yet
+	assumedRate = 1000 // MiB per second at which a node reads a snapshot from its disk
+)
+
+// status is what a router knows about a node.
+type status struct {
+	mu    sync.Mutex
+	err   error             // why the node cannot be used
+	asked bool              // the node was asked at least once
+	node  placement.Node    // valid if err is nil; never changed, only replaced
+	sizes map[string]uint64 // size of each snapshot, in MiB; never changed, only replaced
+	since uint64            // sandboxes that were placed on the node since it was asked
+}
+
+var errUnknown = errors.New("it has not been asked yet")
+
+// placeable returns the state of a node for placement, and the sizes of its snapshots. The error says
+// why the node cannot be used.
+func (n *node) placeable() (*placement.Node, map[string]uint64, error) {
+	n.status.mu.Lock()
+	defer n.status.mu.Unlock()
+	s := &n.status
+	switch {
+	case !s.asked:
+		return nil, nil, errUnknown
+	case s.err != nil:
+		return nil, nil, s.err
+	}
+	p := s.node
+	p.Used.Sandboxes += s.since
+	p.Used.MemoryMiB += s.since * assumedMiB
+	return &p, s.sizes, nil
+}
+
+// placed counts sandboxes that a request has placed on the node.
+func (n *node) placed(count uint64) {
+	n.status.mu.Lock()
+	defer n.status.mu.Unlock()
+	n.status.since += count
+}
+
+// round is a round of questions to all nodes.
+type round struct{ done chan struct{} }
+
+// Run asks the nodes about themselves, and reads the list of nodes again when its file changes,
+// until ctx ends.
+func (r *Router) Run(ctx context.Context) {
+	for ctx.Err() == nil {
+		r.mu.Lock()
+		now := r.next
+		r.next = &round{make(chan struct{})}
+		r.mu.Unlock()
+		_ = r.readNodes() // logs its error
+		r.askAll(ctx)
+		close(now.done)
+		select {
+		case <-ctx.Done():
+		case <-r.wake:
+		case <-time.After(interval):
+		}
+	}
+}
+
+// fresh waits for the end of a round of questions that begins after the call. All callers that wait
+// share one round, so that requests for unknown snapshots cannot multiply the questions.
+func (r *Router) fresh(ctx context.Context) {
+	r.mu.Lock()
+	next := r.next
+	r.mu.Unlock()
+	select {
+	case r.wake <- struct{}{}:
+	default:
+	}
+	select {
+	case <-next.done:
+	case <-ctx.Done():
+	}
+}
+
+func (r *Router) askAll(ctx context.Context) {
+	var all sync.WaitGroup
+	places := make(chan struct{}, maxPolls)
+	for _, n := range r.list() {
+		places <- struct{}{}
+		all.Go(func() {
+			defer func() { <-places }()
+			ctx, cancel := context.WithTimeout(ctx, r.pollTimeout)
+			defer cancel()
+			p, sizes, err := n.ask(ctx)
+			if ctx.Err() != nil && err != nil {
+				err = fmt.Errorf("it does not answer: %w", err)
+			}
+			s := &n.status
+			s.mu.Lock()
+			changed := s.asked && (s.err == nil) != (err == nil)
+			s.asked, s.err, s.node, s.sizes, s.since = true, err, p, sizes, 0
+			s.mu.Unlock()
+			if changed && err != nil {
+				r.cfg.Log.Warn("a node is lost", "node", n.Name, "error", err)
+			} else if changed {
+				r.cfg.Log.Info("a node is back", "node", n.Name)
+			}
+		})
+	}
+	all.Wait()
+}
+
+// ask asks a node about itself.
+func (n *node) ask(ctx context.Context) (p placement.Node, sizes map[string]uint64, err error) {
+	var v apiv1.Version
+	var host apiv1.HostMetrics
+	var snapshots []apiv1.Snapshot
+	for path, out := range map[string]any{"/version": &v, "/v1/host/metrics?since=10s": &host, "/v1/snapshots": &snapshots} {
+		if err := n.get(ctx, path, out); err != nil {
+			return p, nil, err
+		}
+	}
+	if v.Node != n.Name {
+		return p, nil, fmt.Errorf("its daemon has --node %q: want %q", v.Node, n.Name)
+	}
+	p = placement.Node{Name: n.Name, ReadRate: assumedRate, Has: make(map[string]placement.Heat),
+		Capacity: placement.Resources{Sandboxes: uint64(max(v.Admission.MaxSandboxes, 0)),
+			VCPUs: uint64(max(v.Admission.VCPUOvercommit, 0) * float64(host.CPUs))}}
+	if v.HostMemoryMiB > v.Admission.MemoryReserveMiB {
+		p.Capacity.MemoryMiB = v.HostMemoryMiB - v.Admission.MemoryReserveMiB
+	}
+	if n.Cordoned || v.NoKVM != "" {
+		p.State = placement.Cordoned
+	}
+	sizes = make(map[string]uint64)
+	for _, s := range snapshots {
+		p.Used.Sandboxes += uint64(max(s.Sandboxes, 0))
+		p.Used.VCPUs += uint64(max(s.Sandboxes, 0)) * uint64(s.VCPUs)
+		if s.Status != "ready" || s.Warning != "" {
+			continue
+		}
+		// Files of a snapshot with running sandboxes are in memory. The API does not tell about others.
+		p.Has[s.Tag], sizes[s.Tag] = placement.Cold, s.MemSizeMiB
+		if s.Sandboxes > 0 {
+			p.Has[s.Tag] = placement.Hot
+		}
+	}
+	p.Used.MemoryMiB = p.Used.Sandboxes * assumedMiB
+	if k := len(host.Points); k > 0 && host.MemoryBytes > host.Points[k-1].AvailableBytes {
+		p.Used.MemoryMiB = (host.MemoryBytes - host.Points[k-1].AvailableBytes) >> 20
+	}
+	return p, sizes, nil
+}
+
+// get asks a node with the router's own token.
+func (n *node) get(ctx context.Context, path string, out any) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, n.base.String()+path, nil)
+	if err != nil {
+		return err
+	}
+	if n.TokenFile != "" {
+		token, err := readSmall(n.TokenFile, maxToken)
+		if err != nil {
+			return fmt.Errorf("token_file: %w", err)
+		}
+		req.Header.Set("Authorization", "Bearer "+strings.TrimSpace(string(token)))
+	}
+	req.Header.Set("User-Agent", "forkd-router")
+	resp, err := n.transport.RoundTrip(req) // follows no redirect, whose target would get the token
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("GET %s: status %d: the router's token needs the scope read, without a label prefix", path, resp.StatusCode)
+	}
+	if err := json.NewDecoder(io.LimitReader(resp.Body, maxState)).Decode(out); err != nil {
+		return fmt.Errorf("GET %s: answer: %w", path, err)
+	}
+	return nil
+}
