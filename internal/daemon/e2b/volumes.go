@@ -74,11 +74,7 @@ func (a *Server) volume(w http.ResponseWriter, r *http.Request) error {
 }
 
 func (a *Server) deleteVolume(w http.ResponseWriter, r *http.Request) error {
-	i, err := a.view(r).VolumeWithID(r.PathValue("volume"))
-	if err != nil {
-		return err
-	}
-	if err := a.view(r).RemoveVolume(r.Context(), i.Name); err != nil {
+	if err := a.view(r).RemoveVolumeWithID(r.Context(), r.PathValue("volume")); err != nil {
 		return err
 	}
 	w.WriteHeader(http.StatusNoContent)

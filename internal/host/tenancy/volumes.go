@@ -85,6 +85,15 @@ func (v *View) RemoveVolume(ctx context.Context, name string) error {
 	return v.host.volumes.Remove(ctx, name)
 }
 
+// RemoveVolumeWithID calls Store.RemoveID for the volume with an id; see VolumeWithID.
+func (v *View) RemoveVolumeWithID(ctx context.Context, id string) error {
+	i, err := v.VolumeWithID(id)
+	if err != nil {
+		return err
+	}
+	return v.host.volumes.RemoveID(ctx, i.Name, id)
+}
+
 // OwnerOfVolume returns the name of a volume's owner; see OwnerOf.
 func (v *View) OwnerOfVolume(i volume.Info) string {
 	if v.isEmpty() || v.p.Prefix != "" {

@@ -16,12 +16,22 @@ import (
 // *InUseError if the volume has a writer. After any other error, the volume still exists, or
 // it comes back after a power failure. When Remove returns nil, the volume does not come back. A writer
 // that has ended does not hinder Remove, even if the disk is full and the volume cannot be released.
-func (s *Store) Remove(ctx context.Context, name string) error {
+func (s *Store) Remove(ctx context.Context, name string) error { return s.remove(ctx, name, "") }
+
+// RemoveID is like Remove, but removes only the volume with the given id. If another volume has the name,
+// the error is an *Error with the id as the name.
+func (s *Store) RemoveID(ctx context.Context, name, id string) error { return s.remove(ctx, name, id) }
+
+// remove removes the volume with a name and, unless id is empty, with this id.
+func (s *Store) remove(ctx context.Context, name, id string) error {
 	v, unlock, err := s.lock(ctx, name)
 	if err != nil {
 		return err
 	}
 	defer unlock()
+	if id != "" && v.ID != id {
+		return &Error{Name: id}
+	}
 	if w := v.Writer; w != nil && (!v.ended || s.isOpen(v)) {
 		return &InUseError{Name: name, SandboxID: w.SandboxID, Ended: v.ended}
 	}

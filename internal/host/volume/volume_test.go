@@ -99,6 +99,26 @@ func TestLife(t *testing.T) {
 	}
 }
 
+// The removal of a volume by its id does not remove a later volume with the same name.
+func TestRemovalByID(t *testing.T) {
+	s := open(t, t.TempDir())
+	first := create(t, s, "data")
+	if err := s.Remove(t.Context(), "data"); err != nil {
+		t.Fatal(err)
+	}
+	second := create(t, s, "data")
+	var missing *Error
+	if err := s.RemoveID(t.Context(), "data", first.ID); !errors.As(err, &missing) || missing.Name != first.ID {
+		t.Errorf("the id of the former volume: %v, want an *Error", err)
+	}
+	if i, err := s.Get("data"); err != nil || i.ID != second.ID {
+		t.Errorf("the volume is %+v, %v", i, err)
+	}
+	if err := s.RemoveID(t.Context(), "data", second.ID); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestBaseImageIsAFileSystem(t *testing.T) {
 	tool, err := exec.LookPath("/usr/sbin/e2fsck")
 	if err != nil {
