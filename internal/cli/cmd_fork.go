@@ -82,6 +82,11 @@ func newForkCmd() *cobra.Command {
 				if req.SnapshotTag, err = remote.pull(ctx, cmd, cl, req.SnapshotTag); err != nil {
 					return f, err
 				}
+				unshare, err := dirs.share(ctx, cl, &req, cmd.ErrOrStderr())
+				if err != nil {
+					return f, err
+				}
+				defer unshare()
 				if f, err = cl.Fork(ctx, req); err != nil {
 					return f, dirs.explained(err)
 				}

@@ -15,8 +15,8 @@ func newVolumeCmd() *cobra.Command {
 		Use:   "volume",
 		Short: "Manage volumes: named disks that outlive sandboxes",
 		Long: "'forkd run' and 'forkd fork' mount volumes with -v NAME:/PATH. The snapshot must have volume slots\n" +
-			"('forkd build --volume-slots'). A sandbox with a volume cannot be branched, suspended, rolled back or\n" +
-			"promoted. docs/volumes.md has the rules.",
+			"('forkd build --volume-slots'). Volumes are branched, suspended and rolled back with their sandbox.\n" +
+			"docs/volumes.md has the rules.",
 		Args: usageArgs(knownCommand),
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}

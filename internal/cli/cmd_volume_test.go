@@ -1,11 +1,21 @@
 package cli
 
 import (
+	"archive/tar"
 	"bytes"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"os"
+	"path"
+	"path/filepath"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/forkd/forkd/client"
 	"github.com/forkd/forkd/internal/apirig"
@@ -100,6 +110,126 @@ func TestVolumesAtTheCommandLine(t *testing.T) {
 	}
 	if text := run(1, "fork", "none", "-v", "data:/x"); !strings.Contains(text, "--volume-slots 1") {
 		t.Error(text)
+	}
+}
+
+// A directory with the mode ro is copied once, into a volume that all sandboxes mount read-only. The sandbox
+// that receives the files and the volume are removed, also if a step fails.
+func TestSharedDirectory(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "a"), []byte("text"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	const filler = "fork 1 [{slots.dir-R /src }] none; "
+	steps := []string{"POST volumes; GET volumes; " + filler, "PUT sb-1/archive; ", "POST sb-1/exec; ", "DELETE sb-1; ",
+		"fork 3 [{data /data ro} {slots.dir-R /src ro}]; "}
+	const end = "DELETE slots.dir-R; "
+	for fail, want := range map[string]string{
+		"":                 strings.Join(steps, "") + end,
+		"PUT sb-1/archive": steps[0] + steps[1] + steps[3] + end,
+		"POST sb-1/exec":   steps[0] + steps[1] + steps[2] + steps[3] + end,
+		"fork 1":           steps[0] + end,
+		"fork 3":           strings.Join(steps, "") + end,
+	} {
+		done := sharing(t, fail)
+		var out, errs bytes.Buffer
+		code := Main([]string{"fork", "slots", "-n", "3", "-v", dir + ":/src/:ro", "-v", "data:/data:ro"},
+			Stdio{In: strings.NewReader(""), Out: &out, Err: &errs})
+		if (code == 0) != (fail == "") || *done != want {
+			t.Errorf("%q fails: code %d, %s%s\nwant %s", fail, code, errs.String(), *done, want)
+		}
+	}
+}
+
+// sharing starts a daemon that only records requests. The request that begins with fail gets an error.
+func sharing(t *testing.T, fail string) (done *string) {
+	done = new(string)
+	random := regexp.MustCompile(`dir-[a-z0-9]{26}`)
+	daemon := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		what := r.Method + " " + strings.TrimPrefix(strings.TrimPrefix(r.URL.Path, "/v1/sandboxes/"), "/v1/")
+		what = strings.Replace(what, " volumes/", " ", 1)
+		var answer any
+		switch r.URL.Path {
+		case "/v1/volumes":
+			var req client.VolumeRequest
+			answer = []client.Volume{}
+			if r.Method == http.MethodPost {
+				if err := json.NewDecoder(r.Body).Decode(&req); err != nil || req.SizeMiB != 81 {
+					t.Errorf("a volume of %d MiB, %v", req.SizeMiB, err)
+				}
+				answer = client.Volume{Name: req.Name}
+			}
+		case "/v1/forks":
+			var req client.ForkRequest
+			if err := json.NewDecoder(r.Body).Decode(&req); err != nil {
+				t.Error(err)
+			}
+			what = fmt.Sprintf("fork %d %v", req.N, req.Volumes)
+			if req.Network != nil {
+				what += " " + req.Network.Mode
+			}
+			answer = client.Forked{Sandboxes: []client.Sandbox{{ID: "sb-1"}, {ID: "sb-2"}, {ID: "sb-3"}}[:req.N]}
+		case "/v1/sandboxes/sb-1/exec":
+			answer = map[string]client.ExecEnd{"end": {}}
+		}
+		*done += random.ReplaceAllString(what, "dir-R") + "; "
+		w.Header().Set("Content-Type", "application/json")
+		if fail != "" && strings.HasPrefix(what, fail) {
+			w.WriteHeader(http.StatusConflict)
+		}
+		_ = json.NewEncoder(w).Encode(answer)
+	}))
+	t.Cleanup(daemon.Close)
+	t.Setenv(urlEnv, daemon.URL)
+	t.Setenv(tokenEnv, "")
+	return done
+}
+
+// Only volumes of commands that were killed long ago are removed.
+func TestStaleSharedVolumes(t *testing.T) {
+	old, now := time.Now().Add(-2*sharedStale).Unix(), time.Now().Unix()
+	var deleted []string
+	daemon := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodDelete {
+			deleted = append(deleted, path.Base(r.URL.Path))
+			w.WriteHeader(http.StatusNoContent)
+			return
+		}
+		if got := r.URL.Query()["label"]; !slices.Equal(got, []string{sharedLabel}) {
+			t.Errorf("it lists volumes with the labels %q", got)
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode([]client.Volume{{Name: "killed", CreatedAt: old}, {Name: "new", CreatedAt: now},
+			{Name: "filling", CreatedAt: old, Writer: "sb-1"}})
+	}))
+	defer daemon.Close()
+	cl, err := client.New(daemon.URL, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := removeStale(t.Context(), cl); err != nil || !slices.Equal(deleted, []string{"killed"}) {
+		t.Errorf("removed %q, %v: want killed", deleted, err)
+	}
+}
+
+// The volume of a directory has room for its files, their inodes and names, and a journal.
+func TestSharedSize(t *testing.T) {
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	for i := range 1000 {
+		if err := w.WriteHeader(&tar.Header{Name: strconv.Itoa(i), Size: 1, Mode: 0o600}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := w.Write([]byte{1}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	// 1,000 files of three blocks each are 11.7 MiB.
+	if got, err := sharedMiB(&b); err != nil || got != 94 {
+		t.Errorf("%d MiB, %v: want 94", got, err)
 	}
 }
 

@@ -19,12 +19,12 @@ import (
 	"github.com/forkd/forkd/internal/treetar"
 )
 
-// hostDir is a directory of this host that is copied into new sandboxes.
+// hostDir is a directory of this host whose files new sandboxes receive.
 type hostDir struct {
 	local  string
 	remote string   // absolute path in the sandboxes
-	mode   string   // "sync", "both", or empty for a copy
-	packed *os.File // archive of the directory, without a name; nil unless it is a copy
+	mode   string   // "ro", "sync", "both", or empty for a copy
+	packed *os.File // archive of the directory, without a name; nil with the modes sync and both
 	size   int64
 }
 
@@ -39,8 +39,9 @@ type hostDirs struct {
 func (h *hostDirs) register(f *pflag.FlagSet) {
 	f.StringArrayVarP(&h.given, "volume", "v", nil,
 		"NAME:/PATH mounts a volume to write to it, NAME:/PATH:ro to read it, NAME:/PATH:copy a private copy; the "+
-			"snapshot needs --volume-slots. ./DIR:/PATH and /DIR:/PATH copy a directory of this host; forkd run also has the "+
-			"modes :sync (keep it in sync) and :both (changes also come back) (repeatable)")
+			"snapshot needs --volume-slots. ./DIR:/PATH and /DIR:/PATH copy a directory of this host; with :ro all sandboxes "+
+			"share one copy, read-only, in a volume slot. forkd run also has the modes :sync (keep it in sync) and :both "+
+			"(changes also come back) (repeatable)")
 }
 
 // isHostDir reports whether a value of --volume names a directory of this host. Otherwise it names a
@@ -78,8 +79,10 @@ func (h *hostDirs) parseHostDir(text string) (d hostDir, err error) {
 		return wrong("want DIR:/PATH with an absolute path in the sandbox, other than /")
 	case !hasMode || mode == "copy":
 		mode = ""
+	case mode == "ro":
 	case mode != "sync" && mode != "both":
-		return wrong("the modes are copy (each sandbox gets files of its own), and sync and both of 'forkd run'")
+		return wrong("the modes are copy (each sandbox gets files of its own), ro (all share one copy, read-only), and " +
+			"sync and both of 'forkd run'")
 	case !h.stays:
 		return wrong("a directory stays in sync only while this command runs: use 'forkd run' without --detach and " +
 			"--keep, or 'forkd sync'")
@@ -125,7 +128,7 @@ func (d *hostDir) pack() error {
 	} else if !s.IsDir() {
 		return errors.New("it is not a directory: 'forkd cp' copies files")
 	}
-	if d.mode != "" {
+	if d.mode == "sync" || d.mode == "both" {
 		return nil
 	}
 	if d.packed, err = os.CreateTemp("", "forkd-volume-*"); err != nil {
@@ -204,7 +207,7 @@ func (h *hostDirs) whileSynced(ctx context.Context, cl *client.Client, id string
 	run func() error) error {
 	var all []*liveDir
 	for _, d := range h.dirs {
-		if d.mode == "" {
+		if d.mode != "sync" && d.mode != "both" {
 			continue
 		}
 		o := dirsync.Options{Dir: d.local, ID: id, Remote: d.remote, Both: d.mode == "both"}

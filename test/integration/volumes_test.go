@@ -3,6 +3,9 @@ package integration_test
 import (
 	"encoding/json"
 	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -76,6 +79,7 @@ func TestVolumes(t *testing.T) {
 	d := volumes(t)
 	t.Run("one sandbox after another", d.passOn)
 	t.Run("E2B", d.mountedByE2B)
+	t.Run("a directory of this host", d.sharedDirectory)
 	t.Run("killed daemons", d.killedWithVolume)
 	t.Run("branches", d.branchedWithVolume)
 	t.Run("suspensions", d.suspendedWithVolume)
@@ -110,6 +114,43 @@ func (d *daemon) mountedByE2B(t *testing.T) {
 		call("DELETE", "/sandboxes/"+box.SandboxID, object, "", 204, nil)
 	}
 	call("DELETE", "/volumes/"+v.VolumeID, object, "", 204, nil)
+}
+
+// sharedDirectory gives a directory of this host to two sandboxes and to a fork of one of them. All have
+// the files as of the command, which they cannot change, and no volume is left.
+func (d *daemon) sharedDirectory(t *testing.T) {
+	dir := t.TempDir()
+	script := strings.ReplaceAll(strings.ReplaceAll(fillVolume, "/data/", dir+"/"), "/data", dir)
+	if out, err := exec.Command("sh", "-c", script+" && ln -s sums link").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	var f client.Forked
+	d.cliJSON(t, &f, "fork", "slots", "-n", "2", "-v", dir+":/data:ro")
+	if err := os.WriteFile(filepath.Join(dir, "later"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if list, _, err := d.VolumePage(d.ctx(t, quietLimit), client.PageRequest{}); err != nil || len(list) != 1 {
+		t.Errorf("volumes %+v, %v: want only data", list, err)
+	}
+	if _, err := d.Branch(d.ctx(t, bakeLimit), f.Sandboxes[0].ID, client.BranchRequest{Tag: "shared"}); err != nil {
+		t.Fatal(err)
+	}
+	child, err := d.Fork(d.ctx(t, bakeLimit), client.ForkRequest{SnapshotTag: "shared", N: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, box := range append(f.Sandboxes, child.Sandboxes...) {
+		d.holds(t, "a shared directory", box.ID)
+		const look = "readlink /data/link; ls -A /data; rm /data/sums 2>&1 | grep -o Read-only; " +
+			"touch /data/x 2>&1 | grep -o Read-only"
+		if got, want := d.sh(t, box.ID, look), "sums\nlink\nlost+found\nsums\ntree\nRead-only\nRead-only\n"; got != want {
+			t.Errorf("%s has %q, want %q", box.ID, got, want)
+		}
+	}
+	d.kill(t, append(f.Sandboxes, child.Sandboxes...)...)
+	if err := d.DeleteSnapshot(d.ctx(t, quietLimit), "shared", client.DeleteOptions{}); err != nil {
+		t.Error(err)
+	}
 }
 
 // passOn gives a volume to one sandbox after another. The data of the volume outlives the deletion of
