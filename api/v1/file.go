@@ -19,6 +19,9 @@ type File struct {
 	Group       string    `json:"group"`
 	Modified    time.Time `json:"modified"`
 	LinkTarget  string    `json:"symlink_target,omitempty"` // final target of a symbolic link
+	// Target of a symbolic link as the link has it. Empty if it is not UTF-8, or if the agent is of a
+	// snapshot that an older forkd has made.
+	LinkText string `json:"symlink_text,omitempty"`
 }
 
 // MakeDirRequest requests a directory and its parents.

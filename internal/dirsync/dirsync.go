@@ -31,6 +31,7 @@ import (
 // Bounds on what is synced.
 const (
 	maxEntries = 200_000  // files of one side
+	maxNames   = 64 << 20 // bytes of names and of links' targets in the guest's directory
 	maxFile    = 1 << 30  // bytes of a file; the API accepts no larger uploads
 	maxTree    = 16 << 30 // bytes of the host's files beyond which no file is taken from the guest
 	batchFiles = 500      // files sent in one archive
@@ -78,6 +79,7 @@ type Sync struct {
 	base      map[string]Agreed
 	host      map[string]Entry
 	guest     map[string]Entry
+	seen      int               // bytes of names that relist has added to guest since the last full listing
 	sending   map[string]bool   // files that a failed request may have partly written to the guest
 	conflicts map[string]Agreed // conflicts that are reported, with the entries of both sides
 	left      map[string]string // reported reasons of files that are left out

@@ -272,6 +272,9 @@ func TestRandomChangesOfBothSides(t *testing.T) {
 		edit(t, r, []string{p.Dir, p.Remote}[r.IntN(2)])
 		time.Sleep(time.Duration(r.IntN(30)) * time.Millisecond)
 	}
+	const last = "the last change"
+	write(t, p.here("keep"), last)
+	eventually(t, func() bool { return strings.HasSuffix(tree(t, p.Remote)["keep"], last) })
 	deadline := time.Now().Add(time.Minute)
 	for quiet := 0; quiet < 3 && time.Now().Before(deadline); {
 		before := fmt.Sprint(tree(t, p.Dir), tree(t, p.Remote))
@@ -301,6 +304,25 @@ func TestRandomChangesOfBothSides(t *testing.T) {
 	p.Prefer = "host"
 	p.once(t, p.open(t))
 	wantEqual(t, p)
+}
+
+// With --prefer host, a file of the host does not replace a directory with excluded files.
+func TestExcludedFilesOfTheSandboxStay(t *testing.T) {
+	for _, both := range []bool{false, true} {
+		p := newPair(t, both)
+		p.Prefer, p.Exclude = "host", []string{"**/secret"}
+		write(t, p.here("d"), "a file")
+		write(t, p.there("d/secret"), "excluded")
+		write(t, p.there("d/x"), "x")
+		write(t, p.here("e"), "a file")
+		write(t, p.there("e/x"), "x")
+		s := p.open(t)
+		wantReports(t, p.once(t, s), "left_out d", "to_sandbox e")
+		wantReports(t, p.once(t, s))
+		if got := tree(t, p.Remote); got["d/secret"] != "-rw-r--r-- excluded" || got["e"] != "-rw-r--r-- a file" {
+			t.Errorf("both %v: the sandbox has %q", both, got)
+		}
+	}
 }
 
 // edit changes one random file of a directory.

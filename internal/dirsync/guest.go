@@ -24,10 +24,10 @@ func guestEntry(f *client.File) Entry {
 	}
 	e := Entry{Kind: File, Mode: f.Mode & 0o777, Size: f.Size, Time: f.Modified.UnixNano()}
 	switch kind := f.Permissions[:len(f.Permissions)-perms]; {
-	case len(f.LinkTarget) > maxText:
+	case len(f.LinkText) > maxText:
 		return Entry{Kind: Other} // Linux has no such links
 	case strings.Contains(kind, "L"):
-		e.Kind, e.Mode, e.Link = Link, 0, f.LinkTarget
+		e.Kind, e.Mode, e.Link = Link, 0, f.LinkText
 	case strings.Contains(kind, "d"):
 		return Entry{Kind: Dir, Mode: e.Mode}
 	case strings.ContainsAny(kind, "DpSc?"), e.Size < 0:
@@ -42,8 +42,7 @@ func (s *Sync) remote(rel string) string { return path.Join(s.Remote, rel) }
 // list adds the entries below a directory of the guest, down to a depth. For each directory at that
 // depth it calls descend, and lists the directory too if the result is true. A guest can send any
 // path, so only paths below the directory are accepted.
-func (s *Sync) list(ctx context.Context, rel string, depth int, into map[string]Entry,
-	descend func(dir string) bool) error {
+func (s *Sync) list(ctx context.Context, rel string, depth int, into *listing, descend func(dir string) bool) error {
 	deeper := map[string]bool{} // a guest can name a directory any number of times
 	err := s.cl.EachFile(ctx, s.ID, s.remote(rel), depth, func(f client.File) error {
 		name, ok := strings.CutPrefix(f.Path, strings.TrimSuffix(s.Remote, "/")+"/")
@@ -60,9 +59,13 @@ func (s *Sync) list(ctx context.Context, rel string, depth int, into map[string]
 			deeper[name] = true
 		}
 		if !s.ignored(name) {
-			into[name] = e
+			into.add(name, e)
 		}
-		return tooMany(into, "the directory "+s.Remote+" of the sandbox")
+		if into.bytes > maxNames {
+			return &StopError{fmt.Errorf("the names of the files in %s of the sandbox have more than %d MiB", s.Remote,
+				maxNames>>20)}
+		}
+		return tooMany(into.entries, "the directory "+s.Remote+" of the sandbox")
 	})
 	if tooLong(err) && depth > 1 { // the daemon bounds the entries of one answer: list directory by directory
 		return s.list(ctx, rel, 1, into, descend)
@@ -78,6 +81,20 @@ func (s *Sync) list(ctx context.Context, rel string, depth int, into map[string]
 	return nil
 }
 
+// listing holds entries of the guest.
+type listing struct {
+	entries map[string]Entry
+	bytes   int // bytes of the names and of the targets of links
+}
+
+func (l *listing) add(name string, e Entry) {
+	if _, known := l.entries[name]; !known {
+		l.bytes += len(name)
+	}
+	l.bytes += len(e.Link)
+	l.entries[name] = e
+}
+
 // maxDepth is the largest depth of one listing.
 const maxDepth = 64
 
@@ -88,8 +105,8 @@ func tooLong(err error) bool {
 
 // scanGuest lists the whole directory of the guest.
 func (s *Sync) scanGuest(ctx context.Context) error {
-	now := map[string]Entry{}
-	err := s.list(ctx, ".", maxDepth, now, func(string) bool { return true })
+	now := listing{entries: map[string]Entry{}}
+	err := s.list(ctx, ".", maxDepth, &now, func(string) bool { return true })
 	if errors.Is(err, client.ErrNotFoundInSandbox) {
 		if s.Both && len(s.base) > 0 {
 			return &StopError{fmt.Errorf("the directory %s is missing in the sandbox: nothing was removed on this host; start "+
@@ -99,7 +116,7 @@ func (s *Sync) scanGuest(ctx context.Context) error {
 		err = s.cl.WriteTree(ctx, s.ID, s.Remote, tarOf(nil)) // makes the directory
 	}
 	if err == nil {
-		s.guest = now
+		s.guest, s.seen = now.entries, 0
 	}
 	return err
 }
@@ -110,9 +127,9 @@ func (s *Sync) relist(ctx context.Context, dirs []string) error {
 		return s.scanGuest(ctx)
 	}
 	for _, dir := range dirs {
-		now := map[string]Entry{}
+		now := listing{entries: map[string]Entry{}}
 		isNew := func(name string) bool { return s.guest[name].Kind != Dir }
-		if err := s.list(ctx, dir, 1, now, isNew); err != nil {
+		if err := s.list(ctx, dir, 1, &now, isNew); err != nil {
 			var answer *client.Error
 			if errors.As(err, &answer) && answer.Status < 500 {
 				return s.scanGuest(ctx)
@@ -120,11 +137,14 @@ func (s *Sync) relist(ctx context.Context, dirs []string) error {
 			return err
 		}
 		for name, old := range s.guest {
-			if path.Dir(name) == dir && now[name].Kind != old.Kind {
+			if path.Dir(name) == dir && now.entries[name].Kind != old.Kind {
 				drop(s.guest, name)
 			}
 		}
-		maps.Copy(s.guest, now)
+		maps.Copy(s.guest, now.entries)
+		if s.seen += now.bytes; s.seen > maxNames {
+			return s.scanGuest(ctx) // checks the bounds for the whole directory
+		}
 	}
 	return nil
 }
@@ -221,7 +241,7 @@ func (s *Sync) removeGuest(ctx context.Context, names []string) error {
 		if s.guest[rel].Kind != Dir || slices.ContainsFunc(whole, func(dir string) bool { return below(rel, dir) }) {
 			continue
 		}
-		all, err := s.onlyDoomed(ctx, rel, doomed)
+		all, _, err := s.onlyDoomed(ctx, rel, doomed)
 		if err != nil {
 			return err
 		}
@@ -233,7 +253,7 @@ func (s *Sync) removeGuest(ctx context.Context, names []string) error {
 		inside := slices.ContainsFunc(whole, func(dir string) bool { return rel != dir && below(rel, dir) })
 		kept := s.guest[rel].Kind == Dir && !slices.Contains(whole, rel)
 		if kept {
-			if all, err := s.onlyDoomed(ctx, rel, nil); err != nil {
+			if all, _, err := s.onlyDoomed(ctx, rel, nil); err != nil {
 				return err
 			} else if kept = !all; kept {
 				delete(s.base, rel) // the directory belongs to the guest from now on
@@ -253,56 +273,41 @@ func (s *Sync) removeGuest(ctx context.Context, names []string) error {
 }
 
 // onlyDoomed reports whether the set doomed contains all files below a directory of the guest, and
-// with Options.Both, whether they are unchanged. The set never contains excluded files.
-func (s *Sync) onlyDoomed(ctx context.Context, rel string, doomed map[string]bool) (bool, error) {
-	only := true
+// with Options.Both, whether they are unchanged. The set never contains excluded files. If the result is
+// false, other is a file that is not in the set or has changed, or empty if the directory is too large.
+func (s *Sync) onlyDoomed(ctx context.Context, rel string, doomed map[string]bool) (only bool, other string, err error) {
+	only = true
 	stop := errors.New("another file")
-	err := s.cl.EachFile(ctx, s.ID, s.remote(rel), maxDepth, func(f client.File) error {
+	err = s.cl.EachFile(ctx, s.ID, s.remote(rel), maxDepth, func(f client.File) error {
 		name, _ := strings.CutPrefix(f.Path, strings.TrimSuffix(s.Remote, "/")+"/")
 		if only = doomed[name] && (!s.Both || guestEntry(&f) == s.guest[name]); !only {
+			other = name
 			return stop
 		}
 		return nil
 	})
-	if errors.Is(err, stop) || tooLong(err) {
-		return false, nil
+	switch {
+	case errors.Is(err, stop) || tooLong(err):
+		return false, other, nil
+	case errors.Is(err, client.ErrNotFoundInSandbox):
+		return true, "", nil
 	}
-	if errors.Is(err, client.ErrNotFoundInSandbox) {
-		return true, nil
-	}
-	return only, err
+	return only, other, err
 }
 
-// guestLink returns the target of a link of the guest. A listing has only the resolved target, so
-// guestLink reads the archive of the link's directory up to the link.
-func (s *Sync) guestLink(ctx context.Context, rel string) (string, error) {
-	archive, err := s.cl.ReadTree(ctx, s.ID, s.remote(path.Dir(rel)))
-	if err != nil {
-		return "", err
+// guestLink returns the target of a link of the guest.
+func (s *Sync) guestLink(rel string) (string, error) {
+	if target := s.guest[rel].Link; target != "" {
+		return target, nil
 	}
-	defer archive.Close()
-	in := treetar.NewReader(io.LimitReader(archive, maxLinkArchive))
-	for {
-		h, err := in.Next()
-		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-			return "", fmt.Errorf("the link was not found in the first %d MiB of its directory", maxLinkArchive>>20)
-		}
-		if err != nil {
-			return "", err
-		}
-		if h.Name == path.Base(rel) && h.Typeflag == tar.TypeSymlink {
-			return h.Linkname, nil
-		}
-	}
+	return "", errors.New("the sandbox does not report the target of the link: it is not UTF-8, or the snapshot was made " +
+		"by an older forkd")
 }
-
-// maxLinkArchive bounds the bytes that guestLink reads for one link.
-const maxLinkArchive = 256 << 20
 
 // sameContent reports whether a file or a link has the same content on both sides.
 func (s *Sync) sameContent(ctx context.Context, rel string) (bool, error) {
 	if e := s.host[rel]; e.Kind == Link {
-		target, err := s.guestLink(ctx, rel)
+		target, err := s.guestLink(rel)
 		return target == e.Link, err
 	}
 	f, _, err := s.openHost(rel)

@@ -260,7 +260,7 @@ func (s *Sync) clearHost(rel string) error {
 // fetch makes a file or a link at the path temp with the content of the guest's file rel.
 func (s *Sync) fetch(ctx context.Context, rel, temp string, want Entry) error {
 	if want.Kind == Link {
-		target, err := s.guestLink(ctx, rel)
+		target, err := s.guestLink(rel)
 		if err == nil && !staysInside(rel, target) {
 			err = fmt.Errorf("the link to %q leads out of the directory, or may do so", target)
 		}
@@ -281,6 +281,9 @@ func (s *Sync) fetch(ctx context.Context, rel, temp string, want Entry) error {
 	n, err := io.Copy(f, io.LimitReader(content, want.Size+1)) // the bounds were checked for this size
 	if err == nil && n != want.Size {
 		err = errMoved
+	}
+	if err == nil && s.host[rel].Kind == File {
+		err = f.Sync() // after a power failure the host has the former content or the new one
 	}
 	if err = errors.Join(err, f.Close()); err != nil {
 		return err

@@ -1,7 +1,6 @@
 package dirsync_test
 
 import (
-	"archive/tar"
 	"context"
 	"encoding/json"
 	"errors"
@@ -28,7 +27,6 @@ import (
 type hostile struct {
 	files   []client.File
 	content func(w io.Writer) // nil: "evil"
-	links   map[string]string // entries of every archive
 	removed []string
 	list    func() []client.File   // nil: files
 	pushed  atomic.Bool            // whether the guest has received files
@@ -64,12 +62,6 @@ func (h *hostile) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case r.Method == http.MethodDelete:
 		h.removed = append(h.removed, at)
 		w.WriteHeader(http.StatusNoContent)
-	case route == "archive":
-		out := tar.NewWriter(w)
-		for name, target := range h.links {
-			_ = out.WriteHeader(&tar.Header{Typeflag: tar.TypeSymlink, Name: name, Linkname: target, Format: tar.FormatPAX})
-		}
-		_ = out.Close()
 	case h.content != nil:
 		h.content(w)
 	default:
@@ -89,8 +81,13 @@ func TestHostileGuests(t *testing.T) {
 	dir := func(at string) client.File { return entry(at, "drwxrwxrwx", 0) }
 	link := func(at string) client.File { return entry(at, "Lrwxrwxrwx", 4) }
 	of := func(files ...client.File) *hostile { return &hostile{files: files} }
-	linked := func(name, target string, files ...client.File) *hostile {
-		return &hostile{files: files, links: map[string]string{name: target}}
+	linked := func(target string, files ...client.File) *hostile {
+		for i := range files {
+			if strings.HasPrefix(files[i].Permissions, "L") {
+				files[i].LinkText = target
+			}
+		}
+		return of(files...)
 	}
 	for name, x := range map[string]struct {
 		*hostile
@@ -112,13 +109,15 @@ func TestHostileGuests(t *testing.T) {
 		"an endless file":  {hostile: &hostile{files: of(file("/work/f")).files, content: endless}},
 		"twice":            {hostile: of(dir("/work/f"), file("/work/f"))},
 		"below a file":     {of(file("/work/f"), file("/work/f/g")), []string{"f"}},
-		"an absolute link": {hostile: linked("l", "VICTIM", link("/work/l"))},
-		"a link out":       {hostile: linked("l", "../v", link("/work/l"))},
-		"a link up":        {linked("l", "..", dir("/work/d"), link("/work/d/l")), []string{"d", "d/l"}},
-		"up by a link":     {hostile: linked("m", "d/l/..", link("/work/m"))},
-		"through a link":   {linked("l", "../victim", link("/work/l"), file("/work/l/f")), []string{"l", "l/f"}},
+		"an absolute link": {hostile: linked("VICTIM", link("/work/l"))},
+		"a link out":       {hostile: linked("../v", link("/work/l"))},
+		"a link up":        {linked("..", dir("/work/d"), link("/work/d/l")), []string{"d", "d/l"}},
+		"up by a link":     {hostile: linked("d/l/..", link("/work/m"))},
+		"through a link":   {linked("../victim", link("/work/l"), file("/work/l/f")), []string{"l", "l/f"}},
 		"a missing link":   {hostile: of(link("/work/l"))},
-		"git by a link":    {linked("x", ".git", link("/work/x"), file("/work/x/hooks/post-checkout")), []string{"x"}},
+		"an endless link":  {hostile: linked(strings.Repeat("l", 5000), link("/work/l"))},
+		"odd bytes (link)": {hostile: linked("\x1b[2J", link("/work/l"))},
+		"git by a link":    {linked(".git", link("/work/x"), file("/work/x/hooks/post-checkout")), []string{"x"}},
 		"a bare git":       {of(dir("/work/objects"), dir("/work/refs"), file("/work/HEAD")), []string{"objects", "refs"}},
 		"Mercurial":        {hostile: of(dir("/work/.hg"), file("/work/.hg/hgrc"))},
 	} {
@@ -128,9 +127,7 @@ func TestHostileGuests(t *testing.T) {
 			write(t, filepath.Join(victim, "mine"), "mine")
 			for i := range x.files {
 				x.files[i].Path = strings.Replace(x.files[i].Path, "VICTIM", victim, 1)
-			}
-			for name, target := range x.links {
-				x.links[name] = strings.Replace(target, "VICTIM", victim, 1)
+				x.files[i].LinkText = strings.Replace(x.files[i].LinkText, "VICTIM", victim, 1)
 			}
 			p := serveHostile(t, x.hostile, filepath.Join(base, "here"))
 			s := p.open(t)
@@ -139,6 +136,20 @@ func TestHostileGuests(t *testing.T) {
 			}
 			p.check(t, victim, x.want)
 		})
+	}
+}
+
+// A guest whose names would take more memory than the bound ends the sync.
+func TestEndlessNames(t *testing.T) {
+	long := remoteDir + strings.Repeat("/"+strings.Repeat("n", 240), 16)
+	var files []client.File
+	for i := range 17_500 {
+		files = append(files, client.File{Path: fmt.Sprint(long, i), Permissions: "-rw-r--r--"})
+	}
+	p := serveHostile(t, &hostile{files: files}, filepath.Join(t.TempDir(), "here"))
+	err := p.open(t).Once(t.Context())
+	if !errors.As(err, new(*dirsync.StopError)) || !strings.Contains(err.Error(), "names") {
+		t.Errorf("%v, want a *StopError", err)
 	}
 }
 

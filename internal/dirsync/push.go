@@ -2,6 +2,7 @@ package dirsync
 
 import (
 	"context"
+	"fmt"
 	"path"
 	"slices"
 )
@@ -95,7 +96,7 @@ func (s *Sync) push(ctx context.Context, batch []string) (changed bool, err erro
 		if !ok {
 			continue
 		}
-		// The listing has the resolved target of a link, and perhaps the old mode of a directory.
+		// The listing has the time of the new link, and perhaps the old mode of a directory.
 		if there := s.guest[rel]; there.Kind == now.Guest.Kind && (there.Kind == Link && there.Size == now.Guest.Size ||
 			there.Kind == Dir) {
 			now.Guest = there
@@ -109,12 +110,18 @@ func (s *Sync) push(ctx context.Context, batch []string) (changed bool, err erro
 // clearGuest removes a file or directory of the guest, so that a file of another type can replace it. It
 // returns false, and removes nothing, if the directory has files that are not known or have changed.
 func (s *Sync) clearGuest(ctx context.Context, rel string) (gone bool, err error) {
-	if s.guest[rel].Kind == Dir && s.Prefer != "host" {
+	if s.guest[rel].Kind == Dir {
 		known := map[string]bool{}
 		for name := range s.guest {
 			known[name] = below(name, rel)
 		}
-		if all, err := s.onlyDoomed(ctx, rel, known); err != nil || !all {
+		all, other, err := s.onlyDoomed(ctx, rel, known)
+		if err == nil && !all && s.Prefer == "host" && (other == "" || s.ignored(other)) {
+			s.leftOut(rel, fmt.Sprintf("a file cannot replace the directory in the sandbox, which has files that are not "+
+				"synced, such as %q", other))
+			return false, nil
+		}
+		if err != nil || !all {
 			delete(s.base, rel) // without history, the next plan finds a conflict
 			s.again = true
 			s.note(func(h *hints) { h.allGuest = true })

@@ -22,7 +22,7 @@ type Entry struct {
 	Mode uint32 // permission bits; 0 for links
 	Size int64  // bytes; 0 for directories
 	Time int64  // modification time in nanoseconds since 1970; 0 for directories
-	Link string // target of a link. For a file of the guest, the listing has the resolved target
+	Link string // target of a link; empty if the guest does not report it
 }
 
 func (e Entry) modified() time.Time { return time.Unix(0, e.Time) }

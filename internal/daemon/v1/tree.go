@@ -20,7 +20,8 @@ const maxLook = 2 * time.Minute
 
 func fileOf(e agentclient.Entry) apiv1.File {
 	return apiv1.File{Name: e.Name, Path: e.Path, Type: e.Type, Size: e.Size, Mode: e.Mode, Permissions: e.Permissions,
-		Owner: e.Owner, Group: e.Group, Modified: e.Modified, LinkTarget: e.LinkTarget}
+		Owner: e.Owner, Group: e.Group, Modified: e.Modified, LinkTarget: e.LinkTarget,
+		LinkText: e.LinkText}
 }
 
 // onFiles calls f with a client of the guest for at most maxLook.

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -61,11 +62,15 @@ func (d *describer) entry(path string) (*filesystem.EntryInfo, error) {
 		})
 	}
 	if info.Mode()&fs.ModeSymlink != 0 {
-		if target, err := filepath.EvalSymlinks(path); err == nil {
+		raw, err := os.Readlink(path)
+		if err == nil && utf8.ValidString(raw) {
+			e.SymlinkText = &raw
+		}
+		if target, evalErr := filepath.EvalSymlinks(path); evalErr == nil {
 			target = text(target)
 			e.SymlinkTarget = &target
-		} else if target, err := os.Readlink(path); err == nil {
-			target = text(target)
+		} else if err == nil {
+			target = text(raw)
 			e.SymlinkTarget = &target
 		}
 		if at, err := os.Stat(path); err == nil {

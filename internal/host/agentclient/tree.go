@@ -21,6 +21,7 @@ type Entry struct {
 	Owner, Group string
 	Modified     time.Time
 	LinkTarget   string // final target of a symbolic link
+	LinkText     string // target of a symbolic link as the link has it; empty if the agent does not report it
 }
 
 func entryOf(e *filesystem.EntryInfo) Entry {
@@ -36,7 +37,7 @@ func entryOf(e *filesystem.EntryInfo) Entry {
 	return Entry{Name: e.GetName(), Path: e.GetPath(), Type: kind, Size: e.GetSize(), Mode: e.GetMode(),
 		Permissions: e.GetPermissions(),
 		Owner:       e.GetOwner(), Group: e.GetGroup(), Modified: e.GetModifiedTime().AsTime(),
-		LinkTarget: e.GetSymlinkTarget()}
+		LinkTarget: e.GetSymlinkTarget(), LinkText: e.GetSymlinkText()}
 }
 
 // asUser returns a request that the agent executes as the given user.

@@ -2171,6 +2171,8 @@ class File(Record):
     modified: str = ""
     symlink_target: str | None = None
     """final target of a link"""
+    symlink_text: str | None = None
+    """target of a link as the link has it; missing if it is not UTF-8, or with the agent of an older snapshot"""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)

@@ -1621,6 +1621,8 @@ export interface components {
             modified: string;
             /** @description final target of a link */
             symlink_target?: string;
+            /** @description target of a link as the link has it; missing if it is not UTF-8, or with the agent of an older snapshot */
+            symlink_text?: string;
         };
         MakeDir: {
             /** @description absolute, or relative to the user's home */
