@@ -28,6 +28,7 @@ func attemptTools() []tool {
 			between("attempts", 1, maxAttempts, 1),
 			between("timeout_secs", 1, 3600, 120),
 			oneOf("keep", "best", "first", "none", "all"),
+			among("hold_answer", "refuse", "record", "wait"),
 		),
 	}
 }
@@ -50,6 +51,8 @@ type attemptArgs struct {
 	TimeoutSecs float64           `json:"timeout_secs,omitempty" jsonschema:"time limit of each attempt"`
 	Cwd         string            `json:"cwd,omitempty" jsonschema:"working directory"`
 	Env         map[string]string `json:"env,omitempty"`
+	HoldEffects []string          `json:"hold_effects,omitempty" jsonschema:"hosts, such as api.example.com or *.example.com, to which requests that may change something are held back: see effects"`
+	HoldAnswer  string            `json:"hold_answer,omitempty" jsonschema:"answer to a held request: refuse (an error; default), record (success, although nothing is sent) or wait (none until the hold ends)"`
 }
 
 type attempt struct {
@@ -102,7 +105,11 @@ func forkAndRun(ctx context.Context, c *call, in attemptArgs) (r attempts, err e
 	if err != nil {
 		return r, err
 	}
-	f, err := c.copies(ctx, in.SandboxID, len(commands))
+	hold, err := holdOf(in.HoldEffects, in.HoldAnswer)
+	if err != nil {
+		return r, err
+	}
+	f, err := c.copies(ctx, client.ForkRequest{SourceID: in.SandboxID, N: len(commands), HoldEffects: hold})
 	if err != nil {
 		return r, err
 	}
@@ -131,11 +138,13 @@ func forkAndRun(ctx context.Context, c *call, in attemptArgs) (r attempts, err e
 	return r, nil
 }
 
-// The method copies forks n copies of a sandbox.
-func (c *call) copies(ctx context.Context, id string, n int) (client.Forked, error) {
-	f, err := c.Fork(ctx, client.ForkRequest{SourceID: id, N: n, Labels: map[string]string{"fork_and_run": id}})
+// The method copies forks copies of a sandbox, and labels them.
+func (c *call) copies(ctx context.Context, req client.ForkRequest) (client.Forked, error) {
+	labelled := req
+	labelled.Labels = map[string]string{"fork_and_run": req.SourceID}
+	f, err := c.Fork(ctx, labelled)
 	if isScope(err) { // a token with a label prefix may not set this label
-		f, err = c.Fork(ctx, client.ForkRequest{SourceID: id, N: n})
+		f, err = c.Fork(ctx, req)
 	}
 	return f, err
 }

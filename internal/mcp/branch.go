@@ -20,6 +20,7 @@ func branchTools() []tool {
 			0,
 			fork,
 			between("n", 1, 100, 1),
+			among("hold_answer", "refuse", "record", "wait"),
 		),
 		define(
 			"branch",
@@ -83,11 +84,14 @@ func boxesOf(all []client.Sandbox) []box {
 }
 
 type forkArgs struct {
-	SandboxID string            `json:"sandbox_id"`
-	N         int               `json:"n,omitempty" jsonschema:"number of copies"`
-	Env       map[string]string `json:"env,omitempty" jsonschema:"environment variables of programs started in the copies"`
-	Labels    map[string]string `json:"labels,omitempty" jsonschema:"labels of the copies"`
-	TTLSecs   float64           `json:"ttl_secs,omitempty" jsonschema:"seconds after which the copies are removed; 0: never"`
+	SandboxID   string            `json:"sandbox_id"`
+	N           int               `json:"n,omitempty" jsonschema:"number of copies"`
+	Env         map[string]string `json:"env,omitempty" jsonschema:"environment variables of programs started in the copies"`
+	Labels      map[string]string `json:"labels,omitempty" jsonschema:"labels of the copies"`
+	TTLSecs     float64           `json:"ttl_secs,omitempty" jsonschema:"seconds after which the copies are removed; 0: never"`
+	HoldEffects []string          `json:"hold_effects,omitempty" jsonschema:"hosts, such as api.example.com or *.example.com, to which requests that may change something are held back: see effects"`
+	HoldAnswer  string            `json:"hold_answer,omitempty" jsonschema:"answer to a held request: refuse (an error; default), record (success, although nothing is sent) or wait (none until the hold ends)"`
+	Volumes     []mountArg        `json:"volumes,omitempty" jsonschema:"volumes to mount"`
 }
 
 type forked struct {
@@ -97,10 +101,12 @@ type forked struct {
 }
 
 func fork(ctx context.Context, c *call, in forkArgs) (forked, error) {
-	f, err := c.Fork(
-		ctx,
-		client.ForkRequest{SourceID: in.SandboxID, N: in.N, Env: in.Env, Labels: in.Labels, TTLSecs: in.TTLSecs},
-	)
+	hold, err := holdOf(in.HoldEffects, in.HoldAnswer)
+	if err != nil {
+		return forked{}, err
+	}
+	f, err := c.Fork(ctx, client.ForkRequest{SourceID: in.SandboxID, N: in.N, Env: in.Env, Labels: in.Labels,
+		TTLSecs: in.TTLSecs, HoldEffects: hold, Volumes: mountsOf(in.Volumes)})
 	return forked{boxesOf(f.Sandboxes), f.PauseMS, f.ForkWallMS}, err
 }
 

@@ -259,6 +259,9 @@ var helpful = map[string]string{
 	"own_sandboxes":        "list_sandboxes and kill_sandbox, or set_state with suspended",
 	"max_sandboxes":        "kill_sandbox, or set_state with suspended",
 	"host_memory":          "kill_sandbox, or set_state with suspended",
+	"volume_not_found":     "volumes lists and creates them",
+	"volume_in_use":        "volumes shows the writer; kill_sandbox first",
+	"no_volume_slots":      "list_snapshots shows which snapshots have slots",
 }
 
 // explained adds the API's description of an error to the metadata of the answer. The structured

@@ -64,7 +64,7 @@ type Catalog struct {
 func New(version string) *Catalog {
 	c := &Catalog{version: version, cache: sdk.NewSchemaCache()}
 	for _, group := range [][]tool{toolsOf05(), branchTools(), attemptTools(), codeTools(), commandTools(), fileTools(),
-		networkTools()} {
+		networkTools(), effectTools(), volumeTools()} {
 		c.tools = append(c.tools, group...)
 	}
 	return c

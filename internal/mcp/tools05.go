@@ -22,6 +22,7 @@ func toolsOf05() []tool {
 			spawnSandboxes,
 			between("n", 1, 1000, 1),
 			between("memory_limit_mib", 0, 1<<20, 256),
+			among("hold_answer", "refuse", "record", "wait"),
 		),
 		define(
 			"branch_sandbox",
@@ -116,11 +117,21 @@ type spawnArgs struct {
 	MemoryLimitMiB uint64 `json:"memory_limit_mib,omitempty" jsonschema:"memory that each may use for its own changes; 0: as in the snapshot"`
 	Prewarm        bool   `json:"prewarm,omitempty" jsonschema:"from forkd 0.5: no effect"`
 	LiveFork       bool   `json:"live_fork,omitempty" jsonschema:"from forkd 0.5: no effect, because every sandbox can be branched live"`
+
+	// Not in forkd 0.5.
+	HoldEffects []string   `json:"hold_effects,omitempty" jsonschema:"hosts, such as api.example.com or *.example.com, to which requests that may change something are held back: see effects"`
+	HoldAnswer  string     `json:"hold_answer,omitempty" jsonschema:"answer to a held request: refuse (an error; default), record (success, although nothing is sent) or wait (none until the hold ends)"`
+	Volumes     []mountArg `json:"volumes,omitempty" jsonschema:"volumes to mount"`
 }
 
 func spawnSandboxes(ctx context.Context, c *call, in spawnArgs) (list[client.Sandbox], error) {
+	hold, err := holdOf(in.HoldEffects, in.HoldAnswer)
+	if err != nil {
+		return list[client.Sandbox]{}, err
+	}
 	f, err := c.Fork(ctx, client.ForkRequest{SnapshotTag: in.SnapshotTag, N: in.N, MemoryLimitMiB: in.MemoryLimitMiB,
-		PerChildNetns: in.PerChildNetns, Prewarm: in.Prewarm, LiveFork: in.LiveFork})
+		PerChildNetns: in.PerChildNetns, Prewarm: in.Prewarm, LiveFork: in.LiveFork, HoldEffects: hold,
+		Volumes: mountsOf(in.Volumes)})
 	return spawned(f.Sandboxes), err
 }
 

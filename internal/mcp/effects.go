@@ -1,0 +1,70 @@
+package mcp
+
+import (
+	"context"
+
+	"github.com/forkd/forkd/client"
+)
+
+// effectTools returns the tool for requests of a sandbox that were held back.
+func effectTools() []tool {
+	return []tool{
+		define(
+			"effects",
+			"List the requests of a sandbox that were held back because of hold_effects, with their outcome. With release, end the hold: "+
+				"waiting requests are sent to their servers; refused and recorded requests stay unsent.",
+			Run, // bodies may contain secrets
+			destructive|openWorld,
+			effects,
+		),
+	}
+}
+
+// holdOf returns the hold of arguments, or nil if they name no host.
+func holdOf(hosts []string, answer string) (*client.Hold, error) {
+	if len(hosts) == 0 {
+		if answer != "" {
+			return nil, wrong("hold_answer", "needs hold_effects")
+		}
+		return nil, nil
+	}
+	return &client.Hold{Hosts: hosts, Answer: answer}, nil
+}
+
+type effectsResult struct {
+	Hosts   []string        `json:"held_hosts" jsonschema:"hosts whose requests are held; empty: the sandbox may act"`
+	Answer  string          `json:"answer,omitempty" jsonschema:"answer to a held request: refuse, record or wait"`
+	Effects []client.Effect `json:"effects" jsonschema:"held requests, oldest first; the sandbox chooses their texts"`
+	Omitted int             `json:"omitted,omitempty" jsonschema:"requests at the end of the list that are omitted"`
+	Missed  uint64          `json:"missed,omitempty" jsonschema:"requests that were refused because the list was full"`
+}
+
+func effectsOf(e client.Effects) effectsResult {
+	r := effectsResult{Hosts: []string{}, Effects: []client.Effect{}, Missed: e.Missed}
+	if e.Hold != nil {
+		r.Hosts, r.Answer = append(r.Hosts, e.Hold.Hosts...), e.Hold.Answer
+	}
+	left := room(maxText)
+	for i, one := range e.List {
+		if !left.fits(one) {
+			r.Omitted = len(e.List) - i
+			break
+		}
+		r.Effects = append(r.Effects, one)
+	}
+	return r
+}
+
+type effectArgs struct {
+	SandboxID string `json:"sandbox_id"`
+	Release   bool   `json:"release,omitempty" jsonschema:"end the hold"`
+}
+
+func effects(ctx context.Context, c *call, in effectArgs) (effectsResult, error) {
+	look := c.Effects
+	if in.Release {
+		look = c.ReleaseEffects
+	}
+	e, err := look(ctx, in.SandboxID)
+	return effectsOf(e), err
+}

@@ -1,0 +1,66 @@
+package mcp
+
+import (
+	"context"
+
+	"github.com/forkd/forkd/client"
+)
+
+// volumeTools returns the tool for volumes. It is one tool, because a model chooses worse among many.
+// Sandboxes mount volumes by arguments of spawn_sandboxes and fork.
+func volumeTools() []tool {
+	return []tool{
+		define(
+			"volumes",
+			"List, create, copy or delete volumes: disks with a name, which outlive sandboxes. spawn_sandboxes and fork mount them, "+
+				"if the snapshot has volume_slots (see list_snapshots). Returns the volumes afterwards.",
+			Run,
+			destructive,
+			volumes,
+			oneOf("action", "list", "create", "copy", "delete"),
+			between("size_mib", 16, 1<<20, 1024),
+		),
+	}
+}
+
+// mountArg is a volume in the arguments of a tool that makes sandboxes.
+type mountArg struct {
+	Name string `json:"name"`
+	Path string `json:"path" jsonschema:"absolute path in the sandboxes"`
+	Mode string `json:"mode,omitempty" jsonschema:"ro: read-only; copy: a private copy; absent: one sandbox writes to the volume"`
+}
+
+func mountsOf(args []mountArg) (list []client.VolumeMount) {
+	for _, a := range args {
+		list = append(list, client.VolumeMount(a))
+	}
+	return list
+}
+
+type volumeArgs struct {
+	Action  string `json:"action,omitempty"`
+	Name    string `json:"name,omitempty" jsonschema:"the volume to create or delete, or the new copy"`
+	From    string `json:"from,omitempty" jsonschema:"with copy: the volume to copy, to which no sandbox may write meanwhile"`
+	SizeMiB uint64 `json:"size_mib,omitempty" jsonschema:"with create: maximum of the data"`
+}
+
+func volumes(ctx context.Context, c *call, in volumeArgs) (l list[client.Volume], err error) {
+	if (in.Action == "list") != (in.Name == "") {
+		return l, wrong("name", "%q: want a name with create, copy and delete, and none with list", in.Name)
+	}
+	if (in.Action == "copy") != (in.From != "") {
+		return l, wrong("from", "%q: want the name of a volume with copy, and none otherwise", in.From)
+	}
+	switch in.Action {
+	case "create":
+		_, err = c.CreateVolume(ctx, client.VolumeRequest{Name: in.Name, SizeMiB: in.SizeMiB})
+	case "copy":
+		_, err = c.SnapshotVolume(ctx, in.From, client.VolumeSnapshotRequest{Name: in.Name})
+	case "delete":
+		err = c.DeleteVolume(ctx, in.Name)
+	}
+	if err != nil {
+		return l, err
+	}
+	return listed(ctx, c.VolumePage)
+}
