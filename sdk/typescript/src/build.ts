@@ -195,7 +195,7 @@ function secretsOf(secrets: BuildOptions["secrets"]): Record<string, string> | u
 }
 
 /** Credentials for registries as the request has them. */
-function registryAuthOf(auths: BuildOptions["registryAuth"]): Schemas["BuildRequest"]["registry_auth"] {
+export function registryAuthOf(auths: BuildOptions["registryAuth"]): Schemas["BuildRequest"]["registry_auth"] {
   if (auths === undefined) {
     return undefined;
   }

@@ -87,6 +87,7 @@ export {
 } from "./sandbox.ts";
 export { Sandbox05 } from "./sandbox05.ts";
 export { Sandboxes, type ForkFigures } from "./sandboxes.ts";
+export type { HubFile, HubResult, PullOptions, PushOptions } from "./hub.ts";
 export {
   Snapshot,
   Snapshots,

@@ -2,8 +2,9 @@ import type { BuildOptions, BuildResult } from "./build.ts";
 import { camel, snake, type Camel } from "./case.ts";
 import { checkEnv, checkOptions, checkPath, checkSeconds, checkWord } from "./check.ts";
 import { Client, tagOf, type ForkOptions, type Limits, type NetworkPolicy, type UniqueMode } from "./client.ts";
-import { InvalidArgumentError } from "./error.ts";
+import { InvalidArgumentError, StreamBrokenError } from "./error.ts";
 import type { components } from "./generated/api.ts";
+import { pull, push, type HubResult, type PullOptions, type PushOptions } from "./hub.ts";
 import type { WithClient } from "./sandbox.ts";
 import type { Sandboxes } from "./sandboxes.ts";
 import { callOptions, type CallOptions } from "./wire.ts";
@@ -65,6 +66,8 @@ export class Snapshot {
   readonly info: SnapshotInfo;
   /** The result of the build that made the snapshot; undefined unless this program has built it. */
   built: BuildResult | undefined;
+  /** The result of the pull that made the snapshot; undefined unless this program has pulled it. */
+  pulled: HubResult | undefined;
   readonly #client: Client;
 
   /** @internal */
@@ -78,6 +81,17 @@ export class Snapshot {
   static build(options: BuildOptions & WithClient): Promise<Snapshot> {
     const { client = Client.default(), ...rest } = options ?? {};
     return client.build(rest);
+  }
+
+  /** Pulls a snapshot from a registry; see Snapshots.pull. */
+  static pull(reference: string, options: PullOptions & WithClient = {}): Promise<Snapshot> {
+    const { client = Client.default(), ...rest } = options;
+    return client.snapshots.pull(reference, rest);
+  }
+
+  /** Writes the snapshot to a registry; see Snapshots.push. */
+  push(reference: string, options: PushOptions = {}): Promise<HubResult> {
+    return this.#client.snapshots.push(this, reference, options);
   }
 
   /** Forks n sandboxes from the snapshot. */
@@ -163,6 +177,25 @@ export class Snapshots {
       seconds: 600,
     })) as Schemas["SnapshotInfo"];
     return new Snapshot(this.#client, camel(info));
+  }
+
+  /** Makes a snapshot of the one at a reference in a registry, such as "ghcr.io/owner/python-numpy:1". */
+  async pull(reference: string, options: PullOptions = {}): Promise<Snapshot> {
+    const result = await pull(this.#client, reference, options);
+    if (result.snapshot === undefined) {
+      throw new StreamBrokenError("the result of the pull names no snapshot");
+    }
+    const snapshot = new Snapshot(this.#client, result.snapshot);
+    snapshot.pulled = result;
+    return snapshot;
+  }
+
+  /**
+   * Writes a snapshot to a registry, as "ghcr.io/owner/python-numpy:1". The result has the reference
+   * with the digest.
+   */
+  push(tag: string | Snapshot, reference: string, options: PushOptions = {}): Promise<HubResult> {
+    return push(this.#client, tagOf(tag, "tag"), reference, options);
   }
 
   /**

@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import os
 from builtins import list as List
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from .. import _args
-from .._wire import Baked, BuildResult, Limits, SnapshotInfo, SnapshotInfoDetail, Verified
+from .._builds import registry_auth_of
+from .._errors import StreamBrokenError
+from .._wire import Baked, BuildResult, HubFile, HubResult, Limits, SnapshotInfo, SnapshotInfoDetail, Verified
+from ._hub import TRUST, move
 
 if TYPE_CHECKING:
     from ._client import Client
@@ -31,6 +34,8 @@ class Snapshot:
         """The daemon's answer when this snapshot was made or listed; None if there was none."""
         self.built: BuildResult | None = None
         """The result of the build that made it; None unless this program has built it."""
+        self.pulled: HubResult | None = None
+        """The result of the pull that made it; None unless this program has pulled it."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.tag}>"
@@ -45,6 +50,19 @@ class Snapshot:
 
             client = Client.default()
         return client.build(context, **options)
+
+    @classmethod
+    def pull(cls, reference: str, *, client: Client | None = None, **options: Any) -> Snapshot:
+        """Pulls a snapshot from a registry; the options are those of Snapshots.pull."""
+        if client is None:
+            from ._client import Client
+
+            client = Client.default()
+        return client.snapshots.pull(reference, **options)
+
+    def push(self, reference: str, **options: Any) -> HubResult:
+        """Writes the snapshot to a registry; see Snapshots.push."""
+        return self.client.snapshots.push(self.tag, reference, **options)
 
     def info(self) -> SnapshotInfoDetail:
         """All information about the snapshot."""
@@ -120,6 +138,62 @@ class Snapshots:
         """Makes a snapshot with the same content that depends on no other snapshot, with the tag to."""
         info = SnapshotInfo.from_json(self._call("POST", tag, "/compact", {"to": _args.name("to", to)}))
         return Snapshot(self._client, info.tag, info)
+
+    def pull(
+        self,
+        reference: str,
+        *,
+        tag: str | None = None,
+        lazy: bool = False,
+        reuse: bool = False,
+        trust: str | None = None,
+        mirrors: Sequence[str] = (),
+        registry_auth: Mapping[str, Mapping[str, str]] | None = None,
+        on_progress: Callable[[HubFile], Any] | None = None,
+    ) -> Snapshot:
+        """Makes a snapshot of the one at a reference, such as "ghcr.io/owner/python-numpy:1". By default it
+        gets the tag of the pushed snapshot. With lazy=True it can be forked before all of it has arrived.
+        With reuse=True, a snapshot that an earlier pull has made from the same artifact is returned. trust
+        is what happens without a trusted signature: "require", "warn" or "off"; by default the daemon
+        decides. mirrors are up to four repositories with the same files. registry_auth has credentials by
+        host, as in Client.build. on_progress is called with each change of a file; the pull waits for it."""
+        if isinstance(mirrors, str) or len(mirrors) > 4:
+            raise _args.wrong("mirrors", mirrors, "a list of at most four repositories")
+        body = _args.given(
+            reference=_args.text("reference", reference),
+            tag=None if tag is None else _args.name("tag", tag),
+            lazy=lazy or None,
+            reuse=reuse or None,
+            trust=_args.one_of("trust", trust, TRUST),
+            mirrors=[_args.text("mirrors", m) for m in mirrors] or None,
+            registry_auth=registry_auth_of(registry_auth),
+        )
+        result = move(self._client, "/v1/pulls", body, on_progress)
+        if result.snapshot is None:
+            raise StreamBrokenError("the result of the pull names no snapshot")
+        snapshot = Snapshot(self._client, result.snapshot.tag, result.snapshot)
+        snapshot.pulled = result
+        return snapshot
+
+    def push(
+        self,
+        tag: str,
+        reference: str,
+        *,
+        record_hot: bool = False,
+        registry_auth: Mapping[str, Mapping[str, str]] | None = None,
+        on_progress: Callable[[HubFile], Any] | None = None,
+    ) -> HubResult:
+        """Writes a snapshot to a registry, as "ghcr.io/owner/python-numpy:1". With record_hot=True, the daemon
+        runs it twice, and adds a list of what its first forks need. registry_auth and on_progress are those
+        of pull. The result has the reference with the digest."""
+        body = _args.given(
+            reference=_args.text("reference", reference),
+            record_hot=record_hot or None,
+            registry_auth=registry_auth_of(registry_auth),
+        )
+        path = f"/v1/snapshots/{quote(_args.name('tag', tag), safe='')}/push"
+        return move(self._client, path, body, on_progress)
 
     def bake(
         self,
