@@ -22,6 +22,7 @@ type EventsRequest struct {
 	After     string   // ID of an event: the daemon sends all later events; empty: only new events
 	Sandboxes []string // ids; empty: all sandboxes and snapshots
 	Labels    []string // NAME=VALUE or NAME; the sandbox must have all of them
+	Records   bool     // send the records of Event.Sandbox and Event.Snapshot; older daemons refuse this
 	Begun     func()   // called when the daemon has begun to send events; later events are not missed; may be nil
 }
 
@@ -37,6 +38,9 @@ const maxEvent = 1 << 20
 // event of type "missed".
 func (c *Client) Events(ctx context.Context, req EventsRequest, f func(Event) error) error {
 	query := url.Values{"sandbox": req.Sandboxes, "label": req.Labels}
+	if req.Records {
+		query.Set("records", "true")
+	}
 	header := http.Header{"Accept": {v1.EventStream}}
 	if req.After != "" {
 		header.Set("Last-Event-ID", req.After)

@@ -23,6 +23,11 @@ type Event struct {
 
 	Reason string `json:"reason,omitempty"` // one word for the change, or for the way in which the sandbox exited
 	Detail string `json:"detail,omitempty"` // Reason as text; may come from the guest
+
+	// Records of the objects that changed, if the client requested records. They may be newer than the
+	// event. A missing record must be read, or its object no longer exists.
+	Sandbox  *Sandbox  `json:"sandbox,omitempty"`
+	Snapshot *Snapshot `json:"snapshot,omitempty"`
 }
 
 // EventMissed is the type of an event that stands for lost events.

@@ -27,18 +27,24 @@ func NewSSE(w http.ResponseWriter, limit time.Duration) *SSE {
 // AddText adds raw text that ends with an empty line, such as a comment.
 func (s *SSE) AddText(text string) { s.pending = append(s.pending, text...) }
 
-// Add adds an event. The parameters id and name, and the JSON of v, must not contain line breaks.
+// Add adds an event; see EventText.
 func (s *SSE) Add(id, name string, v any) error {
+	text, err := EventText(id, name, v)
+	s.AddText(text)
+	return err
+}
+
+// EventText returns the text of an event, for SSE.AddText. The parameters id and name, and the JSON
+// of v, must not contain line breaks.
+func EventText(id, name string, v any) (string, error) {
 	p, err := json.Marshal(v)
 	if err != nil {
-		return err
+		return "", err
 	}
 	if id != "" {
-		s.AddText("id: " + id + "\n")
+		id = "id: " + id + "\n"
 	}
-	s.AddText("event: " + name + "\ndata: ")
-	s.pending = append(append(s.pending, p...), "\n\n"...)
-	return nil
+	return id + "event: " + name + "\ndata: " + string(p) + "\n\n", nil
 }
 
 // Pending returns the number of bytes that Flush will send.

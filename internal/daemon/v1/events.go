@@ -47,6 +47,10 @@ func (a *api) events(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	records, err := boolQuery(r, "records")
+	if err != nil {
+		return err
+	}
 	after := r.Header.Get(lastEventID)
 	if q := r.URL.Query().Get("after"); q != "" {
 		after = q
@@ -57,8 +61,10 @@ func (a *api) events(w http.ResponseWriter, r *http.Request) error {
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
 	defer context.AfterFunc(a.Face.Stopping, cancel)()
-	s := eventStream{events: a.view(r).Events(after), keepalive: a.Face.Limits.Keepalive, gather: gather,
-		filter: eventFilter{sandboxes: r.URL.Query()["sandbox"], labels: labels}, out: face.NewSSE(w, a.Face.Limits.Stall)}
+	view := a.view(r)
+	s := eventStream{events: view.Events(after), text: a.textOf(view, records), keepalive: a.Face.Limits.Keepalive, gather: gather,
+		out:    face.NewSSE(w, a.Face.Limits.Stall),
+		filter: eventFilter{sandboxes: r.URL.Query()["sandbox"], labels: labels}}
 	s.run(ctx)
 	return nil
 }
@@ -70,6 +76,7 @@ const maxPending = 32 << 10
 // eventStream sends events to a client.
 type eventStream struct {
 	events    eventSource
+	text      func(id string, e *event.Event) (string, error) // returns the text of an event
 	filter    eventFilter
 	out       *face.SSE
 	keepalive time.Duration // interval at which a silent stream sends its position
@@ -131,8 +138,9 @@ func (s *eventStream) add(ctx context.Context) error {
 		place := s.events.Place()
 		return s.out.Add(place, apiv1.EventMissed, face.MissedEvent(place))
 	case s.filter.wants(&e):
-		about := face.EventOf(s.events.ID(&e), &e)
-		return s.out.Add(about.ID, about.Type, about)
+		text, err := s.text(s.events.ID(&e), &e)
+		s.out.AddText(text)
+		return err
 	}
 	return nil
 }

@@ -159,3 +159,44 @@ func TestEventStreamsAreBounded(t *testing.T) {
 		time.Sleep(5 * time.Millisecond)
 	}
 }
+
+// With records, an event has the record of a new object, as a client would read it.
+func TestEventsHaveRecords(t *testing.T) {
+	cl, _, id := forked(t)
+	ctx := t.Context()
+	if _, err := cl.Branch(ctx, id, client.BranchRequest{Tag: "b", Mode: "diff"}); err != nil {
+		t.Fatal(err)
+	}
+	follow(t, cl, client.EventsRequest{After: "none", Sandboxes: []string{id}}, "snapshot.persisted")
+	sandbox, err := cl.Sandbox(ctx, id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	snapshot, err := cl.Snapshot(ctx, "b")
+	if err != nil {
+		t.Fatal(err)
+	}
+	gone, err := cl.Fork(ctx, client.ForkRequest{SnapshotTag: "a.b", N: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cl.Kill(ctx, gone.Sandboxes[0].ID); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // the second stream gets the texts that the first has made
+		for _, e := range follow(t, cl, client.EventsRequest{After: "none", Records: true}, "sandbox.deleted") {
+			box, saved := e.SandboxID == id && e.Type != "snapshot.persisted", e.Type == "snapshot.created" && e.SnapshotTag == "b"
+			if (e.Sandbox != nil) != box || box && !reflect.DeepEqual(*e.Sandbox, sandbox) {
+				t.Errorf("%s of %s: %+v, want %+v", e.Type, e.SandboxID, e.Sandbox, sandbox)
+			}
+			if saved && (e.Snapshot == nil || !reflect.DeepEqual(*e.Snapshot, snapshot.Snapshot)) {
+				t.Errorf("%s of %s: %+v, want %+v", e.Type, e.SnapshotTag, e.Snapshot, snapshot.Snapshot)
+			}
+		}
+	}
+	for _, e := range follow(t, cl, client.EventsRequest{After: "none"}, "sandbox.deleted") {
+		if e.Sandbox != nil || e.Snapshot != nil {
+			t.Errorf("%s has records, without a request for them", e.Type)
+		}
+	}
+}

@@ -19,12 +19,16 @@ import (
 // would measure their time too. The kernel buffers some thousand events for each client.
 func BenchmarkEventStreams(b *testing.B) {
 	const streams = 10
-	for _, gather := range []time.Duration{0, 50 * time.Millisecond, 100 * time.Millisecond} {
+	for _, gather := range []time.Duration{0, 100 * time.Millisecond, 250 * time.Millisecond} {
 		b.Run(fmt.Sprintf("gather=%v", gather), func(b *testing.B) {
+			var texts eventTexts
+			shared := func(id string, e *event.Event) (string, error) {
+				return texts.get(textKey{id: id}, func() (string, error) { return eventText(id, e) })
+			}
 			ring := event.NewRing(event.DefaultSize)
 			begun := make(chan struct{})
 			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				s := eventStream{events: ringEvents{ring.Follow(""), ring}, out: face.NewSSE(w, time.Minute),
+				s := eventStream{events: ringEvents{ring.Follow(""), ring}, text: shared, out: face.NewSSE(w, time.Minute),
 					keepalive: time.Minute, gather: gather}
 				begun <- struct{}{}
 				s.run(r.Context())

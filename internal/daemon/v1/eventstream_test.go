@@ -61,9 +61,15 @@ type ringEvents struct {
 
 func (r ringEvents) ID(e *event.Event) string { return r.ring.ID(e.Seq) }
 
+// eventText is the text of an event for a client that has not requested records.
+func eventText(id string, e *event.Event) (string, error) {
+	return face.EventText(id, string(e.Kind), face.EventOf(id, e))
+}
+
 // stream starts the stream s with a ring's events after a place. Its keepalive interval is a minute.
 func stream(ctx context.Context, ring *event.Ring, after string, s eventStream) *seen {
 	client := &seen{header: http.Header{}}
+	s.text = eventText
 	s.events, s.out, s.keepalive = ringEvents{ring.Follow(after), ring}, face.NewSSE(client, time.Minute), time.Minute
 	go s.run(ctx)
 	synctest.Wait()

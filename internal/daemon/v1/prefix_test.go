@@ -235,6 +235,39 @@ func TestPrefixOfEvents(t *testing.T) {
 	}
 }
 
+// The records of events name nothing that the client may not see, even if another client has already
+// received the same event.
+func TestPrefixOfRecords(t *testing.T) {
+	w := startTenants(t)
+	for name, cl := range map[string]*client.Client{"team-a/job": w.a, "team-b/job": w.b} { // each sees a deletion
+		f, err := cl.Fork(t.Context(), client.ForkRequest{SnapshotTag: "a.b", N: 1, Labels: map[string]string{name: "8"}})
+		must(t, err)
+		must(t, cl.Kill(t.Context(), f.Sandboxes[0].ID))
+	}
+	records := func(cl *client.Client) (boxes []client.Sandbox, tags []string) {
+		for _, e := range follow(t, cl, client.EventsRequest{After: "none", Records: true}, "sandbox.deleted") {
+			if e.Type == "sandbox.created" && e.Sandbox != nil && e.SandboxID == w.sandbox {
+				boxes = append(boxes, *e.Sandbox)
+			}
+			if e.Snapshot != nil {
+				tags = append(tags, e.Snapshot.Tag)
+			}
+		}
+		return boxes, tags
+	}
+	if boxes, tags := records(w.Client); len(boxes) != 1 || boxes[0].Owner != "token:b" || boxes[0].LatestTag != "plain" ||
+		!slices.Equal(tags, []string{"a.b", "team-b.one", "plain"}) {
+		t.Errorf("for the admin: %+v, %v", boxes, tags)
+	}
+	if boxes, tags := records(w.b); len(boxes) != 1 || boxes[0].Owner != "" || boxes[0].LatestTag != "" ||
+		!slices.Equal(tags, []string{"team-b.one"}) {
+		t.Errorf("for b: %+v, %v", boxes, tags)
+	}
+	if boxes, tags := records(w.a); len(boxes) != 0 || len(tags) != 0 {
+		t.Errorf("for a: %+v, %v", boxes, tags)
+	}
+}
+
 // If a token has a prefix, the labels that its client gives a branch must begin with the prefix,
 // except labels for turns.
 func TestPrefixOfLabelsOfBranches(t *testing.T) {

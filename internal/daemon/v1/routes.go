@@ -81,7 +81,9 @@ type api struct {
 	Config
 	open map[string]bool // patterns of routes that need no token
 	held held
-	mcp  http.Handler // answers messages of the Model Context Protocol; may be nil
+	// texts has the texts of the latest events, which streams share.
+	texts eventTexts
+	mcp   http.Handler // answers messages of the Model Context Protocol; may be nil
 }
 
 func (c Config) withDefaults() Config {

@@ -87,6 +87,7 @@ func TestSlips(t *testing.T) {
 		{"GET", "/v1/sandboxes?a=%zz", "", "query"},
 		{"GET", "/v1/events?gather_secs=1.5", "", "gather_secs: \\\"1.5\\\": want 0 to 1 seconds"},
 		{"GET", "/v1/events?gather_secs=-1", "", "gather_secs: "},
+		{"GET", "/v1/events?records=yes", "", "records: "},
 		{"POST", "/v1/sandboxes", `{"snapshot_tag":""}`, "snapshot_tag: it is empty"},
 		{"POST", "/v1/sandboxes", `{"snapshot_tag":"a","n":1,"n":2}`, "n: the field is there twice"},
 		{"POST", "/v1/sandboxes", `{"env":{"A":"b","A":"c"}}`, "env.A: the field is there twice"},

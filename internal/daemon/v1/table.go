@@ -124,7 +124,7 @@ func (a *api) routes() []route {
 		{"POST /v1/sandboxes/{id}/ports/{port}/url", PortScope, nil, reads, call(created, a.signPort)},
 
 		{"GET /v1/host/metrics", auth.Read, span, f.Lists, get(a.hostMetrics)},
-		{"GET /v1/events", auth.Read, []string{"after", "sandbox", "label", "gather_secs"}, f.Followers, a.events},
+		{"GET /v1/events", auth.Read, []string{"after", "sandbox", "label", "gather_secs", "records"}, f.Followers, a.events},
 
 		{"GET /v1/workspaces", auth.Read, part, lists, listed(a.listWorkspaces)},
 		{"POST /v1/workspaces", auth.Run, nil, work, f.Once(call(created, a.createWorkspace))},

@@ -56,6 +56,18 @@ func (v *View) hides(id string) bool {
 	return err == nil && v.Reach(id) != nil
 }
 
+// SnapshotInfo returns the Info of a snapshot, as Snapshots does.
+func (v *View) SnapshotInfo(tag string) (store.Info, error) {
+	if err := v.hasTag(tag); err != nil {
+		return store.Info{}, err
+	}
+	i, err := v.host.manager.Snapshots().Info(tag)
+	if err == nil && v.p.Prefix != "" {
+		v.narrow(&i)
+	}
+	return i, err
+}
+
 // Snapshot describes a snapshot, without references to sandboxes and snapshots that the principal
 // may not see.
 func (v *View) Snapshot(tag string) (d store.Detail, err error) {

@@ -66,6 +66,15 @@ type View struct {
 	only string // id of the only visible sandbox; empty: all sandboxes that p may see are visible
 }
 
+// Key identifies what a View contains: two Views with the same Key contain the same objects.
+type Key struct {
+	p    owner.Owner
+	only string
+}
+
+// Key returns the Key of the View.
+func (v *View) Key() Key { return Key{v.p, v.only} }
+
 // as returns a context in which the manager acts for the principal.
 func (v *View) as(ctx context.Context) context.Context {
 	if v.only != "" {

@@ -2150,6 +2150,12 @@ class Event(Record):
     """what was done, or how the sandbox exited, as one word"""
     detail: str | None = None
     """the reason in words, which a guest may have chosen"""
+    sandbox: SandboxInfo | None = None
+    snapshot: SnapshotInfo | None = None
+    _nested: ClassVar[Nested] = {
+        "sandbox": SandboxInfo,
+        "snapshot": SnapshotInfo,
+    }
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)

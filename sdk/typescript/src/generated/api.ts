@@ -1600,6 +1600,8 @@ export interface components {
             reason?: string;
             /** @description the reason in words, which a guest may have chosen */
             detail?: string;
+            sandbox?: components["schemas"]["SandboxInfo"];
+            snapshot?: components["schemas"]["SnapshotInfo"];
         };
         File: {
             name: string;
