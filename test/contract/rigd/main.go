@@ -74,7 +74,7 @@ func main() {
 	}
 }
 
-func run() (err error) {
+func run() error {
 	bind := flag.String("bind", "127.0.0.1:0", "loopback address to serve on")
 	keepalive := flag.Duration("keepalive", 0, "how often silent streams say something; 0: as the daemon's default")
 	checked := flag.Bool("checked", true, "fail (exit code 1) if traffic is not as api/openapi.yaml has it")
@@ -90,49 +90,43 @@ func run() (err error) {
 		_, _ = io.Copy(io.Discard, os.Stdin)
 		stop()
 	}()
-	t := &lifetime{}
-	defer func() {
-		stopped, isFatal := recover().(fatal)
-		if isFatal {
-			err = stopped
+	return apirig.During("rigd", func(t *apirig.Lifetime) error {
+		self, err := os.Executable()
+		if err != nil {
+			return err
 		}
-		err = errors.Join(err, t.end())
-	}()
-	self, err := os.Executable()
-	if err != nil {
-		return err
-	}
-	if err := guestRAM(t); err != nil {
-		return err
-	}
-	rig := apirig.New(t, apirig.Options{Unchecked: !*checked, Open: *open, Domain: *domain,
-		Private: *private, Limits: face.Limits{Keepalive: *keepalive}, Images: strings.Fields(*images),
-		Agent: func(dir string) *exec.Cmd { return agentHere(t, self, dir, *private) }})
-	go rig.History.Run(ctx)
-	if *dirty > 0 {
-		rig.VMs.GuestDirty = *dirty
-	}
-	d := newDaemon(rig)
-	tmp := t.TempDir()
-	if err := d.listen("tcp", *bind); err != nil {
-		return err
-	}
-	if err := d.listen("unix", filepath.Join(tmp, "forkd.sock")); err != nil {
-		return err
-	}
-	d.serve()
-	t.Cleanup(d.close)
-	r := ready{URL: "http://" + d.addresses[0].String(), Socket: "unix://" + d.addresses[1].String(),
-		Docker: "unix://" + rig.ServeDocker(t), Token: apirig.Token, Snapshot: "base", Tmp: t.TempDir(),
-		File: rig.Parent.Kernel, Tokens: rig.TokenFile, PID: os.Getpid()}
-	if err := bake(ctx, rig, r); err != nil {
-		return err
-	}
-	if err := json.NewEncoder(os.Stdout).Encode(r); err != nil {
-		return err
-	}
-	<-ctx.Done()
-	return nil
+		if err := guestRAM(t); err != nil {
+			return err
+		}
+		rig := apirig.New(t, apirig.Options{Unchecked: !*checked, Open: *open, Domain: *domain,
+			Private: *private, Limits: face.Limits{Keepalive: *keepalive}, Images: strings.Fields(*images),
+			Agent: func(dir string) *exec.Cmd { return agentHere(t, self, dir, *private) }})
+		go rig.History.Run(ctx)
+		if *dirty > 0 {
+			rig.VMs.GuestDirty = *dirty
+		}
+		d := newDaemon(rig)
+		tmp := t.TempDir()
+		if err := d.listen("tcp", *bind); err != nil {
+			return err
+		}
+		if err := d.listen("unix", filepath.Join(tmp, "forkd.sock")); err != nil {
+			return err
+		}
+		d.serve()
+		t.Cleanup(d.close)
+		r := ready{URL: "http://" + d.addresses[0].String(), Socket: "unix://" + d.addresses[1].String(),
+			Docker: "unix://" + rig.ServeDocker(t), Token: apirig.Token, Snapshot: "base", Tmp: t.TempDir(),
+			File: rig.Parent.Kernel, Tokens: rig.TokenFile, PID: os.Getpid()}
+		if err := bake(ctx, rig, r); err != nil {
+			return err
+		}
+		if err := json.NewEncoder(os.Stdout).Encode(r); err != nil {
+			return err
+		}
+		<-ctx.Done()
+		return nil
+	})
 }
 
 func bake(ctx context.Context, rig *apirig.Rig, r ready) error {
@@ -152,7 +146,7 @@ const privateDir = "/srv"
 
 // agentHere returns the command of an agent. The agent exits when this program exits. If private is
 // set, the agent has a mount namespace of its own, in which this program's user is root.
-func agentHere(t *lifetime, self, dir string, private bool) *exec.Cmd {
+func agentHere(t *apirig.Lifetime, self, dir string, private bool) *exec.Cmd {
 	cmd := exec.Command(self, agentArg, dir)
 	if private {
 		cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWUSER | unix.CLONE_NEWNS,
@@ -175,7 +169,7 @@ func mountFiles(own string) error {
 
 // guestRAM maps memory like a VMM. The statistics of a sandbox, whose VM is fake, measure this
 // mapping.
-func guestRAM(t *lifetime) error {
+func guestRAM(t *apirig.Lifetime) error {
 	ram, err := unix.Mmap(-1, 0, 512<<20, unix.PROT_READ|unix.PROT_WRITE,
 		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
 	if err != nil {
@@ -183,58 +177,6 @@ func guestRAM(t *lifetime) error {
 	}
 	t.Cleanup(func() { _ = unix.Munmap(ram) }) // the process is about to exit
 	return nil
-}
-
-// lifetime implements apirig.T outside of tests.
-type lifetime struct {
-	mu     sync.Mutex
-	undo   []func()
-	errors []error
-}
-
-// fatal is the value with which the methods Fatal and Fatalf panic.
-type fatal struct{ error }
-
-func (t *lifetime) Helper() {}
-
-func (t *lifetime) TempDir() string {
-	dir, err := os.MkdirTemp("", "forkd-rig")
-	if err != nil {
-		t.Fatal(err)
-	}
-	// An error is ignored, because some users cannot remove the files of a guest.
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	return dir
-}
-
-func (t *lifetime) Cleanup(f func()) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.undo = append(t.undo, f)
-}
-
-func (t *lifetime) Errorf(format string, args ...any) {
-	err := fmt.Errorf(format, args...)
-	fmt.Fprintln(os.Stderr, "rigd:", err)
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.errors = append(t.errors, err)
-}
-
-func (t *lifetime) Fatalf(format string, args ...any) { panic(fatal{fmt.Errorf(format, args...)}) }
-func (t *lifetime) Fatal(args ...any)                 { panic(fatal{errors.New(fmt.Sprint(args...))}) }
-
-// end calls the functions that were passed to Cleanup, and returns their errors.
-func (t *lifetime) end() error {
-	t.mu.Lock()
-	undo := t.undo
-	t.mu.Unlock()
-	for _, f := range slices.Backward(undo) {
-		f()
-	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return errors.Join(t.errors...)
 }
 
 // restartGap is the default time between the end and the start of a restart.
