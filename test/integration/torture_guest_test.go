@@ -26,18 +26,24 @@ var guestSize = guest.Size{MemoryMiB: 8, DiskMiB: 1, CPUs: 1}
 const stepLimit = 2 * time.Minute
 
 // makeBase bakes a parent, starts the guest program in a child of it, and makes a snapshot of the
-// child: the base.
+// child: the base. A half of the blocks is on a volume, which all descendants of the base copy.
 func (x *fire) makeBase() {
 	x.t.Helper()
 	f := x.d.f
 	err := x.d.bake(x.t, client.BakeRequest{
 		Tag: "bare", Kernel: f.assets.Minimal.VMLinux, Initrd: f.assets.Minimal.Initrd,
 		Rootfs: filepath.Join(f.assets.Images["base"], "rootfs.ext4"), MemSizeMiB: 128, VCPUs: uint32(guestSize.CPUs),
+		VolumeSlots: 1,
 	})
 	if err != nil {
 		x.t.Fatal(err)
 	}
-	s := x.fork("bare")
+	_, err = x.d.CreateVolume(x.d.ctx(x.t, stepLimit), client.VolumeRequest{Name: "blocks", SizeMiB: 16})
+	x.fail(err)
+	list, err := x.forkN(client.ForkRequest{SnapshotTag: "bare", N: 1,
+		Volumes: []client.VolumeMount{{Name: "blocks", Path: guest.Volume}}})
+	x.fail(err)
+	s := list[0]
 	program, err := os.ReadFile(f.assets.Torture)
 	if err == nil {
 		err = x.d.WriteFile(x.d.ctx(x.t, stepLimit), s.ID, guest.Program, bytes.NewReader(program))
@@ -45,12 +51,13 @@ func (x *fire) makeBase() {
 	if err != nil {
 		x.t.Fatal(err)
 	}
-	x.d.sh(x.t, s.ID, guestSize.Start())
+	x.d.sh(x.t, s.ID, guestSize.StartOn())
 	p := x.mark(s.ID)
 	made, err := x.branch(s.ID, baseTag, client.BranchRequest{Mode: "full"})
 	x.fail(err)
 	x.took(made, p)
 	x.d.kill(x.t, s)
+	x.fail(x.d.DeleteVolume(x.d.ctx(x.t, stepLimit), "blocks")) // the snapshot keeps its data
 	x.delete("bare", client.DeleteOptions{Force: true})
 	x.check(baseTag)
 }

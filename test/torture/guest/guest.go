@@ -13,7 +13,8 @@ const (
 	Program = "/usr/local/bin/torture"
 	Socket  = "/run/torture.sock"
 	Log     = "/run/torture.log"
-	files   = "/var/lib/torture" // on the root disk
+	files   = "/var/lib/torture" // directory of the blocks, on the root disk
+	Volume  = "/mnt/torture"     // path of a volume, for StartOn
 )
 
 // Port is the vsock port on which the program answers.
@@ -32,6 +33,13 @@ func (s Size) Start() string {
 	return fmt.Sprintf("chmod 755 %s && sync && { setsid %[1]s serve %s %s %d %d >%s 2>&1 & } && "+
 		"i=0; while [ ! -S %[2]s ]; do i=$((i+1)); [ $i -lt 600 ] || { cat %[6]s; exit 1; }; sleep 0.1; done",
 		Program, Socket, files, s.MemoryMiB, s.DiskMiB, Log)
+}
+
+// StartOn is like Start, but the even blocks are on the volume that is mounted at Volume. So each
+// verification also compares the instants of the root disk and of the volume.
+func (s Size) StartOn() string {
+	return fmt.Sprintf("mkdir -p %s && ln -s %s/direct %[1]s/direct && grep -q ' %[2]s ' /proc/mounts && ", files, Volume) +
+		s.Start()
 }
 
 // Report is the answer of the guest program.
