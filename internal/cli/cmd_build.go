@@ -81,8 +81,8 @@ func newBuildCmd() *cobra.Command {
 				return o.runFrom(cmd, &c, args)
 			}
 			if o.from.VolumeSlots != 0 {
-				return usageError{errors.New("--volume-slots goes with --from: build first, and then boot from the disk of " +
-					"that snapshot")}
+				return usageError{errors.New("--volume-slots goes with --from: a recipe has the field volume_slots. For a " +
+					"Dockerfile, build first, and then boot from the disk of that snapshot")}
 			}
 			if len(args) == 0 {
 				return usageError{errors.New("give a RECIPE, a directory with one or with a Dockerfile, or --from TAG")}

@@ -35,6 +35,7 @@ warmup:
     answer = small.double(21), os.environ["WHO"]
 network: none
 memory_mib: 192
+volume_slots: 1
 `
 	files := map[string]string{"src/hello.sh": "#!/bin/sh\necho \"hello $WHO\"\n",
 		"src/small.py": "def double(n):\n    return 2 * n\n"}
@@ -94,5 +95,30 @@ memory_mib: 192
 	req.Limits = &client.Limits{CPUWeight: 50}
 	build(1, 7)
 	see()
+	d.mountedInWarm(t, "small")
 	d.dropBuilt(t, "small")
+}
+
+// mountedInWarm mounts a volume in a child of a warm snapshot whose recipe has a volume slot.
+func (d *daemon) mountedInWarm(t *testing.T, tag string) {
+	t.Helper()
+	if _, err := d.CreateVolume(d.ctx(t, quietLimit), client.VolumeRequest{Name: "warm", SizeMiB: 16}); err != nil {
+		t.Fatal(err)
+	}
+	f, err := d.Fork(d.ctx(t, bakeLimit), client.ForkRequest{SnapshotTag: tag, N: 1,
+		Volumes: []client.VolumeMount{{Name: "warm", Path: "/data"}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := f.Sandboxes[0].ID
+	if got := d.sh(t, id, "echo kept >/data/x && grep -c ' /data ' /proc/mounts"); got != "1\n" {
+		t.Errorf("mounts of /data: %q", got)
+	}
+	if got := d.value(t, id, "answer"); got != "(42, 'recipe')" {
+		t.Errorf("the warm interpreter has %s", got)
+	}
+	d.kill(t, f.Sandboxes...)
+	if err := d.DeleteVolume(d.ctx(t, quietLimit), "warm"); err != nil {
+		t.Error(err)
+	}
 }

@@ -63,6 +63,8 @@ type Recipe struct {
 	Unique    string `yaml:"unique"`
 	MemoryMiB int    `yaml:"memory_mib"` // 0 means 512
 	VCPUs     int    `yaml:"vcpus"`      // 0 means 1
+	// number of volumes that a child can mount
+	VolumeSlots int `yaml:"volume_slots"`
 	// size of the file system; unused space takes no space on the host; 0 means 1024
 	DiskMiB int `yaml:"disk_mib"`
 
@@ -311,6 +313,7 @@ func (r *Recipe) validate() error {
 	}{
 		{"memory_mib", r.MemoryMiB, minMemoryMiB, maxMemoryMiB},
 		{"vcpus", r.VCPUs, 1, vm.MaxVCPUs},
+		{"volume_slots", r.VolumeSlots, 0, vm.MaxVolumeSlots},
 		{"disk_mib", r.DiskMiB, minDiskMiB, maxDiskMiB},
 	} {
 		if n.value < n.lo || n.value > n.hi {

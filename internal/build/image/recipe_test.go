@@ -34,6 +34,7 @@ func TestRecipeErrorsNameFieldAndLine(t *testing.T) {
 		{minimal + "vcpus: 256\n", "vcpus: 256 is not between 1 and 255"},
 		{minimal + "warmup: {timeout_secs: -1}\n", "warmup: timeout_secs: -1 is not between"},
 		{minimal + "warmup: {timeout_secs: .nan}\n", "warmup: timeout_secs: NaN is not between"},
+		{minimal + "volume_slots: 9\n", "volume_slots: 9 is not between 0 and 8"},
 		{minimal + "disk_mib: 9999999\n", "disk_mib: "},
 		{minimal + "files: [{source: a, target: b}]\n", "files[0]: target: "},
 		{minimal + "files: [{source: a, target: /../b}]\n", "files[0]: target: "},

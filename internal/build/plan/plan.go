@@ -67,6 +67,8 @@ type Base struct {
 	// Memory of the VM; 0: the executor's default, or the memory of the snapshot.
 	MemoryMiB uint64 `json:"memory_mib,omitempty"`
 	DiskMiB   int    `json:"disk_mib,omitempty"` // disk of the VM, for images; 0: the executor's default
+
+	VolumeSlots uint32 `json:"volume_slots,omitempty"` // number of volumes that a child can mount, for boot files
 }
 
 // Boot names the files that a machine boots from. Their paths are absolute and on the daemon's host.

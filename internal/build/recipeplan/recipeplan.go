@@ -62,7 +62,7 @@ func Read(ctx context.Context, req Request) (*plan.Plan, error) {
 	boot := req.Boot
 	boot.Env = recipe.EnvOver(boot.Env)
 	r.add("boot "+recipe.Base, plan.Step{From: -1, Base: &plan.Base{Boot: &boot, Digest: req.Digest, Memory: true,
-		VCPUs: uint32(recipe.VCPUs), MemoryMiB: uint64(recipe.MemoryMiB)}})
+		VCPUs: uint32(recipe.VCPUs), MemoryMiB: uint64(recipe.MemoryMiB), VolumeSlots: uint32(recipe.VolumeSlots)}})
 	if err := r.files(ctx); err != nil {
 		return nil, err
 	}

@@ -130,6 +130,7 @@ limits: {memory_mib: 256, cpus: 0.5}
 unique: strict
 memory_mib: 768
 vcpus: 2
+volume_slots: 3
 disk_mib: 2048
 `
 

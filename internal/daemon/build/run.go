@@ -314,6 +314,7 @@ func (w *work) bake(ctx context.Context, i int, place func()) error {
 		req.From, req.Foreign = from, !w.req.Admin
 	}
 	req.Client, req.Tag, req.VCPUs, req.MemoryMiB = w.req.Who, w.tagOf(i), base.VCPUs, base.MemoryMiB
+	req.VolumeSlots = base.VolumeSlots
 	w.o.Output(i, "boot")
 	defer w.b.Hold(req.Rootfs)()
 	made, err := w.b.cfg.Baker.Bake(ctx, req)

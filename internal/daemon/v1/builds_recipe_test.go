@@ -56,7 +56,7 @@ warmup:
 		}
 		return strings.Join(strings.Fields(string(text)), " ")
 	}
-	const rest = "unique: strict\nnetwork: {allow: [pypi.org]}\nlimits: {cpus: 0.5}\nmemory_mib: 64\nvcpus: 2\n"
+	const rest = "unique: strict\nnetwork: {allow: [pypi.org]}\nlimits: {cpus: 0.5}\nmemory_mib: 64\nvcpus: 2\nvolume_slots: 3\n"
 	req := recipeOf(r, recipe("last", rest))
 	req.ReadyTimeoutSecs = 100
 	res, out, err := built(t, r.Client, req, files)
@@ -85,7 +85,8 @@ warmup:
 		got := snapshot.Guest{Network: d.Guest.Network, Limits: d.Guest.Limits, Strict: d.Guest.Strict,
 			Defaults: d.Guest.Defaults}
 		want.Env = map[string]string{"BASE": "b", "BOTH": "r"}
-		if jsonOf(t, got) != jsonOf(t, want) || d.DiskOnly || d.Machine.VCPUs != 2 || d.Machine.MemoryBytes != 64<<20 {
+		if jsonOf(t, got) != jsonOf(t, want) || d.DiskOnly || d.Machine.VCPUs != 2 || d.Machine.MemoryBytes != 64<<20 ||
+			d.Machine.VolumeSlots != 3 {
 			t.Errorf("the result is %s of %+v, want %s", jsonOf(t, got), d, jsonOf(t, want))
 		}
 	}
@@ -110,7 +111,7 @@ warmup:
 		!strings.HasSuffix(log(), " other") {
 		t.Errorf("with another command: %+v, %v, %q\n%s", res, err, log(), out)
 	}
-	req.Recipe = recipe("other", "memory_mib: 64\nvcpus: 2\n")
+	req.Recipe = recipe("other", "memory_mib: 64\nvcpus: 2\nvolume_slots: 3\n")
 	// The warm-up has no network, as in the build with the mode none.
 	if res, out, err = built(t, r.Client, req, files); err != nil || res.Run != 3 {
 		t.Errorf("without a network: %+v, %v\n%s", res, err, out)
