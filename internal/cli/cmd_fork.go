@@ -82,13 +82,8 @@ func newForkCmd() *cobra.Command {
 				if req.SnapshotTag, err = remote.pull(ctx, cmd, cl, req.SnapshotTag); err != nil {
 					return f, err
 				}
-				unshare, err := dirs.share(ctx, cl, &req, cmd.ErrOrStderr())
-				if err != nil {
+				if f, err = dirs.fork(ctx, cl, req, false, cmd.ErrOrStderr()); err != nil {
 					return f, err
-				}
-				defer unshare()
-				if f, err = cl.Fork(ctx, req); err != nil {
-					return f, dirs.explained(err)
 				}
 				return f, dirs.copyInto(ctx, cl, f.Sandboxes...)
 			}, func(f client.Forked) error { printForked(cmd, f); return nil })

@@ -74,18 +74,9 @@ func newRunCmd() *cobra.Command {
 				if req.SnapshotTag, err = snapshotFor(ctx, cmd, cl, args[0]); err != nil {
 					return err
 				}
-				unshare, err := dirs.share(ctx, cl, &req, cmd.ErrOrStderr())
+				f, err := dirs.fork(ctx, cl, req, true, cmd.ErrOrStderr())
 				if err != nil {
 					return err
-				}
-				// Ctrl-C does not interrupt the fork, because an interrupted fork may leave a
-				// sandbox behind.
-				whole, cancel := context.WithTimeout(context.WithoutCancel(ctx), forkTimeout)
-				defer cancel()
-				f, err := cl.Fork(whole, req)
-				unshare()
-				if err != nil {
-					return dirs.explained(err)
 				}
 				if err := dirs.copyInto(ctx, cl, f.Sandboxes...); err != nil {
 					return err

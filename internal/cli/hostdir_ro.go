@@ -24,6 +24,27 @@ const (
 	sharedFillSecs = 3600
 )
 
+// fork forks sandboxes that mount the volumes, and the directories with the mode ro. With whole, Ctrl-C
+// does not interrupt the fork itself, because an interrupted fork may leave a sandbox behind.
+func (h *hostDirs) fork(ctx context.Context, cl *client.Client, req client.ForkRequest, whole bool,
+	errOut io.Writer) (client.Forked, error) {
+	remove, err := h.share(ctx, cl, &req, errOut)
+	if err != nil {
+		return client.Forked{}, err
+	}
+	defer remove()
+	if whole {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), forkTimeout)
+		defer cancel()
+	}
+	f, err := cl.Fork(ctx, req)
+	if err != nil {
+		err = h.explained(err)
+	}
+	return f, err
+}
+
 // share gives the sandboxes of a fork the directories with the mode ro. It makes a volume of each
 // directory once, with the help of another sandbox of the snapshot, and adds the volumes to the request.
 // The caller calls remove after the fork: the new sandboxes keep the files without the volumes.

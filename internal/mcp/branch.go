@@ -89,7 +89,7 @@ type forkArgs struct {
 	Env         map[string]string `json:"env,omitempty" jsonschema:"environment variables of programs started in the copies"`
 	Labels      map[string]string `json:"labels,omitempty" jsonschema:"labels of the copies"`
 	TTLSecs     float64           `json:"ttl_secs,omitempty" jsonschema:"seconds after which the copies are removed; 0: never"`
-	HoldEffects []string          `json:"hold_effects,omitempty" jsonschema:"hosts, such as api.example.com or *.example.com, to which requests that may change something are held back: see effects"`
+	HoldEffects []string          `json:"hold_effects,omitempty" jsonschema:"hosts, such as api.example.com or *.example.com, to which requests that may change something are held: see effects"`
 	HoldAnswer  string            `json:"hold_answer,omitempty" jsonschema:"answer to a held request: refuse (an error; default), record (success, although nothing is sent) or wait (none until the hold ends)"`
 	Volumes     []mountArg        `json:"volumes,omitempty" jsonschema:"volumes to mount"`
 }

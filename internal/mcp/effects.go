@@ -6,12 +6,12 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// effectTools returns the tool for requests of a sandbox that were held back.
+// effectTools returns the tool for requests of a sandbox that were held.
 func effectTools() []tool {
 	return []tool{
 		define(
 			"effects",
-			"List the requests of a sandbox that were held back because of hold_effects, with their outcome. With release, end the hold: "+
+			"List the requests of a sandbox that were held because of hold_effects, with their outcome. With release, end the hold: "+
 				"waiting requests are sent to their servers; refused and recorded requests stay unsent.",
 			Run, // bodies may contain secrets
 			destructive|openWorld,
