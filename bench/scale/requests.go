@@ -30,7 +30,9 @@ func (b *bench) requests(ctx context.Context, rig *apirig.Rig, m *measurement, i
 	if err != nil {
 		return err
 	}
-	alive, resumes := b.opt.alive, min(n, b.opt.resumes)
+	alive, resumed := b.opt.alive, ids[:min(n, b.opt.resumes)]
+	remove := func(i int) error { return rig.DeleteSnapshot(ctx, spare(i), client.DeleteOptions{}) }
+	resumes := fmt.Sprintf("resume %d, %d at a time", len(resumed), atOnce)
 	for _, op := range []struct {
 		what  string
 		times int
@@ -38,11 +40,11 @@ func (b *bench) requests(ctx context.Context, rig *apirig.Rig, m *measurement, i
 	}{
 		{"first page of the list", samples, func(int) error { return see(ctx, rig, "", min(n, pageSize)) }},
 		{"page in the last tenth", samples, func(int) error { return see(ctx, rig, last, 1) }},
-		{"remove a snapshot", samples, func(i int) error { return rig.DeleteSnapshot(ctx, spare(i), client.DeleteOptions{}) }},
+		{"remove a snapshot", samples, remove},
 		{"fork a child", samples, func(int) error { return fork(ctx, rig, 1) }},
 		{fmt.Sprintf("fork %d children", alive), 1, func(int) error { return forkAll(ctx, rig, alive) }},
 		{"first page of the list then", samples, func(int) error { return see(ctx, rig, "", min(n, pageSize)) }},
-		{fmt.Sprintf("resume %d, %d at a time", resumes, atOnce), 1, func(int) error { return resume(ctx, rig, ids[:resumes]) }},
+		{resumes, 1, func(int) error { return resume(ctx, rig, resumed) }},
 	} {
 		b.Progress("%d suspended: %s", n, op.what)
 		if err := m.times(op.what, op.times, op.do); err != nil {
@@ -78,7 +80,8 @@ func see(ctx context.Context, rig *apirig.Rig, cursor string, least int) error {
 }
 
 // page gets a page of the list of sandboxes, and the cursor of the next page.
-func page(ctx context.Context, rig *apirig.Rig, cursor string, limit int) (list []client.Sandbox, next string, err error) {
+func page(ctx context.Context, rig *apirig.Rig, cursor string, limit int) (list []client.Sandbox, next string,
+	err error) {
 	query := url.Values{"limit": {strconv.Itoa(limit)}}
 	if cursor != "" {
 		query.Set("cursor", cursor)

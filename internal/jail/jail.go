@@ -109,7 +109,7 @@ func New(o Options) (*Starter, error) {
 	}
 	s.offline = make(chan func())
 	network := -1
-	for range min(runtime.NumCPU(), starters) {
+	for range min(runtime.NumCPU(), maxStarters) {
 		ready := make(chan started)
 		go s.serve(network, ready)
 		first := <-ready
@@ -124,9 +124,10 @@ func New(o Options) (*Starter, error) {
 	return s, nil
 }
 
-// starters is the number of threads that start processes. Starting a process keeps a thread busy
-// for most of a millisecond, and a fork of many children starts many processes.
-const starters = 4
+// maxStarters bounds the number of threads that start processes. There is one for each CPU, because
+// starting a process keeps a thread busy for most of a millisecond, and a fork of many children
+// starts many processes.
+const maxStarters = 32
 
 // started is the message of a thread that is ready to start processes.
 type started struct {

@@ -86,9 +86,13 @@ func TestParse(t *testing.T) {
 	if err != nil || m.Text != "Something is wrong." || m.Run != Daemon || !slices.Equal(m.Files, []string{"x.go"}) {
 		t.Errorf("got %+v, %v", m, err)
 	}
-	for _, bad := range []string{"", diff, "Something.\n\n" + diff, "Something.\n\nRun: never\n\n" + diff, "\nRun: vmm\n\n" + diff} {
+	for _, head := range []string{"", "Something.\n\n", "Something.\n\nRun: never\n\n", "\nRun: vmm\n\n"} {
+		bad := head + diff
 		if m, err := parse("x", []byte(bad)); err == nil {
 			t.Errorf("%q: got %+v", bad, m)
 		}
+	}
+	if m, err := parse("x", nil); err == nil {
+		t.Errorf("an empty file: got %+v", m)
 	}
 }
