@@ -165,7 +165,7 @@ func (s *server) attach(r *codec.Reader, files *donated) error {
 		_ = unix.Close(fd)
 		return fmt.Errorf("frame socket of %s: %w", m.ID, err)
 	}
-	s.sandboxes[m.ID] = b
+	s.sandboxes[m.ID], s.waiting[fd] = b, b
 	s.companyLocked()
 	return nil
 }

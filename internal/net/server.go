@@ -27,6 +27,7 @@ type server struct {
 
 	mu        sync.Mutex
 	sandboxes map[string]*sandbox
+	waiting   map[int]*sandbox // sandboxes without a stack, by frame socket
 	daemons   int
 	freed     bool        // whether a stack was freed since the last sweep
 	alone     *time.Timer // runs while there is neither a daemon nor a sandbox
@@ -45,8 +46,8 @@ func newServer(host *stack.Host, loneliness time.Duration) (*server, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &server{host: host, idle: idle, sandboxes: map[string]*sandbox{}, loneliness: loneliness,
-		lonely: make(chan struct{}, 1)}
+	s := &server{host: host, idle: idle, sandboxes: map[string]*sandbox{}, waiting: map[int]*sandbox{},
+		loneliness: loneliness, lonely: make(chan struct{}, 1)}
 	s.alone = time.AfterFunc(loneliness, func() {
 		select {
 		case s.lonely <- struct{}{}:
@@ -114,6 +115,7 @@ func (s *server) detachLocked(b *sandbox) {
 	s.companyLocked()
 	if b.stack == nil {
 		s.idle.remove(b.fd)
+		delete(s.waiting, b.fd)
 		_ = unix.Close(b.fd)
 		return
 	}
@@ -133,12 +135,8 @@ func (s *server) detachLocked(b *sandbox) {
 func (s *server) wake(fd int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, b := range s.sandboxes {
-		if b.stack != nil || b.fd != fd {
-			continue
-		}
+	if b := s.waiting[fd]; b != nil {
 		s.wakeLocked(b)
-		return
 	}
 }
 
@@ -168,6 +166,7 @@ func (s *server) wakeLocked(b *sandbox) {
 // startLocked creates a sandbox's stack.
 func (s *server) startLocked(b *sandbox) {
 	s.idle.remove(b.fd)
+	delete(s.waiting, b.fd)
 	started, err := stack.New(s.host, os.NewFile(uintptr(b.fd), "frame socket"), &b.Attach, b.counters)
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "forkd-net: %v\n", err)
