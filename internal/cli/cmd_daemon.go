@@ -115,8 +115,6 @@ func newDaemonCmd() *cobra.Command {
 	f.StringVar(&cfg.Accel, "accel", cfg.Accel, "accelerator named in reports: kvm, or tcg on an emulated host")
 	f.BoolVar(&cfg.Jail.NoNamespaces, "no-namespaces", false,
 		"weaken the jail of VMMs and of forkd-net, on hosts that allow no namespaces (see forkd doctor)")
-	f.StringVar(&cfg.Node, "node", "",
-		"name of this host in a cluster, by which 'forkd router' finds the sandboxes that are created from now on")
 	f.BoolVar(&cfg.KillOnExit, "kill-on-exit", false, "kill all sandboxes when the daemon stops")
 	return cmd
 }
@@ -125,6 +123,8 @@ func socketFlags(f *pflag.FlagSet, cfg *daemon.Config) {
 	f.StringVar(&cfg.Socket, "socket", "", "unix socket (default forkd.sock in the run directory, unless --bind is given)")
 	f.StringVar(&cfg.Docker, "docker-socket", "",
 		"unix socket on which to serve a part of the Docker Engine API, for DOCKER_HOST=unix://PATH (docs/docker.md)")
+	f.StringVar(&cfg.Node, "node", "",
+		"name of this host in a cluster, by which 'forkd router' finds the sandboxes that are created from now on")
 }
 
 // clientDaemonFlags registers the flags about the rights and the shares of clients.

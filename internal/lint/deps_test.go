@@ -208,7 +208,7 @@ var rooms = []room{
 	{
 		folder: "internal/apirig", packages: []string{"."},
 		imports: []string{"api/v1", "client", "internal/apitest", "internal/build/dockerfile", "internal/daemon/...",
-			"internal/host/...", "internal/format/disklayer",
+			"internal/host/...", "internal/format/disklayer", "internal/format/snapshot",
 			"internal/jail", "internal/proto/agentproto", "internal/proto/diffproto"},
 		reason: "it prepares tests of the API; the program that is its guests' agent is for them to bring",
 	},

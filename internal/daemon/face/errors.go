@@ -47,16 +47,8 @@ func codeOf(err error) code {
 		named   *workspace.Error
 		disk    *volume.Error
 		guest   *agentclient.Error
-		node    *NodeError
 	)
 	switch {
-	case errors.As(err, &node):
-		if node.Sent {
-			return codeNodeFailed
-		}
-		return codeNode
-	case is[*NotRoutedError](err):
-		return codeNotRouted
 	case is[*vmmclient.NoKVMError](err):
 		return codeNoKVM
 	case errors.As(err, &request):
@@ -146,7 +138,7 @@ func codeOf(err error) code {
 	case vmpool.IsEnd(err):
 		return codeVMEnded
 	}
-	return codeInternal
+	return codeOfRouter(err)
 }
 
 // is reports whether err, or an error that it wraps, has the type E.

@@ -32,7 +32,8 @@ func TestIDsNameTheirNode(t *testing.T) {
 	if other < 99 {
 		t.Errorf("%d of 100 ids of hosts without a name have another node", other)
 	}
-	for _, bad := range []string{"", "sb-", strings.Repeat("a", 25), strings.Repeat("A", 26), "../../etc/passwd", strings.Repeat("b", 26)} {
+	for _, bad := range []string{"", "sb-", strings.Repeat("a", 25), strings.Repeat("A", 26), "../../etc/passwd",
+		strings.Repeat("b", 26)} {
 		if n, err := NodeOfID(bad); err == nil {
 			t.Errorf("%q: node %v", bad, n)
 		}
@@ -40,8 +41,9 @@ func TestIDsNameTheirNode(t *testing.T) {
 }
 
 func TestNamesOfNodes(t *testing.T) {
-	for name, want := range map[string]bool{"a": true, "ip-10-0-0-1.ec2.internal": true, "": false, "-a": false, "a.": false,
-		"A": false, "a b": false, "a/b": false, strings.Repeat("a", 254): false, strings.Repeat("a", 253): true} {
+	for name, want := range map[string]bool{"a": true, "ip-10-0-0-1.ec2.internal": true, "": false, "-a": false,
+		"a.": false, "A": false, "a b": false, "a/b": false, strings.Repeat("a", 254): false,
+		strings.Repeat("a", 253): true} {
 		if err := CheckNode(name); (err == nil) != want {
 			t.Errorf("%.40q: %v", name, err)
 		}
