@@ -26,7 +26,8 @@ func TestRouterRefusesWrongOptions(t *testing.T) {
 		{[]string{"--nodes", nodes, "--bind", "none"}, exitError, "--bind"},
 	} {
 		var stderr bytes.Buffer
-		code := Main(append([]string{"router"}, c.args...), Stdio{In: strings.NewReader(""), Out: &bytes.Buffer{}, Err: &stderr})
+		stdio := Stdio{In: strings.NewReader(""), Out: &bytes.Buffer{}, Err: &stderr}
+		code := Main(append([]string{"router"}, c.args...), stdio)
 		if code != c.code || !strings.Contains(stderr.String(), c.want) {
 			t.Errorf("%q: %d, %s; want %d, %s", c.args, code, stderr.String(), c.code, c.want)
 		}

@@ -16,7 +16,8 @@ func random(r *rand.Rand) []*Node {
 		n := &Node{Name: fmt.Sprintf("node-%d", i), State: State(r.IntN(3)), Has: map[string]Heat{},
 			Capacity: Resources{r.Uint64N(6), r.Uint64N(4) * 1024, r.Uint64N(9)}, ReadRate: float64(r.IntN(3)) * 500,
 			FetchRate: float64(r.IntN(3)) * 100}
-		n.Used = Resources{r.Uint64N(n.Capacity.Sandboxes + 1), r.Uint64N(n.Capacity.MemoryMiB + 1), r.Uint64N(n.Capacity.VCPUs + 1)}
+		n.Used = Resources{r.Uint64N(n.Capacity.Sandboxes + 1), r.Uint64N(n.Capacity.MemoryMiB + 1),
+			r.Uint64N(n.Capacity.VCPUs + 1)}
 		for s := range 3 {
 			n.Has[fmt.Sprint(s)] = Heat(r.IntN(3))
 		}

@@ -163,8 +163,9 @@ func (r *Router) place(w http.ResponseWriter, again func() *http.Request, c *cre
 			break
 		}
 		a := &attempt{node: n, refused: refuses}
-		n.placed(max(c.N, 1))
+		done := n.placing(c.N)
 		r.try(w, again(), a)
+		done(a.status == http.StatusCreated)
 		failed := (*face.NodeError)(nil)
 		switch {
 		case a.err == nil && a.answer == nil:

@@ -85,9 +85,10 @@ func idOn(name string) string { return vmpool.IDPrefix + snapshot.NodeOf(name).N
 func TestHeaders(t *testing.T) {
 	f, url := startFake(t)
 	get(t, "GET", url+"/v1/sandboxes/"+idOn("fake")+"/proxy/80/a%2fb//../c?x=1;y=%zz", "token", "", http.Header{
-		"Connection": {"X-Hop, keep-alive"}, "X-Hop": {"1"}, "Te": {"gzip"}, "Proxy-Authorization": {"x"}, "Keep-Alive": {"1"},
-		"X-Forwarded-For": {"1.2.3.4"}, "Forwarded": {"for=1.2.3.4"}, "X-Forwarded-Host": {"evil"}, "Forkd-Repeat-Only": {"true"},
-		"X-Kept": {"1"}, "Host": {"name.example"}})
+		"Connection": {"X-Hop, keep-alive"}, "X-Hop": {"1"}, "Te": {"gzip"}, "Proxy-Authorization": {"x"},
+		"Keep-Alive": {"1"}, "X-Forwarded-For": {"1.2.3.4"}, "Forwarded": {"for=1.2.3.4"}, "X-Forwarded-Host": {"evil"},
+		"Forkd-Repeat-Only": {"true"},
+		"X-Kept":            {"1"}, "Host": {"name.example"}})
 	got := f.take()
 	if len(got) != 1 {
 		t.Fatalf("%d requests", len(got))
@@ -111,11 +112,13 @@ func TestHeaders(t *testing.T) {
 func TestOnlyNodesOfTheListAreReached(t *testing.T) {
 	f, url := startFake(t)
 	reached := make(chan string, 100)
-	internal := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { reached <- r.RequestURI }))
+	internal := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		reached <- r.RequestURI
+	}))
 	defer internal.Close()
 	address := strings.TrimPrefix(internal.URL, "http://")
-	for _, id := range []string{address, "sb-" + address, "..", "sb-", "%2e%2e", "sb-" + strings.Repeat("a", 26), idOn("other"),
-		strings.ToUpper(idOn("fake")), idOn("fake") + "x", "@" + address, strings.Repeat("a", 4000)} {
+	for _, id := range []string{address, "sb-" + address, "..", "sb-", "%2e%2e", "sb-" + strings.Repeat("a", 26),
+		idOn("other"), strings.ToUpper(idOn("fake")), idOn("fake") + "x", "@" + address, strings.Repeat("a", 4000)} {
 		for _, path := range []string{"/v1/sandboxes/" + id, "/v1/sandboxes/" + id + "/exec", "/v2/sandboxes/" + id} {
 			resp, body := get(t, "GET", url+path, "token", "", nil)
 			if resp.StatusCode != http.StatusNotFound && resp.StatusCode != http.StatusNotImplemented {
@@ -188,7 +191,8 @@ func TestSmuggling(t *testing.T) {
 func TestHostileLists(t *testing.T) {
 	f, url := startFake(t)
 	sandbox := func(n int, fill string) string {
-		return fmt.Sprintf(`{"id": "sb-%d", "created_at": %q, "fill": %q}`, n, time.Unix(int64(n+1), 0).UTC().Format(time.RFC3339Nano), fill)
+		created := time.Unix(int64(n+1), 0).UTC().Format(time.RFC3339Nano)
+		return fmt.Sprintf(`{"id": "sb-%d", "created_at": %q, "fill": %q}`, n, created, fill)
 	}
 	count := 0
 	page := func(next func() string) http.HandlerFunc {
@@ -225,11 +229,12 @@ func TestHostileLists(t *testing.T) {
 	}
 	f.take()
 	f.list = func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "no", http.StatusUnauthorized) }
-	if resp, _ := get(t, "GET", url+"/v1/sandboxes?partial=true", "", "", nil); resp.StatusCode != http.StatusUnauthorized {
+	resp, _ := get(t, "GET", url+"/v1/sandboxes?partial=true", "", "", nil)
+	if resp.StatusCode != http.StatusUnauthorized {
 		t.Errorf("without a token: %s", resp.Status)
 	}
-	for _, query := range []string{"cursor=%25", "cursor=" + strings.Repeat("a", 1000), "limit=0", "limit=1e9", "limit=99999999999999999999",
-		"partial=maybe"} {
+	for _, query := range []string{"cursor=%25", "cursor=" + strings.Repeat("a", 1000), "limit=0", "limit=1e9",
+		"limit=99999999999999999999", "partial=maybe"} {
 		f.take()
 		resp, body := get(t, "GET", url+"/v1/sandboxes?"+query, "token", "", nil)
 		if resp.StatusCode != http.StatusBadRequest || len(f.take()) > 0 {

@@ -40,6 +40,7 @@ type attempt struct {
 	// refused decides whether an answer is kept in answer instead of being sent to the client; nil:
 	// no answer is.
 	refused func(*http.Response) bool
+	status  int     // status of the node's answer; 0: there was none
 	answer  *answer // set if refused returned true
 	err     error   // set, instead of being sent to the client, if refused is set
 }
@@ -81,7 +82,8 @@ var errRefused = errors.New("refused")
 // connections, and sends each part of an answer at once.
 func newProxy() *httputil.ReverseProxy {
 	return &httputil.ReverseProxy{
-		Transport: transport{}, FlushInterval: -1, ErrorLog: log.New(io.Discard, "", 0), // clients and nodes cause its messages
+		Transport: transport{}, FlushInterval: -1,
+		ErrorLog: log.New(io.Discard, "", 0), // clients and nodes cause its messages
 		Rewrite: func(pr *httputil.ProxyRequest) {
 			base := attemptOf(pr.In.Context()).node.base
 			pr.Out.URL.Scheme, pr.Out.URL.Host = base.Scheme, base.Host
@@ -94,6 +96,7 @@ func newProxy() *httputil.ReverseProxy {
 		},
 		ModifyResponse: func(resp *http.Response) error {
 			a := attemptOf(resp.Request.Context())
+			a.status = resp.StatusCode
 			if a.refused == nil || !a.refused(resp) {
 				return nil
 			}
@@ -105,7 +108,8 @@ func newProxy() *httputil.ReverseProxy {
 				return err
 			}
 			header := http.Header{}
-			for _, name := range []string{"Content-Type", "Retry-After", "Www-Authenticate", "Idempotency-Replayed", "X-Request-Id"} {
+			for _, name := range []string{"Content-Type", "Retry-After", "Www-Authenticate", "Idempotency-Replayed",
+				"X-Request-Id"} {
 				if v := resp.Header.Values(name); len(v) > 0 {
 					header[name] = v
 				}

@@ -102,7 +102,8 @@ type cluster struct {
 // start starts a daemon for each name, all with the snapshot a.b, and two routers.
 func start(t *testing.T, o apirig.Options, names ...string) *cluster {
 	t.Helper()
-	c := &cluster{t: t, file: filepath.Join(t.TempDir(), "nodes.json"), rigs: map[string]*apirig.Rig{}, relays: map[string]*relay{}}
+	c := &cluster{t: t, file: filepath.Join(t.TempDir(), "nodes.json"), rigs: map[string]*apirig.Rig{},
+		relays: map[string]*relay{}}
 	token := filepath.Join(t.TempDir(), "token")
 	if err := os.WriteFile(token, []byte(apirig.Token+"\n"), 0o600); err != nil {
 		t.Fatal(err)

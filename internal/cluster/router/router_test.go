@@ -55,7 +55,8 @@ func TestSandboxesOfSeveralNodes(t *testing.T) {
 	if s, err := c.clients[1].Snapshot(ctx, "fresh"); err != nil || s.SandboxID != source {
 		t.Errorf("snapshot: %+v, %v", s, err)
 	}
-	if _, err := c.clients[0].Fork(ctx, client.ForkRequest{SnapshotTag: "none", N: 1}); !errors.Is(err, client.ErrSnapshotNotFound) {
+	_, err := c.clients[0].Fork(ctx, client.ForkRequest{SnapshotTag: "none", N: 1})
+	if !errors.Is(err, client.ErrSnapshotNotFound) {
 		t.Errorf("fork of an unknown snapshot: %v", err)
 	}
 	if v, err := c.clients[0].Version(ctx); err != nil || v.Node != "a" {
@@ -63,7 +64,8 @@ func TestSandboxesOfSeveralNodes(t *testing.T) {
 	}
 	c.servers[0].CloseClientConnections()
 	c.servers[0].Close() // a router dies
-	if r, err := c.clients[1].Exec(ctx, source, client.ExecRequest{Args: []string{"echo", "alive"}}); err != nil || r.Stdout != "alive\n" {
+	r, err := c.clients[1].Exec(ctx, source, client.ExecRequest{Args: []string{"echo", "alive"}})
+	if err != nil || r.Stdout != "alive\n" {
 		t.Errorf("exec through the other router: %+v, %v", r, err)
 	}
 	for _, id := range ids(t, c.clients[1]) {
@@ -116,7 +118,8 @@ func (c *cluster) use(cl *client.Client, id string) {
 		t.Errorf("ping: %+v, %v", p, err)
 	}
 	var out bytes.Buffer
-	if end, err := cl.ExecStream(ctx, id, client.ExecRequest{Args: []string{"sh", "-c", "seq 1 20000; exit 4"}}, &out, nil); err != nil ||
+	count := client.ExecRequest{Args: []string{"sh", "-c", "seq 1 20000; exit 4"}}
+	if end, err := cl.ExecStream(ctx, id, count, &out, nil); err != nil ||
 		end.ExitCode != 4 || strings.Count(out.String(), "\n") != 20000 {
 		t.Errorf("exec in lines: %+v, %v, %d bytes", end, err, out.Len())
 	}
@@ -193,7 +196,8 @@ func TestLostNode(t *testing.T) {
 	}
 	c.relays["b"].set(false, false)
 	c.fresh()
-	if r, err := c.clients[1].Exec(ctx, on["b"], client.ExecRequest{Args: []string{"true"}}); err != nil || r.ExitCode != 0 {
+	if r, err := c.clients[1].Exec(ctx, on["b"], client.ExecRequest{Args: []string{"true"}}); err != nil ||
+		r.ExitCode != 0 {
 		t.Errorf("exec when the node is back: %+v, %v", r, err)
 	}
 	if got := ids(t, c.clients[0]); len(got) != 6 {
@@ -256,9 +260,9 @@ func TestRepeatedRequest(t *testing.T) {
 			t.Errorf("router %d: %s %s, want %s", i, resp.Status, again, first)
 		}
 	}
-	if resp, body := get(t, "POST", c.servers[1].URL+"/v1/forks", apirig.Token, `{"snapshot_tag": "a.b"}`, key); resp.StatusCode !=
-		http.StatusUnprocessableEntity {
-		t.Errorf("another request with the key: %s %s", resp.Status, body)
+	resp, other := get(t, "POST", c.servers[1].URL+"/v1/forks", apirig.Token, `{"snapshot_tag": "a.b"}`, key)
+	if resp.StatusCode != http.StatusUnprocessableEntity {
+		t.Errorf("another request with the key: %s %s", resp.Status, other)
 	}
 	if n := len(ids(t, c.clients[0])); n != 2 {
 		t.Errorf("%d sandboxes, want 2", n)
@@ -290,16 +294,17 @@ func TestFullNodes(t *testing.T) {
 // E2B's requests reach the node of a sandbox by path, by header and by host name.
 func TestE2B(t *testing.T) {
 	c := start(t, apirig.Options{}, "a", "b")
-	resp, body := get(t, "POST", c.servers[0].URL+"/sandboxes", "", `{"templateID": "a.b"}`, http.Header{"X-Api-Key": {apirig.Token}})
+	key := http.Header{"X-Api-Key": {apirig.Token}}
+	resp, body := get(t, "POST", c.servers[0].URL+"/sandboxes", "", `{"templateID": "a.b"}`, key)
 	if resp.StatusCode != http.StatusCreated {
 		t.Fatalf("%s %s", resp.Status, body)
 	}
 	id := ids(t, c.clients[1])[0]
-	if resp, body := get(t, "GET", c.servers[1].URL+"/sandboxes/"+id, "", "", http.Header{"X-Api-Key": {apirig.Token}}); resp.StatusCode !=
+	if resp, body := get(t, "GET", c.servers[1].URL+"/sandboxes/"+id, "", "", key); resp.StatusCode !=
 		http.StatusOK || !strings.Contains(body, id) {
 		t.Errorf("%s %s", resp.Status, body)
 	}
-	if resp, body := get(t, "GET", c.servers[1].URL+"/v2/sandboxes", "", "", http.Header{"X-Api-Key": {apirig.Token}}); resp.StatusCode !=
+	if resp, body := get(t, "GET", c.servers[1].URL+"/v2/sandboxes", "", "", key); resp.StatusCode !=
 		http.StatusNotImplemented || !strings.Contains(body, `"message"`) {
 		t.Errorf("list: %s %s", resp.Status, body)
 	}

@@ -60,11 +60,23 @@ func (n *node) placeable() (*placement.Node, map[string]uint64, error) {
 	return &p, s.sizes, nil
 }
 
-// placed counts sandboxes that a request has placed on the node.
-func (n *node) placed(count uint64) {
+// maxCounted is the maximum number of sandboxes of one request that are counted: that of a daemon.
+const maxCounted = 1000
+
+// placing counts the sandboxes of a request that is sent to the node. The caller calls the returned
+// function at the end, with whether the node has created them. Any client can send such requests.
+func (n *node) placing(count uint64) (done func(created bool)) {
+	count = min(max(count, 1), maxCounted)
 	n.status.mu.Lock()
 	defer n.status.mu.Unlock()
 	n.status.since += count
+	return func(created bool) {
+		n.status.mu.Lock()
+		defer n.status.mu.Unlock()
+		if !created {
+			n.status.since -= min(count, n.status.since) // a round of questions may have reset it
+		}
+	}
 }
 
 // round is a round of questions to all nodes.
@@ -138,7 +150,8 @@ func (n *node) ask(ctx context.Context) (p placement.Node, sizes map[string]uint
 	var v apiv1.Version
 	var host apiv1.HostMetrics
 	var snapshots []apiv1.Snapshot
-	for path, out := range map[string]any{"/version": &v, "/v1/host/metrics?since=10s": &host, "/v1/snapshots": &snapshots} {
+	for path, out := range map[string]any{"/version": &v, "/v1/host/metrics?since=10s": &host,
+		"/v1/snapshots": &snapshots} {
 		if err := n.get(ctx, path, out); err != nil {
 			return p, nil, err
 		}
@@ -195,7 +208,8 @@ func (n *node) get(ctx context.Context, path string, out any) error {
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
-		return fmt.Errorf("GET %s: status %d: the router's token needs the scope read, without a label prefix", path, resp.StatusCode)
+		return fmt.Errorf("GET %s: status %d: the router's token needs the scope read, without a label prefix", path,
+			resp.StatusCode)
 	}
 	if err := json.NewDecoder(io.LimitReader(resp.Body, maxState)).Decode(out); err != nil {
 		return fmt.Errorf("GET %s: answer: %w", path, err)
