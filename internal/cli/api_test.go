@@ -5,10 +5,12 @@ import (
 	"io"
 	stdlog "log"
 	"net"
+	"net/http"
 	"net/http/httptest"
 	"os"
 	"os/exec"
 	"strings"
+	"sync"
 	"testing"
 
 	ociregistry "github.com/google/go-containerregistry/pkg/registry"
@@ -51,6 +53,9 @@ func TestScriptsWithDaemon(t *testing.T) {
 		registry := httptest.NewServer(ociregistry.New(ociregistry.Logger(stdlog.New(io.Discard, "", 0))))
 		env.Defer(registry.Close)
 		env.Setenv("REGISTRY", strings.TrimPrefix(registry.URL, "http://"))
+		web := httptest.NewServer(&webServer{})
+		env.Defer(web.Close)
+		env.Setenv("WEB", web.URL)
 		env.Setenv("TRUSTED_KEYS", keys)
 		env.Setenv("ID", f.Sandboxes[0].ID)
 		env.Setenv("AUDIT", rig.AuditLog)
@@ -64,6 +69,37 @@ func TestScriptsWithDaemon(t *testing.T) {
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"code": wantCode,
 		}, Condition: condition})
+}
+
+// webServer keeps one file for each path, as a bucket does. It wants the length of a file, and its
+// requests have a signature in the query.
+type webServer struct{ files sync.Map }
+
+func (s *webServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if r.URL.RawQuery != "signature=secret" {
+		http.Error(w, "", http.StatusForbidden)
+		return
+	}
+	switch r.Method {
+	case http.MethodPut:
+		p, err := io.ReadAll(r.Body)
+		if err != nil || int64(len(p)) != r.ContentLength {
+			http.Error(w, "", http.StatusLengthRequired)
+			return
+		}
+		s.files.Store(r.URL.Path, p)
+	case http.MethodGet:
+		if r.URL.Path == "/away" { // to a server without TLS
+			http.Redirect(w, r, "http://host.test/one.tar?signature=secret", http.StatusFound)
+			return
+		}
+		p, ok := s.files.Load(r.URL.Path)
+		if !ok {
+			http.NotFound(w, r)
+			return
+		}
+		_, _ = w.Write(p.([]byte))
+	}
 }
 
 // mapGuestRAM maps guest memory into this process, which stands in for the VMM. The statistics of

@@ -156,6 +156,10 @@ func (r *remoteFork) pull(ctx context.Context, cmd *cobra.Command, cl *client.Cl
 		}
 		return name, nil
 	}
+	name, err := hubReference(name)
+	if err != nil {
+		return "", err
+	}
 	auths, err := registryAuth(ctx, r.auth)
 	if err != nil {
 		return "", err

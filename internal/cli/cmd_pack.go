@@ -16,6 +16,7 @@ import (
 
 func newPackCmd() *cobra.Command {
 	var c common
+	var oldTag, out string
 	cmd := &cobra.Command{
 		Use:   "pack TAG FILE",
 		Short: "Pack a snapshot into an archive for another host",
@@ -25,8 +26,15 @@ func newPackCmd() *cobra.Command {
 			"'forkd snapshot-compact' has only the present data. The archive is an OCI image layout, which programs\n" +
 			"such as skopeo can copy.",
 		Example: "  forkd pack python-numpy python-numpy.tar\n  forkd pack python-numpy - | ssh other forkd unpack - --trust off",
-		Args:    usageArgs(arguments(2, 2)),
+		Args:    usageArgs(arguments(0, 2)),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if out != "" {
+				args = append(args, out)
+			}
+			args, err := withTag(cmd, args, oldTag)
+			if err != nil {
+				return err
+			}
 			tag, file := args[0], args[1]
 			if c.streams = file == "-"; c.streams && c.json() {
 				return errNoJSON
@@ -56,9 +64,27 @@ func newPackCmd() *cobra.Command {
 			})
 		},
 	}
+	registerOldTag(cmd, &oldTag)
+	cmd.Flags().StringVar(&out, "out", "", "of forkd 0.5: FILE")
+	_ = cmd.Flags().MarkHidden("out") // fails only for a flag that does not exist
 	c.completeTags(cmd)
 	c.register(cmd)
 	return cmd
+}
+
+// registerOldTag adds the flag that forkd 0.5 has in the place of the argument TAG.
+func registerOldTag(cmd *cobra.Command, tag *string) {
+	cmd.Flags().StringVar(tag, "tag", "", "of forkd 0.5: TAG")
+	_ = cmd.Flags().MarkHidden("tag") // fails only for a flag that does not exist
+}
+
+// withTag puts the value of the flag of registerOldTag before the arguments of a command, which must
+// be two then.
+func withTag(cmd *cobra.Command, args []string, tag string) ([]string, error) {
+	if tag != "" {
+		args = append([]string{tag}, args...)
+	}
+	return args, usageArgs(arguments(2, 2))(cmd, args)
 }
 
 func packTo(ctx context.Context, cl *client.Client, tag string, w io.Writer) (int64, error) {

@@ -47,28 +47,48 @@ func newPushCmd() *cobra.Command {
 	var c common
 	var o registryOptions
 	var recordHot bool
+	var oldTag string
 	cmd := &cobra.Command{
-		Use:   "push TAG REGISTRY/NAME:TAG",
-		Short: "Push a snapshot to an OCI registry",
+		Use:   "push TAG REGISTRY/NAME:TAG|URL",
+		Short: "Push a snapshot to an OCI registry, or its archive to a web server",
 		Long: "The daemon sends all files of a snapshot that the registry lacks, several at a time, and then the tag. An\n" +
 			"interrupted push leaves no tag, and the next one sends only the rest. The registry gets everything that the\n" +
 			"guest had in its memory and on its disk, as 'forkd pack' describes: push to private repositories only.\n" +
 			"Without --registry-auth the daemon uses the 'docker login' of its own user.\n\n" +
 			"With --record-hot, the daemon first runs the snapshot twice, without a network and until its first answer.\n" +
 			"It also pushes a list of the data that both runs read. A daemon that forks the snapshot while it arrives\n" +
-			"fetches this data first.",
+			"fetches this data first.\n\n" +
+			"OWNER/NAME or OWNER/NAME@VERSION names a repository in the registry of $FORKD_HUB_URL. To https://…, such as\n" +
+			"the presigned URL of a bucket, this command sends the archive of 'forkd pack' with the method PUT.",
 		Example: "  forkd push python-numpy ghcr.io/owner/python-numpy:1 --registry-auth ghcr.io\n" +
 			"  forkd push python-numpy ghcr.io/owner/python-numpy:1 --record-hot",
-		Args: usageArgs(arguments(2, 2)),
+		Args: usageArgs(arguments(1, 2)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := checkProgress(o.progress); err != nil {
+				return err
+			}
+			args, err := withTag(cmd, args, oldTag)
+			if err != nil {
+				return err
+			}
+			c.streams = true
+			if u, err := archiveURL(args[1]); err != nil {
+				return err
+			} else if u != nil {
+				if len(o.auth) > 0 || recordHot {
+					return usageError{errors.New("--registry-auth and --record-hot are for REGISTRY/NAME:TAG")}
+				}
+				return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
+					return pushArchive(ctx, cmd, cl, args[0], u)
+				})
+			}
+			if args[1], err = hubReference(args[1]); err != nil {
 				return err
 			}
 			auths, err := registryAuth(cmd.Context(), o.auth)
 			if err != nil {
 				return err
 			}
-			c.streams = true
 			return show(cmd, &c, func(ctx context.Context, cl *client.Client) (client.HubResult, error) {
 				on, end := o.follow(cmd.ErrOrStderr())
 				defer end()
@@ -87,6 +107,7 @@ func newPushCmd() *cobra.Command {
 	}
 	cmd.Flags().BoolVar(&recordHot, "record-hot", false,
 		"run the snapshot twice, and also push a list of the data that its first forks read")
+	registerOldTag(cmd, &oldTag)
 	o.register(cmd)
 	c.completeTags(cmd)
 	c.register(cmd)
@@ -100,8 +121,8 @@ func newPullCmd() *cobra.Command {
 	var mirrors []string
 	var inspect, lazy bool
 	cmd := &cobra.Command{
-		Use:   "pull REGISTRY/NAME:TAG",
-		Short: "Fetch a snapshot from an OCI registry or another daemon",
+		Use:   "pull REGISTRY/NAME:TAG|URL",
+		Short: "Fetch a snapshot from an OCI registry, another daemon or a web server",
 		Long: "The daemon fetches those files of the snapshot that it lacks, several at a time, and prints the tag of the\n" +
 			"new snapshot. A key that the daemon trusts must have signed it, unless the daemon's --trust says\n" +
 			"otherwise. The daemon compares every byte with its digest. NAME@DIGEST in the place of NAME:TAG always names\n" +
@@ -109,7 +130,9 @@ func newPullCmd() *cobra.Command {
 			"The snapshot gets the daemon's default network policy and limits, and every client of the daemon may fork\n" +
 			"it. Without --registry-auth the daemon uses the 'docker login' of its own user. HOST:PORT/TAG:latest pulls a\n" +
 			"snapshot from another daemon, with one of its tokens as the password. 'forkd build docker://IMAGE' pulls a\n" +
-			"container image.",
+			"container image.\n\n" +
+			"OWNER/NAME or OWNER/NAME@VERSION names a repository in the registry of $FORKD_HUB_URL. From https://…, this\n" +
+			"command fetches an archive of 'forkd pack', as 'forkd unpack' does from a file.",
 		Example: "  forkd pull ghcr.io/owner/python-numpy:1 --inspect\n" +
 			"  forkd pull ghcr.io/owner/python-numpy:1 --tag numpy-2\n" +
 			"  forkd pull host-a:8889/python-numpy:latest --registry-auth host-a:8889",
@@ -122,8 +145,22 @@ func newPullCmd() *cobra.Command {
 				return usageError{fmt.Errorf("%.100q names no registry: want REGISTRY/NAME:TAG; "+
 					"'forkd build docker://IMAGE' pulls a container image", args[0])}
 			}
+			if u, err := archiveURL(args[0]); err != nil {
+				return err
+			} else if u != nil {
+				if inspect || lazy || len(mirrors)+len(o.auth) > 0 {
+					return usageError{errors.New("--inspect, --lazy, --mirror and --registry-auth are for REGISTRY/NAME:TAG")}
+				}
+				return show(cmd, &c, func(ctx context.Context, cl *client.Client) (client.HubResult, error) {
+					return pullArchive(ctx, cl, u, client.UnpackOptions{Tag: tag, Trust: trust})
+				}, showMoved(cmd, "pulled"))
+			}
 			if inspect && (tag != "" || trust != "" || lazy || len(mirrors) > 0) {
 				return usageError{errors.New("--inspect makes no snapshot: omit --tag, --trust, --lazy and --mirror")}
+			}
+			reference, err := hubReference(args[0])
+			if err != nil {
+				return err
 			}
 			auths, err := registryAuth(cmd.Context(), o.auth)
 			if err != nil {
@@ -131,10 +168,10 @@ func newPullCmd() *cobra.Command {
 			}
 			if inspect {
 				return show(cmd, &c, func(ctx context.Context, cl *client.Client) (client.RemoteSnapshot, error) {
-					return cl.FindSnapshot(ctx, client.FindRequest{Reference: args[0], RegistryAuth: auths})
+					return cl.FindSnapshot(ctx, client.FindRequest{Reference: reference, RegistryAuth: auths})
 				}, func(s client.RemoteSnapshot) error { return describeRemote(cmd.OutOrStdout(), s) })
 			}
-			req := client.PullRequest{Reference: args[0], Tag: tag, Trust: trust, RegistryAuth: auths, Lazy: lazy,
+			req := client.PullRequest{Reference: reference, Tag: tag, Trust: trust, RegistryAuth: auths, Lazy: lazy,
 				Mirrors: mirrors}
 			c.streams = true
 			return show(cmd, &c, func(ctx context.Context, cl *client.Client) (client.HubResult, error) {

@@ -2,6 +2,7 @@ package artifact
 
 import (
 	"archive/tar"
+	"bufio"
 	"encoding/json"
 	"errors"
 	"io"
@@ -94,6 +95,9 @@ func (t *layoutWriter) file(name string, size int64, r io.Reader) error {
 	return err
 }
 
+// zstdMagic begins a file that is compressed with zstd, RFC 8878 section 3.1.1.
+const zstdMagic = "\x28\xb5\x2f\xfd"
+
 // ReadLayout reads the tar archive of an OCI image layout with one artifact, and returns the digest
 // of the artifact's manifest. It calls the function put for every blob. This function must read the
 // whole blob and compare it with its digest. Entries may have any order. If the archive is invalid,
@@ -102,7 +106,12 @@ func ReadLayout(
 	r io.Reader,
 	put func(d digest.Digest, size int64, r io.Reader) error,
 ) (manifest digest.Digest, err error) {
-	in := treetar.NewReader(r)
+	compressed := bufio.NewReader(r)
+	if p, _ := compressed.Peek(len(zstdMagic)); string(p) == zstdMagic {
+		return "", invalid("the archive is compressed with zstd: decompress it; archives of forkd 0.5 must be made again " +
+			"from their recipe")
+	}
+	in := treetar.NewReader(compressed)
 	var index []byte
 	seen := make(map[string]bool)
 	for {
