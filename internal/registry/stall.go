@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -10,7 +11,7 @@ import (
 	"time"
 )
 
-// minProgress is the number of bytes that a transfer needs in each period of Impatient.Stall.
+// minProgress is the default of Impatient.Least.
 const minProgress = 64 << 10
 
 // ErrStalled means that a registry made no progress, so its request was canceled.
@@ -19,13 +20,15 @@ var ErrStalled = errors.New("it sends or takes too little data")
 // Impatient is a transport that cancels requests which make no progress.
 type Impatient struct {
 	Base  http.RoundTripper
-	Stall time.Duration // maximum time to transfer minProgress bytes, and to wait for an answer
+	Stall time.Duration // maximum time to transfer Least bytes, and to wait for an answer
+	Least int64         // bytes; 0: minProgress
+	Err   error         // error of requests that were canceled; nil: ErrStalled
 }
 
-// RoundTrip implements http.RoundTripper. It fails with ErrStalled if the request was canceled, and
-// reads of the answer's body fail with it too.
+// RoundTrip implements http.RoundTripper. It fails with t.Err if the request was canceled, and reads of
+// the answer's body fail with it too.
 func (t Impatient) RoundTrip(r *http.Request) (*http.Response, error) {
-	p := newPulse(r.Context(), t.Stall)
+	p := newPulse(r.Context(), t)
 	out := r.Clone(p.ctx)
 	if r.Body != nil && r.Body != http.NoBody {
 		out.Body = &sending{r.Body, p}
@@ -44,6 +47,8 @@ func (t Impatient) RoundTrip(r *http.Request) (*http.Response, error) {
 // be read concurrently.
 type pulse struct {
 	every  time.Duration
+	least  int64
+	why    error // see Impatient.Err
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 	bytes  atomic.Int64 // number of bytes since the timer was set
@@ -55,12 +60,12 @@ type pulse struct {
 	until time.Time // when the timer fires
 }
 
-func newPulse(ctx context.Context, every time.Duration) *pulse {
-	p := &pulse{every: every}
+func newPulse(ctx context.Context, t Impatient) *pulse {
+	p := &pulse{every: t.Stall, least: cmp.Or(t.Least, minProgress), why: cmp.Or(t.Err, ErrStalled)}
 	p.ctx, p.cancel = context.WithCancelCause(ctx)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.timer, p.until = time.AfterFunc(every, func() { p.cancel(ErrStalled) }), time.Now().Add(every)
+	p.timer, p.until = time.AfterFunc(p.every, func() { p.cancel(p.why) }), time.Now().Add(p.every)
 	return p
 }
 
@@ -81,16 +86,16 @@ func (p *pulse) pause() time.Duration {
 }
 
 func (p *pulse) add(n int, err error) {
-	if p.bytes.Add(int64(n)) >= minProgress || errors.Is(err, io.EOF) { // at io.EOF, the wait for an answer begins
+	if p.bytes.Add(int64(n)) >= p.least || errors.Is(err, io.EOF) { // at io.EOF, the wait for an answer begins
 		p.bytes.Store(0)
 		p.reset(p.every)
 	}
 }
 
-// cause returns ErrStalled if the request was canceled because it stalled, and otherwise err.
+// cause returns p.why if the request was canceled because it stalled, and otherwise err.
 func (p *pulse) cause(err error) error {
-	if err != nil && errors.Is(context.Cause(p.ctx), ErrStalled) {
-		return ErrStalled
+	if err != nil && errors.Is(context.Cause(p.ctx), p.why) {
+		return p.why
 	}
 	return err
 }

@@ -177,7 +177,7 @@ func (a *lazyPull) newIncoming(ctx context.Context, b artifact.Blob) (*incoming,
 		return nil, errWhole
 	}
 	p := make([]byte, b.IndexBytes)
-	err := a.from.use(ctx, func(c *conn, _ bool) error {
+	err := a.from.use(ctx, func(ctx context.Context, c *conn, _ bool) error {
 		return c.again(ctx, func() error { return a.fetchIndex(ctx, c, b, p) })
 	})
 	if err != nil {
@@ -383,7 +383,7 @@ func (a *lazyPull) fetchFrames(ctx context.Context) error {
 // fetchRange fetches consecutive frames of a blob. If a source fails, fetchRange tries it again for
 // mirrorPatience, or for Config.LazyTimeout if there is no other source.
 func (a *lazyPull) fetchRange(ctx context.Context, in *incoming, first, end int, came func(frame int)) error {
-	return a.from.use(ctx, func(c *conn, last bool) error {
+	return a.from.use(ctx, func(ctx context.Context, c *conn, last bool) error {
 		since, patience := time.Now(), a.hub.cfg.LazyTimeout
 		if !last {
 			patience = min(patience, mirrorPatience)

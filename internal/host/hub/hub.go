@@ -94,6 +94,7 @@ type Hub struct {
 	retryWait  time.Duration     // wait before the second try; doubles before each further try
 	proofsTime time.Duration     // see proofsTime
 	stall      time.Duration     // see wire.stall
+	leave      time.Duration     // see wire.leave
 	small      int64             // see smallBlob
 	roomEvery  int64             // see fetching
 	pace       time.Duration     // see leastRate
@@ -131,6 +132,7 @@ func New(cfg Config) (*Hub, error) {
 		retryWait:  time.Second,
 		proofsTime: proofsTime,
 		stall:      time.Minute,
+		leave:      mirrorPatience,
 		small:      smallBlob,
 		roomEvery:  4 << 20, // the blobs that arrive at the same time take at most about 64 MiB of the reserve
 		pace:       10 * time.Minute,

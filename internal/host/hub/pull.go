@@ -344,7 +344,7 @@ func (p *pull) fetch(ctx context.Context, b artifact.Blob) (*os.File, error) {
 	}
 	s := &step{on: p.on, now: Progress{File: b.Part.Name, State: Pulling, Bytes: b.Size}}
 	f, err := p.hub.cache.add(func(tmp *os.File) (digest.Digest, error) {
-		err := p.from.use(ctx, func(c *conn, _ bool) error {
+		err := p.from.use(ctx, func(ctx context.Context, c *conn, _ bool) error {
 			if err := restart(tmp); err != nil {
 				return err
 			}

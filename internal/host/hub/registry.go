@@ -89,6 +89,8 @@ var (
 	errSlow = errors.New("the transfer is too slow: less than 64 KiB per second in ten minutes")
 	errLong = errors.New("the transfer takes longer than a day; another try continues with the remaining files")
 	errLed  = errors.New("it redirects an upload twice")
+	// The error of a source that has a mirror. It is not temporary.
+	errLeft = errors.New("it is too slow: it has sent less than 64 KiB per second, or no answer, for some seconds")
 )
 
 // wire is the transport to one registry, and to the servers that this registry names for tokens,
@@ -99,6 +101,7 @@ type wire struct {
 	own   http.RoundTripper // for requests to the registry itself
 	home  string            // the registry, as HOST or HOST:PORT
 	stall time.Duration     // see registry.Impatient
+	leave time.Duration     // the same for requests of a source that has a mirror, see mirrorKey
 }
 
 const (
@@ -147,6 +150,10 @@ func (w wire) check(r *http.Request) error {
 
 type blobKey struct{}
 
+// mirrorKey is the key of a context whose requests may be slow only for a short time, because another
+// source has the same blobs.
+type mirrorKey struct{}
+
 // RoundTrip implements http.RoundTripper. If the registry cannot say whether it has a blob (HEAD
 // fails with status 500), RoundTrip answers that the registry lacks the blob, and a push sends it.
 func (w wire) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -157,7 +164,11 @@ func (w wire) RoundTrip(r *http.Request) (*http.Response, error) {
 	if r.URL.Host == w.home {
 		base = w.own
 	}
-	resp, err := registry.Impatient{Base: base, Stall: w.stall}.RoundTrip(r)
+	via := registry.Impatient{Base: base, Stall: w.stall}
+	if r.Context().Value(mirrorKey{}) != nil {
+		via.Stall, via.Least, via.Err = w.leave, int64(leastRate*w.leave.Seconds()), errLeft
+	}
+	resp, err := via.RoundTrip(r)
 	if err != nil {
 		return nil, err
 	}
@@ -204,7 +215,7 @@ func (h *Hub) dial(ctx context.Context, r Remote, scopes ...string) (*conn, erro
 	if err != nil {
 		return nil, fmt.Errorf("read the certificates of the registry %s: %w", repo.RegistryStr(), err)
 	}
-	w := wire{h.base, own, repo.RegistryStr(), h.stall}
+	w := wire{h.base, own, repo.RegistryStr(), h.stall, h.leave}
 	err = c.again(ctx, func() error {
 		c.Transport, err = transport.NewWithContext(ctx, repo.Registry, auth, w, scopes)
 		return err

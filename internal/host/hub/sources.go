@@ -17,7 +17,7 @@ import (
 // MaxMirrors is the maximum number of mirrors of a pull.
 const MaxMirrors = 4
 
-// mirrorPatience is how long a lazy pull waits for a source that fails, if there is another one.
+// mirrorPatience is how long a pull waits for a source that fails or is slow, if there is another one.
 const mirrorPatience = 10 * time.Second
 
 // ParseMirror parses REGISTRY/NAME, the repository of a mirror. A mirror has no tag, because its blobs
@@ -48,15 +48,15 @@ func (h *Hub) sourcesOf(o *Offer) *sources {
 	return &sources{hub: h, now: o.conn, mirrors: o.conn.mirrors}
 }
 
-// use calls f with the connection to a repository. If the repository fails, use goes on with the next
-// mirror, and does not return to the repository. The parameter last says that there is no further
-// mirror.
-func (s *sources) use(ctx context.Context, f func(c *conn, last bool) error) error {
+// use calls f with the connection to a repository, and a context for requests to it. If the repository
+// fails or is slow, use goes on with the next mirror, and does not return to the repository. The
+// parameter last says that there is no further mirror, so that a slow repository is used nevertheless.
+func (s *sources) use(ctx context.Context, f func(ctx context.Context, c *conn, last bool) error) error {
 	for {
 		s.mu.Lock()
 		c, last := s.now, len(s.mirrors) == 0
 		s.mu.Unlock()
-		err := f(c, last)
+		err := f(hurried(ctx, last), c, last)
 		if err == nil || errors.Is(err, errWhole) {
 			return err
 		}
@@ -64,6 +64,14 @@ func (s *sources) use(ctx context.Context, f func(c *conn, last bool) error) err
 			return err
 		}
 	}
+}
+
+// hurried returns a context for requests to a source.
+func hurried(ctx context.Context, last bool) context.Context {
+	if last {
+		return ctx
+	}
+	return context.WithValue(ctx, mirrorKey{}, true)
 }
 
 // isOfSource reports whether err may be the fault of one source, so that another may succeed.
@@ -79,7 +87,7 @@ func (s *sources) leave(ctx context.Context, failed *conn, reason error) bool {
 	for s.now == failed && len(s.mirrors) > 0 {
 		next := s.mirrors[0]
 		s.mirrors = s.mirrors[1:]
-		c, err := s.hub.dial(ctx, next, next.ref.Context().Scope(transport.PullScope))
+		c, err := s.hub.dial(hurried(ctx, len(s.mirrors) == 0), next, next.ref.Context().Scope(transport.PullScope))
 		if err != nil {
 			s.hub.cfg.Log.Warn("a mirror cannot be used", "mirror", next.Registry(), "reason", err)
 			continue

@@ -1,10 +1,13 @@
 package hub
 
 import (
+	"errors"
 	"net/http"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/forkd/forkd/internal/host/store"
 )
 
 // mirrored returns two registries with the same snapshot, and the reference in the first one with the
@@ -34,18 +37,51 @@ func flipping(w http.ResponseWriter, r *http.Request, inner http.Handler) {
 	inner.ServeHTTP(w, r)
 }
 
-// If a source dies or lies in the middle of an arrival, the arrival goes on from a mirror, and readers
+// hanging answers no request for a part of a blob.
+func hanging(w http.ResponseWriter, r *http.Request, inner http.Handler) {
+	if r.Header.Get("Range") != "" {
+		<-r.Context().Done()
+		return
+	}
+	inner.ServeHTTP(w, r)
+}
+
+// dripping sends parts of blobs at some KiB per second.
+func dripping(w http.ResponseWriter, r *http.Request, inner http.Handler) {
+	if r.Header.Get("Range") != "" {
+		w = &drip{w, r}
+	}
+	inner.ServeHTTP(w, r)
+}
+
+type drip struct {
+	http.ResponseWriter
+	r *http.Request
+}
+
+func (d *drip) Write(p []byte) (n int, err error) {
+	for n < len(p) && err == nil && d.r.Context().Err() == nil {
+		var m int
+		m, err = d.ResponseWriter.Write(p[n:min(n+64, len(p))])
+		n += m
+		_ = http.NewResponseController(d.ResponseWriter).Flush()
+		time.Sleep(20 * time.Millisecond)
+	}
+	return n, errors.Join(err, d.r.Context().Err())
+}
+
+// If a source dies, lies or is slow in the middle of an arrival, the arrival goes on from a mirror, and readers
 // notice nothing.
 func TestArrivalsGoOnFromAMirror(t *testing.T) {
 	a := newHost(t).hasty()
 	first, second, r := mirrored(t, a)
 	for name, around := range map[string]func(http.ResponseWriter, *http.Request, http.Handler){
-		"dies": aborting, "lies": flipping,
+		"dies": aborting, "lies": flipping, "hangs": hanging, "drips": dripping,
 	} {
 		first.set(nil)
 		b := newHost(t).lazily(t)
 		b.quiet = time.Hour
-		b.cfg.LazyTimeout = 200 * time.Millisecond
+		b.cfg.LazyTimeout, b.leave = 200*time.Millisecond, 500*time.Millisecond
 		if _, err := b.PullLazily(t.Context(), "ann", "", r, ignore); err != nil {
 			t.Fatal(err)
 		}
@@ -81,16 +117,23 @@ func TestArrivalsGoOnFromAMirror(t *testing.T) {
 func TestPullsGoOnFromAMirror(t *testing.T) {
 	a, b := newHost(t).hasty(), newHost(t).hasty()
 	first, second, r := mirrored(t, a)
-	first.set(cutting(100_000))
-	second.set(nil)
-	b.tries = 2
-	if _, err := b.Pull(t.Context(), "ann", "", r, ignore); err != nil {
-		t.Fatal(err)
+	b.tries, b.leave = 2, 500*time.Millisecond
+	for name, around := range map[string]func(http.ResponseWriter, *http.Request, http.Handler){
+		"dies": cutting(100_000), "hangs": hanging, "drips": dripping,
+	} {
+		first.set(around)
+		second.set(nil)
+		if _, err := b.Pull(t.Context(), "ann", name, r, ignore); err != nil {
+			t.Fatal(name, err)
+		}
+		if _, _, out := second.set(nil); out == 0 {
+			t.Errorf("%s: nothing came from the mirror", name)
+		}
+		b.check(t, name, map[int64]byte{2: 'p'})
+		if _, err := b.store.Delete(name, store.DeleteSingle); err != nil {
+			t.Fatal(err)
+		}
 	}
-	if _, _, out := second.set(nil); out == 0 {
-		t.Error("nothing came from the mirror")
-	}
-	b.check(t, "py", map[int64]byte{2: 'p'})
 	for _, bad := range []string{"py", "host.test/py:1", "host.test/Py", "host.test/py@sha256:00"} {
 		if m, err := ParseMirror("mirrors", bad); err == nil {
 			t.Errorf("%q is the mirror %v", bad, m)
