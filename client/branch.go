@@ -13,7 +13,7 @@ import (
 // Branch makes a snapshot of a sandbox. The sandbox stays running.
 func (c *Client) Branch(ctx context.Context, id string, req BranchRequest) (s Snapshot, err error) {
 	body := v1.BranchRequest{Tag: req.Tag, Mode: req.Mode, ParentTag: req.ParentTag, Wait: new(!req.NoWait),
-		Labels: req.Labels}
+		Labels: req.Labels, Encrypt: req.Encrypt}
 	if req.DiskOnly {
 		body.Memory = new(false)
 	}

@@ -106,6 +106,7 @@ type BranchRequest struct {
 	ParentTag string // the request fails if the sandbox does not run from this snapshot
 	NoWait    bool   // return when the sandbox runs again; the snapshot's state is still "writing" then
 	DiskOnly  bool   // save the disk without memory, so that forks of the snapshot boot; excludes Mode and NoWait
+	Encrypt   bool   // encrypt the snapshot; always done if the sandbox runs from an encrypted one
 
 	Labels map[string]string // labels of the snapshot
 }

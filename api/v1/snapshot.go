@@ -136,6 +136,8 @@ type BranchRequest struct {
 	// If false, only the disk is saved, with the guest's file system frozen, and forks of the
 	// snapshot boot.
 	Memory *bool `json:"memory,omitempty"`
+	// Encrypt the snapshot. A branch of a fork of an encrypted snapshot is always encrypted.
+	Encrypt bool `json:"encrypt,omitempty"`
 
 	Labels map[string]string `json:"labels,omitempty"` // labels of the snapshot, which its forks do not inherit
 

@@ -57,6 +57,8 @@ func newBranchCmd() *cobra.Command {
 	f.StringArrayVarP(&labels, "label", "l", nil, "NAME=VALUE to find the snapshot by (repeatable)")
 	f.BoolVar(&req.DiskOnly, "disk-only", false,
 		"save the disk without memory; forks of the snapshot boot")
+	f.BoolVar(&req.Encrypt, "encrypt", false,
+		"encrypt the snapshot; always done if the sandbox runs from an encrypted one")
 	f.BoolVarP(&figures, "verbose", "v", false, "print how much was saved, and the duration of each part")
 	c.completeSandboxes(cmd)
 	c.completeFlag(cmd, "parent-tag", tags)

@@ -84,7 +84,8 @@ var rooms = []room{
 	{
 		folder: "internal/host",
 		packages: []string{"invalid", "debt", "excerpt", "failure", "loglimit", "event", "writers/writertest", "writers",
-			"filedigest", "background", "sparse", "firstwrites", "phase", "reserve", "backlog", "owner", "unique", "procmem",
+			"filedigest", "fileid", "turns", "background", "sparse", "firstwrites", "phase", "reserve", "backlog", "owner",
+			"unique", "procmem",
 			"agentclient", "cgroup", "process", "feeder", "netclient", "vmmclient", "vault", "store", "atrest",
 			"vmpool", "vmpool/suite", "vmfake",
 			"identity", "chain", "helpervm", "imagevm", "diff", "hub", "bake", "admit", "ledger", "hook", "conlog",

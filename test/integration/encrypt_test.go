@@ -18,8 +18,9 @@ import (
 const marker = "forkd-top-secret-marker"
 
 // TestEncryptedSnapshots encrypts a branch that has a marker in its memory and on its disk. Then no
-// file of the daemon has the marker, also after forks that use it and a crash of the daemon. Forks of
-// the branch work, and after its key was destroyed they are refused.
+// file of the daemon has the marker, also after forks that use it, branches and suspensions of these
+// forks, and a crash of the daemon. Forks of the branch work, and after its key was destroyed they are
+// refused.
 func TestEncryptedSnapshots(t *testing.T) {
 	f := load(t)
 	dir, err := os.MkdirTemp("/dev/shm", "fke")
@@ -58,17 +59,11 @@ func TestEncryptedSnapshots(t *testing.T) {
 			writeSecret(t, secret, "k")
 		}
 		for _, child := range children {
-			if got := d.value(t, child.ID, "len(m), m[:10], m == ('forkd-top-' + 'secret-marker') * 1000"); got !=
-				"(23000, 'forkd-top-', True)" {
-				t.Errorf("the child has %s in its memory", got)
-			}
-			if got := d.sh(t, child.ID, "sort -u /root/note"); got != marker+"\n" {
-				t.Errorf("the child has %q on its disk", got)
-			}
+			d.hasSecret(t, child.ID)
 		}
 		id := children[0].ID
-		_, branch := d.Branch(d.ctx(t, bakeLimit), id, client.BranchRequest{Tag: "copy", Mode: "full"})
-		_, suspend := d.Suspend(d.ctx(t, bakeLimit), id)
+		d.branchesStaySecret(t, id)
+		_, branch := d.Branch(d.ctx(t, bakeLimit), id, client.BranchRequest{Tag: "copy", DiskOnly: true})
 		_, shred := d.ShredSnapshot(d.ctx(t, quietLimit), "secret")
 		_, decrypt := d.DecryptSnapshot(d.ctx(t, quietLimit), "secret")
 		_, pack := d.PackSnapshot(d.ctx(t, quietLimit), "secret")
@@ -76,7 +71,7 @@ func TestEncryptedSnapshots(t *testing.T) {
 		for what, c := range map[string]struct {
 			err  error
 			code client.ErrorCode
-		}{"branch": {branch, client.ErrSnapshotEncryption}, "suspend": {suspend, client.ErrSnapshotEncryption},
+		}{"branch of the disk": {branch, client.ErrSnapshotEncryption},
 			"pack": {pack, client.ErrSnapshotEncryption}, "compact": {compact, client.ErrSnapshotEncryption},
 			"shred": {shred, client.ErrSnapshotInUse}, "decrypt": {decrypt, client.ErrSnapshotInUse}} {
 			wantCode(t, what, c.err, c.code)
@@ -100,6 +95,44 @@ func TestEncryptedSnapshots(t *testing.T) {
 		t.Errorf("keys are left: %q", keys)
 	}
 	d.kill(t, d.fork(t, 1)...) // the parent still works
+}
+
+// hasSecret checks that a sandbox has the marker in its memory and on its disk.
+func (d *daemon) hasSecret(t *testing.T, id string) {
+	t.Helper()
+	if got := d.value(t, id, "len(m), m[:10], m == ('forkd-top-' + 'secret-marker') * 1000"); got !=
+		"(23000, 'forkd-top-', True)" {
+		t.Errorf("%s has %s in its memory", id, got)
+	}
+	if got := d.sh(t, id, "sort -u /root/note"); got != marker+"\n" {
+		t.Errorf("%s has %q on its disk", id, got)
+	}
+}
+
+// branchesStaySecret makes a branch of a sandbox of an encrypted snapshot, and suspends the sandbox. The
+// sandbox first writes all of the marker again, so that the new memory layer has it.
+func (d *daemon) branchesStaySecret(t *testing.T, id string) {
+	t.Helper()
+	d.value(t, id, "m = ('forkd-top-' + 'secret-marker') * 1000; len(m)")
+	b, err := d.Branch(d.ctx(t, bakeLimit), id, client.BranchRequest{Tag: "copy"})
+	if err != nil || !b.Encrypted {
+		t.Errorf("a branch: %+v, %v", b, err)
+	}
+	d.hasNoMarker(t)
+	child := d.forkOf(t, "copy", 1)
+	d.hasSecret(t, child[0].ID)
+	d.kill(t, child...)
+	if err := d.DeleteSnapshot(d.ctx(t, quietLimit), "copy", client.DeleteOptions{}); err != nil {
+		t.Error(err)
+	}
+	if _, err := d.Suspend(d.ctx(t, bakeLimit), id); err != nil {
+		t.Fatal(err)
+	}
+	d.hasNoMarker(t)
+	if _, err := d.Resume(d.ctx(t, bakeLimit), id); err != nil {
+		t.Fatal(err)
+	}
+	d.hasSecret(t, id)
 }
 
 func writeSecret(t *testing.T, path, letter string) {

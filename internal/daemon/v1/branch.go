@@ -70,7 +70,7 @@ func (a *api) branch(w http.ResponseWriter, r *http.Request) error {
 	}
 	start := time.Now()
 	res, err := a.view(r).Branch(r.Context(), r.PathValue("id"), sandbox.BranchRequest{
-		Tag: req.Tag, Mode: mode, ParentTag: req.ParentTag, Labels: req.Labels,
+		Tag: req.Tag, Mode: mode, ParentTag: req.ParentTag, Labels: req.Labels, Encrypt: req.Encrypt,
 		// Branches in other modes are complete when the sandbox runs again, or soon afterwards.
 		NoWait: mode == vm.BranchLive && req.Wait != nil && !*req.Wait,
 	})

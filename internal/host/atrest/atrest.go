@@ -10,7 +10,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -22,7 +21,6 @@ import (
 	"github.com/forkd/forkd/internal/format/crypt"
 	"github.com/forkd/forkd/internal/format/record"
 	"github.com/forkd/forkd/internal/format/snapshot"
-	"github.com/forkd/forkd/internal/host/sparse"
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/host/vault"
 )
@@ -297,7 +295,7 @@ func (w *work) encrypt(m store.Member) (err error) {
 			return err
 		}
 		return w.each(m, from, to, crypt.Suffix, func(name string, src, dst *os.File) error {
-			return w.encryptFile(snapshot.PortableName(name, m.ID), src, dst)
+			return vault.Encrypt(w.ctx, dst, src, w.keyID, &w.key, snapshot.PortableName(name, m.ID))
 		})
 	})
 }
@@ -377,43 +375,4 @@ func (w *work) convert(m store.Member, from, to, name string,
 	}
 	w.done[i] = filepath.Join(m.Dir, filepath.Base(to)) // where it is when the snapshot is rewritten
 	return nil
-}
-
-// encryptFile encrypts the data of src.
-func (w *work) encryptFile(name string, src, dst *os.File) error {
-	st, err := src.Stat()
-	if err != nil {
-		return err
-	}
-	all := sparse.Part{End: st.Size()}
-	h := crypt.Header{KeyID: w.keyID, Name: name, Bytes: uint64(st.Size())}
-	err = sparse.EachData(src, all, func(p sparse.Part) error {
-		h.Data += uint64(p.End - p.Start)
-		return nil
-	})
-	if err != nil {
-		return err
-	}
-	out, err := crypt.NewWriter(dst, &w.key, h)
-	if err != nil {
-		return err
-	}
-	buffer := make([]byte, 1<<20)
-	err = sparse.EachData(src, all, func(p sparse.Part) error {
-		for at := p.Start; at < p.End; {
-			n, err := src.ReadAt(buffer[:min(p.End-at, int64(len(buffer)))], at)
-			if err != nil && !errors.Is(err, io.EOF) || n == 0 {
-				return errors.Join(err, w.ctx.Err())
-			}
-			if err := errors.Join(out.Write(uint64(at), buffer[:n]), w.ctx.Err()); err != nil {
-				return err
-			}
-			at += int64(n)
-		}
-		return nil
-	})
-	if err != nil {
-		return err
-	}
-	return out.Close()
 }

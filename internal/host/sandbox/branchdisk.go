@@ -39,41 +39,34 @@ func (b *branch) disk(ctx context.Context, m *snapshot.Manifest) ([]*os.File, er
 	m.Disk = &snapshot.Disk{SizeBytes: parent.SizeBytes, Base: parent.Base}
 	files := append(slices.Clone(b.lease.Disk()[1:]), b.lower...)
 	if chain.MergeDisk(inherited) {
-		merged, err := b.merge(ctx, "merged", files)
+		merged, err := b.create("merged")
 		if err != nil {
 			return nil, err
 		}
-		return []*os.File{merged}, nil
+		b.undo.Add(func() { os.Remove(merged.Name()) }) // a published snapshot has it under another name
+		return []*os.File{merged}, disklayer.Merge(ctx, merged, files)
 	}
 	var err error
 	m.Disk.Layers, err = chain.DiskLayers(parent.Layers, b.lower, b.owners)
 	return files, err
 }
 
-// merge merges layers into one file. The file is deleted when the branch ends, unless it has been
-// linked to another name.
-func (b *branch) merge(ctx context.Context, name string, layers []*os.File) (*os.File, error) {
-	merged, err := b.create(name)
-	if err != nil {
-		return nil, err
-	}
-	b.undo.Add(func() { os.Remove(merged.Name()) })
-	return merged, disklayer.Merge(ctx, merged, layers)
-}
-
 // mergeTops replaces the frozen tops of the sandbox by one layer: in this branch, in later branches
 // and in the VMM.
 func (b *branch) mergeTops(ctx context.Context, owner string) error {
-	merged, err := b.merge(ctx, "tops", b.lower)
+	name := "disk.merged." + b.staging.ID()
+	path := filepath.Join(b.s.data, name)
+	merged, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err
 	}
-	name := "disk.merged." + b.staging.ID()
-	path := filepath.Join(b.s.data, name)
-	if err := os.Link(merged.Name(), path); err != nil {
+	b.undo.Add(func() { merged.Close() })
+	err = disklayer.Merge(ctx, merged, b.lower)
+	var old []durable.FrozenTop
+	if err != nil {
+		os.Remove(path)
 		return err
 	}
-	var old []durable.FrozenTop
 	err = b.s.update(func(r *ledger.Record) {
 		old, r.Frozen = r.Frozen, []durable.FrozenTop{{Name: name, Owner: owner}}
 	})

@@ -42,10 +42,11 @@ func (b *branch) freeze(ctx context.Context) error {
 	if b.req.ParentTag != "" && b.req.ParentTag != rec.SnapshotTag && b.req.ParentTag != rec.Tag() {
 		return invalid.Errorf("parent_tag", "%q: the sandbox runs from %q", b.req.ParentTag, rec.Tag())
 	}
-	if b.lease, err = b.m.cfg.Store.AcquireInClear(lease.Manifest().Tag); err != nil {
+	if b.lease, err = b.m.cfg.Store.Acquire(lease.Manifest().Tag); err != nil {
 		return err
 	}
 	b.undo.Add(b.lease.Release)
+	b.secret = b.req.Encrypt || b.lease.Encrypted()
 	if err := b.chooseBelow(&rec); err != nil {
 		return err
 	}
@@ -57,6 +58,11 @@ func (b *branch) freeze(ctx context.Context) error {
 		return err
 	}
 	b.undo.Add(b.staging.Discard)
+	if b.secret {
+		if err := b.staging.Encrypt(ctx, b.lease, b.req.Mode == vm.BranchDisk, len(rec.Volumes) > 0); err != nil {
+			return err
+		}
+	}
 	b.staging.For(b.s.Info().Owner, b.lease)
 	b.staging.Hurry(v.vmm.Hurry)
 	if b.op == "suspend" {

@@ -16,15 +16,15 @@ import (
 
 // keeps reports whether the sandbox will be rebased onto the branch. After a suspension there is no
 // memory to rebase. A full branch inherits no layers, so it cannot replace the layers of the
-// sandbox.
-func (b *branch) keeps() bool { return b.op == "branch" && b.req.Mode != vm.BranchFull }
+// sandbox. The layer of an encrypted branch does not stay in RAM.
+func (b *branch) keeps() bool { return b.op == "branch" && b.req.Mode != vm.BranchFull && !b.secret }
 
 // chooseBelow chooses the snapshot below the branch's memory layer. Usually it chooses the branch
 // that the sandbox was last rebased onto. If the line of such branches has become long, or cannot
 // be used, chooseBelow takes the snapshot from which the sandbox runs. The layer then holds all
 // pages written since that snapshot. If such a layer would exceed the sandbox's memory limit, the
 // line continues beyond its usual length. If the line cannot continue, chooseBelow returns an
-// error.
+// error. An encrypted branch is never based on the line, whose layers may be in clear.
 func (b *branch) chooseBelow(rec *ledger.Record) error {
 	b.below, b.line = b.lease, 1
 	if rec.Rebased == nil || b.req.Mode == vm.BranchFull || b.req.Mode == vm.BranchDisk {
@@ -38,11 +38,11 @@ func (b *branch) chooseBelow(rec *ledger.Record) error {
 		return nil
 	}
 	b.undo.Add(below.Release)
-	if end, _ := chain.EndLine(b.m.cfg.Store, rec.Rebased, rec.MemoryBytes); end {
+	if end, _ := chain.EndLine(b.m.cfg.Store, rec.Rebased, rec.MemoryBytes); end || b.secret {
 		tooMuch := b.checkWhole(rec, below)
 		// Check again, ignoring the number of rebases.
 		end, _ := chain.EndLine(b.m.cfg.Store, &durable.Rebased{ID: rec.Rebased.ID}, rec.MemoryBytes)
-		if tooMuch == nil || end && b.op != "suspend" {
+		if tooMuch == nil || b.secret || end && b.op != "suspend" {
 			return tooMuch
 		}
 	}

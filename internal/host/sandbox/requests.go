@@ -27,6 +27,7 @@ type BranchRequest struct {
 	Step     bool // the branch is a step of a build, so its tag may be a snapshot.StepTag
 	NoHooks  bool // do not run the hook before_branch: the daemon makes the branch for itself
 	Replace  bool // replace a snapshot with the same tag, unless sandboxes run from it
+	Encrypt  bool // encrypt the snapshot; always done if the snapshot that the sandbox runs from is encrypted
 
 	Labels map[string]string // labels of the snapshot; the same bounds apply as to a sandbox's labels
 

@@ -23,6 +23,7 @@ type branch struct {
 	lease   *store.Lease // lease of the snapshot from which the sandbox runs
 	below   *store.Lease // lease of the snapshot below the branch's memory layer
 	line    int          // number of consecutive rebases, including the one onto this branch
+	secret  bool         // the snapshot is encrypted
 	whole   bool         // the layer holds all memory that was written since the sandbox was restored
 	staging *store.Staging
 	state   *os.File
@@ -46,22 +47,17 @@ func (b *branch) stays() bool { return b.op == "branch" && !b.req.Transient }
 // create creates a file of the snapshot. The file is closed when the branch ends.
 func (b *branch) create(name string) (*os.File, error) {
 	f, err := b.staging.Create(name)
-	if err == nil {
-		b.undo.Add(func() { f.Close() })
-	}
+	b.undo.Add(func() { f.Close() }) // f may be nil, and then it returns an error
 	return f, err
 }
 
 // createMemory creates the files for state and memory.
 func (b *branch) createMemory(files *vmmclient.BranchFiles) (err error) {
-	if b.state, err = b.create(snapshot.StateFile); err != nil {
-		return err
-	}
-	if b.layer, err = b.create(snapshot.MemoryLayerFile); err != nil {
-		return err
+	if b.state, err = b.create(snapshot.StateFile); err == nil {
+		b.layer, err = b.create(snapshot.MemoryLayerFile)
 	}
 	files.State, files.Layer = b.state, b.layer
-	return nil
+	return err
 }
 
 // guest returns the manifest's description of the guest, which children inherit.

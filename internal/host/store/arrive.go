@@ -149,7 +149,7 @@ func (g *Staging) publishArrived(m *snapshot.Manifest, calm func()) (Info, error
 		return Info{}, errors.New("the snapshot was deleted")
 	}
 	g.done = true
-	s.flusher.flush(e) // only a rename remains to be done; if it fails, the flusher tries again
+	s.flushNow(e) // only a rename remains to be done; if it fails, the flusher tries again
 	g.arriving.release()
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -2,6 +2,7 @@ package store
 
 import (
 	"context"
+	"github.com/forkd/forkd/internal/host/fileid"
 
 	"github.com/forkd/forkd/internal/host/backlog"
 )
@@ -20,7 +21,7 @@ func (s *Store) unflushed() (list []backlog.Layer) {
 }
 
 // sizeLater returns a function that asks the file system how many bytes a file takes.
-func sizeLater(path string) func() uint64 { return func() uint64 { return blocks(path) } }
+func sizeLater(path string) func() uint64 { return func() uint64 { return fileid.Blocks(path) } }
 
 // ReserveRAM reserves room for the memory layer of a branch, see backlog.Backlog.Reserve. It is not
 // called if Staging.Awaited is called for the branch.

@@ -27,7 +27,7 @@ func slowDisk(t *testing.T, layers int) (s *Store, d dirs, catchUp func()) {
 	at := s.byTag["parent"] // keeps the flusher busy
 	at.flushed = make(chan struct{})
 	at.flushMu.Lock()
-	s.flusher.add(at)
+	s.flusher.Add(at)
 	released := false
 	catchUp = func() {
 		if !released {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"github.com/forkd/forkd/internal/host/fileid"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -146,7 +147,7 @@ func procPath(f *os.File) string { return fmt.Sprintf("/proc/self/fd/%d", f.Fd()
 // record as long as g or a snapshot needs it. If addBase cannot link the file, and the argument
 // keep is true, addBase copies the file.
 func (s *Store) addBase(ctx context.Context, g *Staging, f *os.File, path string, keep bool) (snapshot.Base, error) {
-	id, err := identify(f)
+	id, err := fileid.Of(f)
 	if err != nil {
 		return snapshot.Base{}, err
 	}
@@ -155,7 +156,7 @@ func (s *Store) addBase(ctx context.Context, g *Staging, f *os.File, path string
 		if rec.Digest, err = filedigest.Of(ctx, f); err != nil {
 			return snapshot.Base{}, err
 		}
-		if now, err := identify(f); err != nil || now != id {
+		if now, err := fileid.Of(f); err != nil || now != id {
 			return snapshot.Base{}, errors.Join(errors.New("it was changed while it was read; build the image again"), err)
 		}
 	}
@@ -175,7 +176,7 @@ func (s *Store) addBase(ctx context.Context, g *Staging, f *os.File, path string
 	if err != nil {
 		return base, err
 	}
-	if !linked && !keep && identifyPath(path) != id { // the store could not find the file again
+	if !linked && !keep && fileid.OfPath(path) != id { // the store could not find the file again
 		return base, errors.New("it was removed or replaced while it was read; build the image again")
 	}
 	if !linked && keep {
@@ -213,7 +214,7 @@ func (s *Store) linkBase(f *os.File, digest string) (linked bool, err error) {
 
 // copyBase copies a file with the given digest into the store and flushes the copy to disk. If the
 // copy has another digest, because the file was changed in the meantime, copyBase returns an error.
-func copyBase(ctx context.Context, name string, f *os.File, want string) (id fileID, err error) {
+func copyBase(ctx context.Context, name string, f *os.File, want string) (id fileid.ID, err error) {
 	err = atomicfile.Fill(name, func(tmp string) error {
 		if err := sparse.Copy(tmp, f); err != nil {
 			return err
@@ -229,18 +230,18 @@ func copyBase(ctx context.Context, name string, f *os.File, want string) (id fil
 		if got, err := filedigest.Of(ctx, copied); err != nil || got != want {
 			return errors.Join(errors.New("it was changed while it was copied; build the image again"), err)
 		}
-		id, err = identify(copied)
+		id, err = fileid.Of(copied)
 		return err
 	})
 	if err != nil {
-		return fileID{}, fmt.Errorf("copy it to %s: %w", name, err)
+		return fileid.ID{}, fmt.Errorf("copy it to %s: %w", name, err)
 	}
 	return id, nil
 }
 
 // knownDigest returns the digest of a file that is already a base and has not changed since it was
 // added. For any other file it returns "".
-func (s *Store) knownDigest(id fileID) string {
+func (s *Store) knownDigest(id fileid.ID) string {
 	entries, err := os.ReadDir(s.bases())
 	if err != nil {
 		return ""
@@ -250,7 +251,7 @@ func (s *Store) knownDigest(id fileID) string {
 		if !ok {
 			continue
 		}
-		if rec, err := s.readBase(name); err == nil && fileID(rec.File) == id {
+		if rec, err := s.readBase(name); err == nil && fileid.ID(rec.File) == id {
 			return rec.Digest
 		}
 	}
@@ -290,7 +291,7 @@ func (s *Store) openBase(base snapshot.Base) (*os.File, error) {
 		return nil, fmt.Errorf("it was %s: put it back there, or build its image again and bake any snapshot from it: %w",
 			rec.Path, err)
 	}
-	id, err := identify(f)
+	id, err := fileid.Of(f)
 	if err == nil && (id.Bytes != base.Bytes || id.Bytes != rec.File.Bytes || id.ModNanos != rec.File.ModNanos) {
 		err = fmt.Errorf("%s was changed after it was digested: build its image again and bake any snapshot from it",
 			rec.Path)

@@ -3,6 +3,7 @@ package store
 import (
 	"bytes"
 	"errors"
+	"github.com/forkd/forkd/internal/host/fileid"
 	"os"
 	"path/filepath"
 	"strings"
@@ -183,7 +184,7 @@ func TestBaseIsDigestedOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	id, err := identify(f)
+	id, err := fileid.Of(f)
 	if err != nil {
 		t.Fatal(err)
 	}

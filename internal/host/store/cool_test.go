@@ -85,31 +85,6 @@ func TestUnusedLayersLeaveTheRAM(t *testing.T) {
 	}
 }
 
-// A snapshot that a stopped sandbox waits for is flushed before other snapshots. Owners take turns.
-func TestOwnersTakeTurns(t *testing.T) {
-	f := &flusher{turns: make(map[string]uint64), queue: []*entry{
-		{tag: "a1", owner: "a"}, {tag: "a2", owner: "a"}, {tag: "a3", owner: "a"},
-		{tag: "b1", owner: "b"}, {tag: "w1", owner: "a", awaited: true}, {tag: "w2", owner: "a", awaited: true},
-		{tag: "w3", owner: "c", awaited: true}, {tag: "b2", owner: "b"},
-	}}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	var order []string
-	for e := f.nextLocked(false); e != nil; e = f.nextLocked(false) {
-		order = append(order, e.tag)
-	}
-	if want := []string{"a1", "b1", "a2", "b2", "a3"}; !slices.Equal(order, want) {
-		t.Errorf("%v, want %v", order, want)
-	}
-	order = nil
-	for e := f.nextLocked(true); e != nil; e = f.nextLocked(true) {
-		order = append(order, e.tag)
-	}
-	if want := []string{"w3", "w1", "w2"}; !slices.Equal(order, want) { // owner a has had more turns
-		t.Errorf("awaited: %v, want %v", order, want)
-	}
-}
-
 // A suspended state reaches the disk even while the layer of another client's branch is being
 // written.
 func TestAwaitedSnapshotsPassOthers(t *testing.T) {
@@ -120,7 +95,7 @@ func TestAwaitedSnapshotsPassOthers(t *testing.T) {
 	other := s.byTag["other"] // keeps the flusher busy
 	other.flushed = make(chan struct{})
 	other.flushMu.Lock()
-	s.flusher.add(other)
+	s.flusher.Add(other)
 	g, err := s.Stage("asleep")
 	if err != nil {
 		t.Fatal(err)

@@ -62,7 +62,7 @@ func (s *Store) removeAll(victims []*entry) ([]Deleted, error) {
 	}
 	s.left.Retry()
 	s.spare.Keep() // after a deletion there may be room for the reserve
-	s.flusher.retry()
+	s.flusher.Retry()
 	return going, nil
 }
 

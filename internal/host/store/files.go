@@ -99,34 +99,3 @@ func (s *Store) readBounded(path string, limit int64) ([]byte, error) {
 	}
 	return p, err
 }
-
-// fileID identifies one version of a file. Two files have different fileIDs, and the fileID of a
-// file changes when the file changes.
-type fileID struct {
-	Dev      uint64 `json:"dev"`
-	Ino      uint64 `json:"ino"`
-	Bytes    uint64 `json:"bytes"`
-	ModNanos int64  `json:"mtime_ns"`
-}
-
-func identify(f *os.File) (fileID, error) {
-	var st unix.Stat_t
-	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
-		return fileID{}, err
-	}
-	return idOf(&st), nil
-}
-
-// identifyPath returns the fileID of the file at path. If there is no file, it returns the zero
-// fileID, which no file has.
-func identifyPath(path string) fileID {
-	var st unix.Stat_t
-	if err := unix.Lstat(path, &st); err != nil {
-		return fileID{}
-	}
-	return idOf(&st)
-}
-
-func idOf(st *unix.Stat_t) fileID {
-	return fileID{Dev: st.Dev, Ino: st.Ino, Bytes: uint64(st.Size), ModNanos: st.Mtim.Nano()}
-}

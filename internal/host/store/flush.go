@@ -3,132 +3,40 @@ package store
 import (
 	"context"
 	"fmt"
-	"slices"
-	"sync"
 	"time"
 
 	"github.com/forkd/forkd/internal/host/event"
+	"github.com/forkd/forkd/internal/host/turns"
 )
 
 // flushRetry is the time between a failed flush and the next attempt. A deletion frees space, so it
 // causes an earlier attempt.
 const flushRetry = 30 * time.Second
 
-// flusher writes hot snapshots, which are only in RAM, to disk. Owners take turns. The oldest
+// newFlusher returns the queue that writes hot snapshots, which are only in RAM, to disk. The oldest
 // snapshot of an owner is first, so a parent is usually on disk before branches of its children. A
 // branch that is written before its parent has its own copies of the parent's layers for some time.
-// A flush that fails is logged and tried again.
-//
-// A separate goroutine flushes snapshots that a stopped sandbox waits for, so that they do not wait
-// behind other snapshots.
-type flusher struct {
-	store *Store
-	runs  sync.WaitGroup
-
-	mu sync.Mutex
-	// +checklocks:mu
-	queue []*entry
-	// +checklocks:mu
-	failed []*entry // snapshots whose flush failed and must be tried again
-	// +checklocks:mu
-	ended bool
-	// +checklocks:mu
-	turns map[string]uint64 // value of turn when the owner last had a turn
-	// +checklocks:mu
-	turn uint64
-	wake *sync.Cond // signaled when queue or ended has changed; uses mu
+// A flush that fails is tried again. Snapshots that a stopped sandbox waits for do not wait behind
+// other snapshots.
+func newFlusher(s *Store) *turns.Queue[*entry] {
+	return turns.New(turns.Config[*entry]{
+		Do:      s.tryFlush,
+		After:   func() { s.coolUnused(); s.backlog.Admit() },
+		Owner:   func(e *entry) string { return e.owner },
+		Awaited: func(e *entry) bool { return e.awaited },
+		Retry:   flushRetry,
+	})
 }
 
-func newFlusher(s *Store) *flusher {
-	f := &flusher{store: s, turns: make(map[string]uint64)}
-	f.wake = sync.NewCond(&f.mu)
-	for _, awaited := range []bool{false, true} {
-		f.runs.Go(func() { f.run(awaited) })
-	}
-	return f
-}
-
-func (f *flusher) add(e *entry) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.queue = append(f.queue, e)
-	f.wake.Broadcast()
-}
-
-// retry moves the failed snapshots back to the queue.
-func (f *flusher) retry() {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.queue, f.failed = append(f.queue, f.failed...), nil
-	f.wake.Broadcast()
-}
-
-// later records that the flush of a snapshot failed and must be tried again.
-func (f *flusher) later(e *entry) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.failed = append(f.failed, e)
-	if len(f.failed) == 1 && !f.ended {
-		time.AfterFunc(flushRetry, f.retry)
+// flushNow flushes a snapshot, unless its deletion has begun. After an error, a later attempt follows.
+func (s *Store) flushNow(e *entry) {
+	if s.tryFlush(e) != nil {
+		s.flusher.Later(e)
 	}
 }
 
-// close waits until all snapshots are flushed, except snapshots whose flush fails.
-func (f *flusher) close() {
-	f.mu.Lock()
-	f.ended = true
-	f.mu.Unlock()
-	f.retry()
-	f.runs.Wait()
-}
-
-// run flushes snapshots. If awaited is set, run flushes only snapshots that stopped sandboxes wait
-// for. Otherwise run flushes only the other snapshots.
-func (f *flusher) run(awaited bool) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for {
-		e := f.nextLocked(awaited)
-		switch {
-		case e != nil:
-			f.mu.Unlock()
-			f.flush(e)
-			f.store.coolUnused()
-			f.store.backlog.Admit()
-			f.mu.Lock()
-		case f.ended:
-			return
-		default:
-			f.wake.Wait()
-		}
-	}
-}
-
-// nextLocked removes a snapshot from the queue and returns it. It chooses the owner whose latest
-// turn is the longest ago, and the oldest snapshot of that owner.
-//
-// +checklocks:f.mu
-func (f *flusher) nextLocked(awaited bool) *entry {
-	at := -1
-	for i, e := range f.queue {
-		if e.awaited == awaited && (at < 0 || f.turns[e.owner] < f.turns[f.queue[at].owner]) {
-			at = i
-		}
-	}
-	if at < 0 {
-		return nil
-	}
-	e := f.queue[at]
-	f.queue = slices.Delete(f.queue, at, at+1)
-	f.turn++
-	if f.turns[e.owner] = f.turn; len(f.queue) == 0 {
-		clear(f.turns)
-	}
-	return e
-}
-
-func (f *flusher) flush(e *entry) {
-	s := f.store
+// tryFlush is like flushNow, and leaves a later attempt to the caller.
+func (s *Store) tryFlush(e *entry) error {
 	s.mu.Lock()
 	hurries := e.hurries
 	s.mu.Unlock()
@@ -159,12 +67,10 @@ func (f *flusher) flush(e *entry) {
 	default:
 		close(e.flushed)
 	}
-	switch {
-	case err != nil:
-		f.later(e)
-	case listed:
+	if err == nil && listed {
 		s.sealer.Add(tag)
 	}
+	return err
 }
 
 // WaitFlushed waits until the snapshot with the given tag is on disk. An error says why the

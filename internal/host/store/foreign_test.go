@@ -3,6 +3,7 @@ package store
 import (
 	"bytes"
 	"errors"
+	"github.com/forkd/forkd/internal/host/fileid"
 	"os"
 	"path/filepath"
 	"slices"
@@ -130,18 +131,18 @@ func TestChainSharesOneCopyInRAM(t *testing.T) {
 			}
 		}
 		s := d.open(t)
-		var ids [2]fileID
+		var ids [2]fileid.ID
 		for i, tag := range []string{"branch", "victim"} {
 			lease, err := s.Acquire(tag)
 			if err != nil {
 				t.Fatal(err)
 			}
-			if ids[i], err = identify(lease.Layers()[0]); err != nil {
+			if ids[i], err = fileid.Of(lease.Layers()[0]); err != nil {
 				t.Fatal(err)
 			}
 			lease.Release()
 		}
-		if want := identifyPath(s.ramLayer(m.ID)); ids[0] != want || ids[1] != want {
+		if want := fileid.OfPath(s.ramLayer(m.ID)); ids[0] != want || ids[1] != want {
 			t.Errorf("rebooted %v: layers %+v, in RAM %+v", rebooted, ids, want)
 		}
 		s.Close()

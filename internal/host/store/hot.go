@@ -3,6 +3,7 @@ package store
 import (
 	"errors"
 	"fmt"
+	"github.com/forkd/forkd/internal/host/fileid"
 	"os"
 	"path/filepath"
 	"time"
@@ -50,7 +51,7 @@ func (g *Staging) publish(m *snapshot.Manifest, extents []vm.Extent, disk []*os.
 	}
 	s := g.store
 	if g.over || g.first {
-		if err := s.persist(g.dir, m); err != nil { // the snapshot that this one replaces is deleted only later
+		if err := s.persist(g.dir, m, g.secret != nil); err != nil { // the snapshot that this one replaces is deleted only later
 			return Info{}, fmt.Errorf("publish snapshot %q: %w", g.tag, err)
 		}
 	}
@@ -67,7 +68,7 @@ func (g *Staging) publish(m *snapshot.Manifest, extents []vm.Extent, disk []*os.
 	s.mu.Lock()
 	delete(s.reserved, g.tag)
 	e := &entry{tag: g.tag, dir: g.dir, manifest: m, created: m.Created, flushed: make(chan struct{}),
-		published: time.Now(), owner: g.owner, awaited: g.awaited, hurries: hurries, calm: []func(){calm}}
+		keys: g.keys, published: time.Now(), owner: g.owner, awaited: g.awaited, hurries: hurries, calm: []func(){calm}}
 	e.EnterLocked(phase.Hot)
 	if old := s.byTag[g.tag]; old != nil {
 		old.EnterLocked(phase.Gone) // the old snapshot was only listed as failed
@@ -78,10 +79,10 @@ func (g *Staging) publish(m *snapshot.Manifest, extents []vm.Extent, disk []*os.
 	s.mu.Unlock()
 	g.done = true
 	if !g.first {
-		s.flusher.add(e)
+		s.flusher.Add(e)
 		return info, nil
 	}
-	s.flusher.flush(e) // only a rename remains to be done; if it fails, the flusher tries again
+	s.flushNow(e) // only a rename remains to be done; if it fails, the flusher tries again
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.infoLocked(e), nil
@@ -99,7 +100,12 @@ func (g *Staging) complete(m *snapshot.Manifest, extents []vm.Extent, disk []*os
 		}
 	}
 	if m.Disk != nil {
-		if err := g.linkDisk(m.Disk, disk); err != nil {
+		if err := g.linkDisk(m, disk); err != nil {
+			return err
+		}
+	}
+	if g.secret != nil { // before the manifest, so that the next daemon takes over only complete files
+		if err := g.encryptMemory(); err != nil {
 			return err
 		}
 	}
@@ -142,6 +148,12 @@ func (g *Staging) completeMemory(m *snapshot.Manifest, extents []vm.Extent) erro
 // together with the snapshots that have them, before this snapshot is flushed.
 func (g *Staging) linkMemory(m *snapshot.Manifest) error {
 	for _, l := range m.Memory {
+		if g.secret != nil {
+			if err := g.place(snapshot.MemoryLayerFile, m.Parent.ID, l.Owner, nil); err != nil {
+				return err
+			}
+			continue
+		}
 		if _, err := os.Lstat(layerPath(g.dir, m, l.Owner)); err == nil { // Import has already put the layer there
 			continue
 		}
@@ -162,7 +174,8 @@ func (g *Staging) describe(name string) (snapshot.File, error) {
 }
 
 // linkDisk gives the snapshot its own links to all disk layers.
-func (g *Staging) linkDisk(d *snapshot.Disk, files []*os.File) error {
+func (g *Staging) linkDisk(m *snapshot.Manifest, files []*os.File) error {
+	d := m.Disk
 	if len(files) != len(d.Layers)+1 {
 		return fmt.Errorf("%d disk layers described, %d files", len(d.Layers)+1, len(files))
 	}
@@ -172,7 +185,16 @@ func (g *Staging) linkDisk(d *snapshot.Disk, files []*os.File) error {
 	}
 	d.Layers = append(d.Layers, snapshot.File{Owner: g.id, Bytes: uint64(st.Size())})
 	for i, l := range d.Layers {
-		if err := LinkFile(files[i], g.Path(snapshot.LayerFile(snapshot.DiskLayerFile, g.id, l.Owner))); err != nil {
+		if g.secret != nil {
+			from := ""
+			if m.Parent != nil {
+				from = m.Parent.ID
+			}
+			err = g.place(snapshot.DiskLayerFile, from, l.Owner, files[i])
+		} else {
+			err = LinkFile(files[i], g.Path(snapshot.LayerFile(snapshot.DiskLayerFile, g.id, l.Owner)))
+		}
+		if err != nil {
 			return err
 		}
 	}
@@ -182,7 +204,7 @@ func (g *Staging) linkDisk(d *snapshot.Disk, files []*os.File) error {
 // LinkFile gives an open file another name by a link, unless the file already has this name. The
 // file may have been renamed since it was opened, but must still have a name.
 func LinkFile(f *os.File, to string) error {
-	if id, err := identify(f); err == nil && id == identifyPath(to) {
+	if id, err := fileid.Of(f); err == nil && id == fileid.OfPath(to) {
 		return nil
 	}
 	if err := unix.Linkat(unix.AT_FDCWD, procPath(f), unix.AT_FDCWD, to, unix.AT_SYMLINK_FOLLOW); err != nil {
@@ -197,12 +219,12 @@ func (s *Store) flush(e *entry) error {
 	e.flushMu.Lock() // a deletion waits for this lock
 	defer e.flushMu.Unlock()
 	s.mu.Lock()
-	listed, m, dir := e.Listed(), e.manifest, e.dir
+	listed, m, dir, secret := e.Listed(), e.manifest, e.dir, len(e.keys) > 0
 	s.mu.Unlock()
 	if !listed {
 		return nil
 	}
-	if err := s.persist(dir, m); err != nil {
+	if err := s.persist(dir, m, secret); err != nil {
 		return err
 	}
 	e.hotMu.Lock() // calls that open the snapshot's files also take this lock
@@ -220,15 +242,24 @@ func (s *Store) flush(e *entry) error {
 	return nil
 }
 
-// wholeFile is the name of an empty file in the staging directory of a disk-only snapshot. It says
-// that all other files of the snapshot are on disk. It is removed when the snapshot has been moved
+// wholeFile is the name of an empty file in the staging directory of a disk-only or encrypted
+// snapshot. It says that all other files of the snapshot are on disk. It is removed when the snapshot has been moved
 // to its own directory.
 const wholeFile = ".whole"
 
 // persist flushes all files of a hot snapshot in dir to disk. It flushes the snapshot's own memory
 // layer last: if the layer is on disk under its name, all other files are complete. reload relies
-// on that. A disk-only snapshot has wholeFile for the same purpose.
-func (s *Store) persist(dir string, m *snapshot.Manifest) error {
+// on that. A disk-only or encrypted snapshot has wholeFile for the same purpose. The encrypted files
+// are already on disk.
+func (s *Store) persist(dir string, m *snapshot.Manifest, secret bool) error {
+	if secret {
+		err := errors.Join(atomicfile.SyncFile(filepath.Join(dir, snapshot.ManifestFile)), atomicfile.SyncDir(dir),
+			atomicfile.SyncDir(s.staging()))
+		if err != nil {
+			return err
+		}
+		return s.markWhole(dir)
+	}
 	names := []string{snapshot.ManifestFile}
 	if !m.DiskOnly() {
 		names = append(names, snapshot.StateFile, snapshot.MemoryMapFile)
@@ -259,6 +290,10 @@ func (s *Store) persist(dir string, m *snapshot.Manifest) error {
 	if err := errors.Join(atomicfile.SyncDir(dir), atomicfile.SyncDir(s.staging())); err != nil || !m.DiskOnly() {
 		return err
 	}
+	return s.markWhole(dir)
+}
+
+func (s *Store) markWhole(dir string) error {
 	return s.Essential(func() error { return atomicfile.WriteDurable(filepath.Join(dir, wholeFile), nil, 0o600) })
 }
 
@@ -298,7 +333,7 @@ func (s *Store) flushLayer(dir string, m *snapshot.Manifest, l snapshot.File) er
 	if err != nil {
 		return err
 	}
-	if need := blocks(s.ramLayer(l.Owner)); need > room {
+	if need := fileid.Blocks(s.ramLayer(l.Owner)); need > room {
 		return fmt.Errorf("memory layer of %d MiB, %d MiB are left: %w", need>>20, room>>20, unix.ENOSPC)
 	}
 	parts, err := s.ownParts(dir, m, l)
@@ -344,7 +379,7 @@ func (s *Store) ownParts(dir string, m *snapshot.Manifest, l snapshot.File) ([]s
 // reload takes over a hot snapshot that an earlier daemon has not flushed. This is possible if each
 // memory layer is still in RAM or is on disk. The snapshot's own layer is on disk only if all other
 // files are also on disk, see persist. If layers are lost, the snapshot is listed as failed, unless
-// it was transient. A disk-only snapshot is taken over if it has wholeFile; otherwise it was never
+// it was transient. A disk-only or encrypted snapshot is taken over if it has wholeFile; otherwise it was never
 // published.
 func (s *Store) reload(name string) bool {
 	dir := filepath.Join(s.staging(), name)
@@ -356,10 +391,16 @@ func (s *Store) reload(name string) bool {
 	if err != nil || m.ID != name || s.byTag[m.Tag] != nil {
 		return false
 	}
-	if _, err := os.Lstat(filepath.Join(dir, wholeFile)); err != nil && m.DiskOnly() {
+	keys, err := s.keysIn(dir, m.ID)
+	secret := len(keys) > 0
+	if _, missing := os.Lstat(filepath.Join(dir, wholeFile)); err != nil || missing != nil && (secret || m.DiskOnly()) {
 		return false
 	}
-	for _, l := range m.Memory {
+	layers := m.Memory
+	if secret { // they are on disk
+		layers = nil
+	}
+	for _, l := range layers {
 		f, err := s.openHot(l)
 		if err != nil {
 			f, err = s.openSized(layerPath(dir, m, l.Owner), l.Bytes)
@@ -376,7 +417,7 @@ func (s *Store) reload(name string) bool {
 		}
 		return false
 	}
-	e := &entry{tag: m.Tag, dir: dir, manifest: m, created: m.Created, flushed: make(chan struct{})}
+	e := &entry{tag: m.Tag, dir: dir, manifest: m, keys: keys, created: m.Created, flushed: make(chan struct{})}
 	e.EnterLocked(phase.Hot)
 	s.addLocked(e)
 	return true

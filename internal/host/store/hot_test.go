@@ -60,7 +60,7 @@ func TestUnflushedSnapshotKeepsWhatItInherits(t *testing.T) {
 	other := s.byTag["other"] // keeps the flusher busy
 	other.flushed = make(chan struct{})
 	other.flushMu.Lock()
-	s.flusher.add(other)
+	s.flusher.Add(other)
 	publish(t, s, d, "child", "base")
 	publish(t, s, d, "grandchild", "child")
 	if err := os.RemoveAll(s.layerDir(base.ID)); err != nil {
@@ -338,7 +338,7 @@ func TestStageOverAndPowerFailure(t *testing.T) {
 	other := s.byTag["other"] // keeps the flusher busy
 	other.flushed = make(chan struct{})
 	other.flushMu.Lock()
-	s.flusher.add(other)
+	s.flusher.Add(other)
 	g, err := s.StageOver("a")
 	if err != nil {
 		t.Fatal(err)

@@ -68,7 +68,7 @@ func TestFlushIsNotThrottled(t *testing.T) {
 		t.Fatal(err)
 	}
 	total = b.total()
-	s.flusher.close() // tries again
+	s.flusher.Close() // tries again
 	if b.total() == total || a.now() != 0 || b.now() != 0 {
 		t.Errorf("another attempt lifts the limits %d times, and leaves %d and %d", b.total()-total, a.now(), b.now())
 	}

@@ -5,10 +5,8 @@ import (
 	"slices"
 	"time"
 
-	"golang.org/x/sys/unix"
-
-	"github.com/forkd/forkd/internal/format/crypt"
 	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/fileid"
 	"github.com/forkd/forkd/internal/host/phase"
 )
 
@@ -162,7 +160,7 @@ func (s *Store) Detail(tag string) (Detail, error) {
 	}
 	d, files, err := s.detail(tag)
 	if err == nil && d.ID != "" {
-		d.MemoryPhysical, d.DiskPhysical = blocks(files.memory), blocks(files.disk)
+		d.MemoryPhysical, d.DiskPhysical = fileid.Blocks(files.memory), fileid.Blocks(files.disk)
 	}
 	return d, err
 }
@@ -313,13 +311,4 @@ func (s *Store) BaseImage(base snapshot.Base) string {
 		return ""
 	}
 	return rec.Path
-}
-
-// blocks returns how many bytes a file takes on disk, or 0 if it does not exist.
-func blocks(path string) uint64 {
-	var st unix.Stat_t
-	if unix.Stat(path, &st) != nil && unix.Stat(path+crypt.Suffix, &st) != nil {
-		return 0
-	}
-	return uint64(st.Blocks) * 512 // st_blocks counts units of 512 bytes, stat(2)
 }

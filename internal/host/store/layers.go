@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"github.com/forkd/forkd/internal/host/fileid"
 	"os"
 	"path/filepath"
 
@@ -38,12 +39,12 @@ func (s *Store) openLayer(dir string, m *snapshot.Manifest, l snapshot.File, unf
 		if f, err = s.openHot(l); err != nil {
 			return nil, 0, err
 		}
-		return f, fileBlocks(f), nil
+		return f, fileid.BlocksOf(f), nil
 	}
 	if err != nil {
 		return nil, 0, err
 	}
-	usual = fileBlocks(disk)
+	usual = fileid.BlocksOf(disk)
 	hot, err := s.openCopy(l, disk)
 	if err == nil && hot == nil && !isDecrypted(disk) && s.hasRoom(l.Bytes) {
 		hot, err = s.readBack(l, disk)
@@ -70,7 +71,7 @@ func (s *Store) openHot(l snapshot.File) (*os.File, error) {
 // openCopy opens the layer in RAM that is a copy of a file on disk. If there is no such copy,
 // openCopy returns nil.
 func (s *Store) openCopy(l snapshot.File, disk *os.File) (*os.File, error) {
-	id, err := identify(disk)
+	id, err := fileid.Of(disk)
 	if err != nil || s.origin(l.Owner) != id {
 		return nil, err
 	}
@@ -81,19 +82,19 @@ func (s *Store) openCopy(l snapshot.File, disk *os.File) (*os.File, error) {
 	return f, nil
 }
 
-// origin returns the fileID of the file that was copied to the layer in RAM. If the layer is not a
-// copy, origin returns the zero fileID.
-func (s *Store) origin(owner string) (id fileID) {
+// origin returns the fileid.ID of the file that was copied to the layer in RAM. If the layer is not a
+// copy, origin returns the zero fileid.ID.
+func (s *Store) origin(owner string) (id fileid.ID) {
 	p, err := s.readBounded(filepath.Join(s.layerDir(owner), originFile), 4096)
 	if err != nil || json.Unmarshal(p, &id) != nil {
-		return fileID{}
+		return fileid.ID{}
 	}
 	return id
 }
 
 // setOrigin records that the layer in dir is a copy of the given file on disk.
 func setOrigin(dir string, disk *os.File) error {
-	id, err := identify(disk)
+	id, err := fileid.Of(disk)
 	if err != nil {
 		return err
 	}
@@ -108,7 +109,7 @@ func setOrigin(dir string, disk *os.File) error {
 // returns nil if another snapshot of the chain has made the copy at the same time, because that
 // copy is then used.
 func (s *Store) readBack(l snapshot.File, disk *os.File) (*os.File, error) {
-	if identifyPath(s.ramLayer(l.Owner)) != (fileID{}) {
+	if fileid.OfPath(s.ramLayer(l.Owner)) != (fileid.ID{}) {
 		return nil, nil
 	}
 	tmp := s.layerDir(l.Owner) + "." + snapshot.NewID()
@@ -157,7 +158,7 @@ func (s *Store) findLayer(m *snapshot.Manifest, below, owner string) string {
 	}
 	s.mu.Unlock()
 	// The file may be missing, because an unflushed snapshot may not have the layer on disk yet.
-	if fromParent != "" && identifyPath(fromParent) != (fileID{}) {
+	if fromParent != "" && fileid.OfPath(fromParent) != (fileid.ID{}) {
 		return fromParent
 	}
 	var others []string
@@ -170,7 +171,7 @@ func (s *Store) findLayer(m *snapshot.Manifest, below, owner string) string {
 	s.mu.Unlock()
 	origin := s.origin(owner)
 	for _, path := range others {
-		if id := identifyPath(path); id != (fileID{}) && id == origin {
+		if id := fileid.OfPath(path); id != (fileid.ID{}) && id == origin {
 			return path
 		}
 	}

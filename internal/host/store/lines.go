@@ -1,5 +1,7 @@
 package store
 
+import "github.com/forkd/forkd/internal/host/fileid"
+
 // A sandbox follows the branch that it was rebased onto. The sandbox's line consists of the layers
 // that this branch has in addition to the layers of the snapshot from which the sandbox runs. The
 // layers of a line stay in RAM even if they are on disk and their snapshots are deleted, because
@@ -21,7 +23,7 @@ func (s *Store) Line(id string) (layers int, bytes uint64) {
 	s.mu.Unlock()
 	for _, l := range line {
 		// An unflushed layer is only in RAM. If RAM is short, a layer is only on disk.
-		bytes += max(blocks(l.ram), blocks(l.disk))
+		bytes += max(fileid.Blocks(l.ram), fileid.Blocks(l.disk))
 	}
 	return layers, bytes
 }
@@ -60,7 +62,7 @@ func (s *Store) lines() map[string]uint64 {
 	s.mu.Unlock()
 	bytes := make(map[string]uint64)
 	for layer, owner := range of {
-		bytes[owner] += blocks(s.ramLayer(layer))
+		bytes[owner] += fileid.Blocks(s.ramLayer(layer))
 	}
 	return bytes
 }

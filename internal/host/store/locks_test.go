@@ -71,13 +71,12 @@ func underMu(f *ast.FuncDecl) []ast.Stmt {
 // touchesFiles reports whether the name of a called function suggests that it uses the file system.
 func touchesFiles(call *ast.CallExpr) bool {
 	name := selector(call.Fun)
-	for _, pkg := range []string{"os.", "unix.", "atomicfile.", "private."} {
+	for _, pkg := range []string{"os.", "unix.", "atomicfile.", "private.", "fileid."} {
 		if strings.HasPrefix(name, pkg) {
 			return true
 		}
 	}
-	return slices.Contains([]string{"blocks", "fileBlocks", "identify", "identifyPath", "s.open", "s.openSized",
-		"s.readBounded", "s.readManifest", "g.remove"}, name)
+	return slices.Contains([]string{"s.open", "s.openSized", "s.readBounded", "s.readManifest", "g.remove"}, name)
 }
 
 // selectorOf returns the name of the function that the statement calls.

@@ -2,6 +2,7 @@ package store
 
 import (
 	"errors"
+	"github.com/forkd/forkd/internal/host/fileid"
 	"github.com/forkd/forkd/internal/host/reserve"
 	"os"
 	"path/filepath"
@@ -57,7 +58,7 @@ func TestFullDiskLeavesRoomForManifests(t *testing.T) {
 	if err := s.WaitFlushed(t.Context(), "b"); err != nil {
 		t.Fatal(err)
 	}
-	if got := blocks(filepath.Join(s.root, "reserve")); got < reserve.Bytes {
+	if got := fileid.Blocks(filepath.Join(s.root, "reserve")); got < reserve.Bytes {
 		t.Fatalf("the reserve takes %d bytes, want %d", got, reserve.Bytes)
 	}
 	top := filepath.Join(disk, "top of a sandbox")
@@ -83,7 +84,7 @@ func TestFullDiskLeavesRoomForManifests(t *testing.T) {
 	if _, err := s.Delete("a", DeleteCascade); err != nil {
 		t.Fatal(err)
 	}
-	if got := blocks(filepath.Join(s.root, "reserve")); got < reserve.Bytes {
+	if got := fileid.Blocks(filepath.Join(s.root, "reserve")); got < reserve.Bytes {
 		t.Errorf("after a deletion the reserve takes %d bytes, want %d", got, reserve.Bytes)
 	}
 }

@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"fmt"
+	"github.com/forkd/forkd/internal/host/fileid"
 	"os"
 	"path/filepath"
 	"slices"
@@ -140,9 +141,9 @@ func (s *Store) inherit(m *snapshot.Manifest, kind string, layers []snapshot.Fil
 			}
 		}
 		s.mu.Unlock()
-		id := identifyPath(s.file(m.Tag, snapshot.LayerFile(kind, m.ID, l.Owner)))
+		id := fileid.OfAny(s.file(m.Tag, snapshot.LayerFile(kind, m.ID, l.Owner)))
 		for _, k := range candidates {
-			if id != (fileID{}) && identifyPath(k.path) == id {
+			if id != (fileid.ID{}) && fileid.OfAny(k.path) == id {
 				l.Digest = k.digest
 				break
 			}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/phase"
+	"github.com/forkd/forkd/internal/host/vault"
 	"github.com/forkd/forkd/internal/host/writers"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
@@ -24,10 +25,12 @@ type Staging struct {
 	over  bool // see StageOver
 	first bool // see DurableFirst
 
-	owner    string // see For
-	awaited  bool   // see Awaited
-	diskOnly bool   // see PublishDisk
-	lift     hurry  // see Hurry; may be nil
+	owner    string      // see For
+	awaited  bool        // see Awaited
+	diskOnly bool        // see PublishDisk
+	secret   *vault.Seal // nil unless Encrypt was called
+	keys     []string    // keys of the snapshot's files; empty unless Encrypt was called
+	lift     hurry       // see Hurry; may be nil
 
 	below    string  // see Inherit
 	basing   *basing // nil unless UseBase is called
@@ -128,7 +131,12 @@ func (g *Staging) DurableFirst() { g.first = true }
 func (g *Staging) Inherit(from *Lease) { g.below = from.Manifest().ID }
 
 // Path returns the path for a file of the snapshot. For the memory layer use Create.
-func (g *Staging) Path(name string) string { return filepath.Join(g.dir, name) }
+func (g *Staging) Path(name string) string {
+	if g.secret != nil && name != snapshot.ManifestFile {
+		return filepath.Join(g.store.layerDir(g.id), name)
+	}
+	return filepath.Join(g.dir, name)
+}
 
 // Create creates a file of the snapshot, open for reading and writing. A memory layer is created on
 // the RAM file system. The flush copies it to disk.
@@ -161,6 +169,9 @@ func (g *Staging) Discard() {
 	based = based || len(g.bases) > 0
 	delete(g.store.reserved, g.tag)
 	g.store.mu.Unlock()
+	if g.secret != nil {
+		_ = g.store.ForgetKey(g.secret.KeyID) // after an error, the key stays, and encrypts nothing
+	}
 	if based {
 		_ = g.store.dropBases() // after an error, the next deletion or start tries again
 	}

@@ -63,6 +63,7 @@ import (
 	"github.com/forkd/forkd/internal/host/event"
 	"github.com/forkd/forkd/internal/host/phase"
 	"github.com/forkd/forkd/internal/host/reserve"
+	"github.com/forkd/forkd/internal/host/turns"
 	"github.com/forkd/forkd/internal/host/vault"
 	"github.com/forkd/forkd/internal/host/writers"
 	"github.com/forkd/forkd/internal/private"
@@ -82,8 +83,8 @@ type Store struct {
 	root, ram       string
 	rootDir, ramDir *os.File // the store's files are opened through these directories
 	lock            *os.File
-	sealer          *background.Queue // computes digests of published snapshots
-	flusher         *flusher
+	sealer          *background.Queue    // computes digests of published snapshots
+	flusher         *turns.Queue[*entry] // see newFlusher
 	spare           *reserve.Reserve
 	events          *event.Ring
 	vault           *vault.Vault
@@ -196,7 +197,7 @@ func Open(cfg Config) (*Store, error) {
 	}
 	slices.SortFunc(unflushed, func(a, b *entry) int { return a.created.Compare(b.created) })
 	for _, e := range unflushed {
-		s.flusher.add(e)
+		s.flusher.Add(e)
 	}
 	return s, nil
 }
@@ -237,7 +238,7 @@ func (s *Store) closeDirs() error {
 // Close flushes snapshots that are in RAM only, stops background work, closes all files and
 // releases the store. Layers stay in RAM for the next daemon.
 func (s *Store) Close() error {
-	s.flusher.close()
+	s.flusher.Close()
 	s.drops.Wait()
 	s.sealer.Close()
 	s.mu.Lock()
@@ -298,7 +299,11 @@ func (s *Store) scan() error {
 			return err
 		}
 	}
+	staged := s.stagedKeys()
 	if err := s.emptyDir(s.staging(), s.reload); err != nil {
+		return err
+	}
+	if err := s.destroy(s.unusedLocked(staged)); err != nil {
 		return err
 	}
 	// The copies of layers in RAM are not encrypted. A daemon that was killed may have encrypted the files on disk

@@ -2,6 +2,7 @@ package store
 
 import (
 	"errors"
+	"github.com/forkd/forkd/internal/host/fileid"
 	"os"
 
 	"golang.org/x/sys/unix"
@@ -39,7 +40,7 @@ func (h *hotFiles) measureOwn() {
 // hold a lease.
 func (s *Store) trim(e *entry, h *hotFiles) {
 	for i, l := range h.manifest.Memory {
-		if h.arrival != nil || isDecrypted(h.layers[i]) || fileBlocks(h.layers[i]) <= h.usual[i].Load()+trimSlack {
+		if h.arrival != nil || isDecrypted(h.layers[i]) || fileid.BlocksOf(h.layers[i]) <= h.usual[i].Load()+trimSlack {
 			continue
 		}
 		s.mu.Lock()
@@ -48,7 +49,7 @@ func (s *Store) trim(e *entry, h *hotFiles) {
 		// After an error, the layer is trimmed at the end of the next lease.
 		if s.trimLayer(dir, h.manifest, l, h.layers[i]) == nil {
 			// Measure the file in RAM, because blocks on disk may be larger, or compressed.
-			h.usual[i].Store(fileBlocks(h.layers[i]))
+			h.usual[i].Store(fileid.BlocksOf(h.layers[i]))
 		}
 	}
 }
@@ -61,7 +62,7 @@ func (s *Store) trimLayer(dir string, m *snapshot.Manifest, l snapshot.File, hot
 		return err
 	}
 	defer disk.Close()
-	if id, err := identify(disk); err != nil || s.origin(l.Owner) != id {
+	if id, err := fileid.Of(disk); err != nil || s.origin(l.Owner) != id {
 		return errors.Join(err, errors.New("the layer in RAM is not that of the file on disk"))
 	}
 	ram, err := os.OpenFile(s.ramLayer(l.Owner), os.O_WRONLY|unix.O_NOFOLLOW, 0)
@@ -77,13 +78,4 @@ func (s *Store) trimLayer(dir string, m *snapshot.Manifest, l snapshot.File, hot
 		return errors.Join(err, errors.New("the layer in RAM is another file now"))
 	}
 	return sparse.Punch(ram, disk, int64(l.Bytes))
-}
-
-// fileBlocks returns how many bytes an open file takes on disk, or 0 if that is unknown.
-func fileBlocks(f *os.File) uint64 {
-	var st unix.Stat_t
-	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
-		return 0
-	}
-	return uint64(st.Blocks) * 512 // see blocks
 }

@@ -2,6 +2,7 @@ package store
 
 import (
 	"bytes"
+	"github.com/forkd/forkd/internal/host/fileid"
 	"os"
 	"path/filepath"
 	"testing"
@@ -95,7 +96,7 @@ func fillHoles(t *testing.T, layer *os.File, size int) {
 	if err := unix.Munmap(mapped); err != nil {
 		t.Fatal(err)
 	}
-	if grown := fileBlocks(layer); sum != 14 || grown != uint64(size) {
+	if grown := fileid.BlocksOf(layer); sum != 14 || grown != uint64(size) {
 		t.Fatalf("two pages of 7 add up to %d; the layer takes %d bytes after it was read", sum, grown)
 	}
 }
@@ -118,11 +119,11 @@ func TestHolesOfLayersAreGivenBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	layer := lease.Layers()[0]
-	before := fileBlocks(layer)
+	before := fileid.BlocksOf(layer)
 	fillHoles(t, layer, size)
 	lease.Release()
 	layer = other.Layers()[0]
-	if now := fileBlocks(layer); now > before+trimSlack {
+	if now := fileid.BlocksOf(layer); now > before+trimSlack {
 		t.Errorf("the layer takes %d bytes, %d before", now, before)
 	}
 	want := make([]byte, size)
@@ -163,14 +164,14 @@ func TestHolesFilledEarlierAreGivenBack(t *testing.T) {
 	}
 	defer layer.Close()
 	lease.Release()
-	if now := fileBlocks(layer); now > size/2 {
+	if now := fileid.BlocksOf(layer); now > size/2 {
 		t.Errorf("after a restart the layer takes %d bytes", now)
 	}
 
 	other := s.byTag["base"] // keeps the flusher busy
 	other.flushed = make(chan struct{})
 	other.flushMu.Lock()
-	s.flusher.add(other)
+	s.flusher.Add(other)
 	publishSparse(t, s, d, "hot", size, false)
 	if lease, err = s.Acquire("hot"); err != nil {
 		t.Fatal(err)
@@ -181,7 +182,7 @@ func TestHolesFilledEarlierAreGivenBack(t *testing.T) {
 	if err := s.WaitFlushed(t.Context(), "hot"); err != nil {
 		t.Fatal(err)
 	}
-	if n := blocks(filepath.Join(s.dir("hot"), snapshot.MemoryLayerFile)); n > size/2 {
+	if n := fileid.Blocks(filepath.Join(s.dir("hot"), snapshot.MemoryLayerFile)); n > size/2 {
 		t.Errorf("the layer takes %d bytes on disk", n)
 	}
 	again, err := s.Acquire("hot")
@@ -190,7 +191,7 @@ func TestHolesFilledEarlierAreGivenBack(t *testing.T) {
 	}
 	defer again.Release()
 	lease.Release()
-	if now := fileBlocks(hot); now > size/2 {
+	if now := fileid.BlocksOf(hot); now > size/2 {
 		t.Errorf("after its flush the layer takes %d bytes", now)
 	}
 	if err := s.Verify(t.Context(), "hot"); err != nil {

@@ -6,6 +6,7 @@ import (
 
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/event"
+	"github.com/forkd/forkd/internal/host/fileid"
 	"github.com/forkd/forkd/internal/host/phase"
 )
 
@@ -61,7 +62,7 @@ func (s *Store) UnnamedBytes(id string) uint64 {
 	}
 	files, state := s.ownFilesLocked(e), e.manifest.State.Bytes
 	s.mu.Unlock()
-	return blocks(files.memory) + blocks(files.disk) + state
+	return fileid.Blocks(files.memory) + fileid.Blocks(files.disk) + state
 }
 
 // removeOrUnname deletes a condemned snapshot. If a sandbox follows the snapshot, removeOrUnname
@@ -136,9 +137,9 @@ func (s *Store) reloadUnnamed(id string) error {
 	if err != nil || m.ID != id {
 		return os.RemoveAll(dir)
 	}
-	own := identifyPath(layerPath(dir, m, id))
+	own := fileid.OfPath(layerPath(dir, m, id))
 	e := &entry{tag: unnamedPrefix + id, dir: dir, manifest: m, created: m.Created}
-	if own == (fileID{}) {
+	if own == (fileid.ID{}) {
 		e.EnterLocked(phase.UnnamedHot)
 	} else {
 		e.EnterLocked(phase.Unnamed)

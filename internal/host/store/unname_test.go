@@ -21,7 +21,7 @@ func TestFollowedSnapshotCanBeDeleted(t *testing.T) {
 		if !flushed {
 			other.flushed = make(chan struct{})
 			other.flushMu.Lock()
-			s.flusher.add(other)
+			s.flusher.Add(other)
 		}
 		publish(t, s, d, "b", "base")
 		if flushed {
@@ -137,7 +137,7 @@ func TestFollowedSnapshotIsFoundInRAM(t *testing.T) {
 	other := s.byTag["other"] // keeps the flusher busy
 	other.flushed = make(chan struct{})
 	other.flushMu.Lock()
-	s.flusher.add(other)
+	s.flusher.Add(other)
 	publish(t, s, d, "b", "base")
 	info, err := s.Detail("b")
 	if err != nil {
@@ -151,7 +151,7 @@ func TestFollowedSnapshotIsFoundInRAM(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.flusher.flush(victims[0])
+	s.flushNow(victims[0])
 	if err := s.removeOrUnname(victims[0]); err != nil {
 		t.Fatal(err)
 	}

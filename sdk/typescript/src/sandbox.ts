@@ -105,6 +105,8 @@ export interface BranchOptions extends CallOptions {
   memory?: boolean | undefined;
   /** Labels of the snapshot. Its children do not inherit them. */
   labels?: Record<string, string> | undefined;
+  /** true: encrypt the snapshot; always done if the sandbox runs from an encrypted one. */
+  encrypt?: boolean | undefined;
   /** false: return as soon as the sandbox continues; a live branch is not complete then. */
   wait?: boolean | undefined;
 }
@@ -253,11 +255,12 @@ export class Sandbox implements AsyncDisposable {
    */
   async branch(n = 0, options: BranchOptions = {}): Promise<[Snapshot, Sandboxes]> {
     checkInteger("n", n, 0, 1000);
-    checkOptions(options, "tag", "mode", "memory", "labels", "wait", ...callOptions);
+    checkOptions(options, "tag", "mode", "memory", "labels", "encrypt", "wait", ...callOptions);
     checkStrings("labels", options.labels);
     checkWord("mode", options.mode, "live", "diff", "full");
     const tag = options.tag === undefined ? undefined : tagOf(options.tag, "tag");
-    const json = { tag, mode: options.mode, memory: options.memory, labels: options.labels, wait: options.wait };
+    const { mode, memory, labels, wait } = options;
+    const json = { tag, mode, memory, labels, wait, encrypt: options.encrypt || undefined };
     const info = await this.client.wire.call("POST", this.#path("/branch"), {
       json,
       once: true,

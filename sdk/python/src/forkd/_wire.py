@@ -1013,6 +1013,8 @@ class Branch(Record):
     mode, and the sandbox must run"""
     parent_tag: str | None = None
     """the snapshot that the sandbox runs from"""
+    encrypt: bool | None = None
+    """encrypt the snapshot; always done if the sandbox runs from an encrypted snapshot"""
     labels: dict[str, str] | None = None
     """labels of the snapshot; its forks do not inherit them"""
     diff: bool | None = None

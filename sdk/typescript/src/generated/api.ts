@@ -708,6 +708,8 @@ export interface components {
             memory?: boolean;
             /** @description the snapshot that the sandbox runs from */
             parent_tag?: string;
+            /** @description encrypt the snapshot; always done if the sandbox runs from an encrypted snapshot */
+            encrypt?: boolean;
             /** @description labels of the snapshot; its forks do not inherit them */
             labels?: components["schemas"]["Labels"];
             /** @description of forkd 0.5 */

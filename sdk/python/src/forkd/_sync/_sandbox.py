@@ -378,11 +378,13 @@ class Sandbox(metaclass=NamesOfE2B):
         memory: bool = True,
         wait: bool = True,
         labels: Mapping[str, str] | None = None,
+        encrypt: bool = False,
     ) -> tuple[Snapshot, Sandboxes]:
         """Makes a snapshot of the running sandbox, and n children of the snapshot: snap, kids =
         sandbox.branch(2). By default the daemon chooses a tag. With wait=False a live branch is returned
         before it is complete. With memory=False only the disk is saved, in a consistent state, and children
-        boot from it. labels belong to the snapshot; its children do not inherit them."""
+        boot from it. labels belong to the snapshot; its children do not inherit them. With encrypt=True the
+        snapshot is encrypted, as it always is if the sandbox runs from an encrypted one."""
         from ._snapshot import branch
 
         _args.whole("n", n, 0, 1000)
@@ -392,6 +394,7 @@ class Sandbox(metaclass=NamesOfE2B):
             memory=None if memory else False,
             wait=wait,
             labels=_args.strings("labels", labels),
+            encrypt=encrypt or None,
         )
         snapshot = branch(self.client, self._path("/branch"), body)
         return snapshot, snapshot.fork(n) if n else Sandboxes()

@@ -1,0 +1,129 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/forkd/forkd/internal/atomicfile"
+	"github.com/forkd/forkd/internal/format/crypt"
+	"github.com/forkd/forkd/internal/format/record"
+	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/failure"
+	"github.com/forkd/forkd/internal/host/writers"
+)
+
+// A snapshot can be encrypted while it is made, see Staging.Encrypt. Its files are then written to the
+// RAM file system, and Publish writes their encrypted forms to the disk. Such a snapshot is never
+// hot: it is on disk before it becomes visible, and the files in RAM are removed.
+
+// Encrypt makes a key for a snapshot that has memory, if the snapshot has no volumes. From then on,
+// Create and Path name files in RAM, and Publish encrypts these files and the disk layers that it is
+// given. Layers that the leased snapshot has are inherited in the form that they have there. Encrypt
+// must be called before the first file is made. If the snapshot cannot be encrypted, the error is an
+// *EncryptedError or a *vault.KeyError.
+func (g *Staging) Encrypt(ctx context.Context, from *Lease, diskOnly, volumes bool) error {
+	if err := failure.CanEncrypt(g.tag, diskOnly, volumes); err != nil {
+		return err
+	}
+	s := g.store
+	if s.vault == nil {
+		return &EncryptedError{Tag: g.tag, Reason: "cannot be encrypted, because this daemon has no keys"}
+	}
+	if err := s.WaitFlushed(ctx, from.Manifest().Tag); err != nil { // Publish links its files
+		return err
+	}
+	seal, err := s.vault.Seal(ctx)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	keys := slices.Clone(s.byID[from.Manifest().ID].keys)
+	s.mu.Unlock()
+	g.secret, g.keys, g.first = seal, append(keys, seal.KeyID), true
+	p, err := record.EncodeEncryption(&record.Encryption{SnapshotID: g.id, Keys: g.keys})
+	if err != nil {
+		return err
+	}
+	// If the daemon is killed, the next one finds the key by this file.
+	return s.Essential(func() error {
+		return atomicfile.WriteDurable(filepath.Join(g.dir, EncryptionFile), p, 0o600)
+	})
+}
+
+// place puts a layer of an encrypted snapshot into its directory: as a link to the layer of the
+// snapshot with the ID from, if that has it, and otherwise as an encrypted copy of f. If f is nil,
+// there must be such a layer.
+func (g *Staging) place(kind, from, owner string, f *os.File) error {
+	name := snapshot.LayerFile(kind, g.id, owner)
+	linked, err := g.linkFrom(kind, from, owner, filepath.Join(g.dir, name))
+	switch {
+	case err != nil || linked:
+		return err
+	case f == nil:
+		return fmt.Errorf("%s: %w", name, errMissing)
+	}
+	return g.encrypt(name, f)
+}
+
+// linkFrom makes a link to a layer of the snapshot with the ID from, in the form that it has there. It
+// reports whether that snapshot has the layer.
+func (g *Staging) linkFrom(kind, from, owner, to string) (bool, error) {
+	s := g.store
+	s.moves.RLock()
+	defer s.moves.RUnlock()
+	s.mu.Lock()
+	e := s.byID[from]
+	if e == nil || owner == g.id || !slices.ContainsFunc(append(slices.Clone(e.manifest.Memory),
+		e.manifest.DiskLayers()...), func(l snapshot.File) bool { return l.Owner == owner }) {
+		s.mu.Unlock()
+		return false, nil
+	}
+	path := filepath.Join(e.dir, snapshot.LayerFile(kind, from, owner))
+	s.mu.Unlock()
+	err := os.Link(path, to)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = os.Link(path+crypt.Suffix, to+crypt.Suffix)
+	}
+	if errors.Is(err, fs.ErrNotExist) { // it has a layer of another kind with this owner
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// encrypt writes the encrypted form of f to the snapshot's directory, with the given name.
+func (g *Staging) encrypt(name string, f *os.File) error {
+	room, err := g.store.Room()
+	if err != nil {
+		return err
+	}
+	return g.secret.Encrypt(filepath.Join(g.dir, name), f, snapshot.PortableName(name, g.id), room)
+}
+
+// encryptMemory writes the encrypted forms of the files in RAM to the disk, and removes the files in RAM.
+func (g *Staging) encryptMemory() error {
+	for _, name := range []string{snapshot.StateFile, snapshot.MemoryMapFile, snapshot.MemoryLayerFile} {
+		f, err := os.Open(g.Path(name))
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(g.encrypt(name, f), f.Close()); err != nil {
+			return err
+		}
+	}
+	return g.store.left.Remove(g.store.layerDir(g.id), writers.Patience)
+}
+
+// stagedKeys returns the keys in the directories of snapshots that an earlier daemon was making.
+func (s *Store) stagedKeys() (keys []string) {
+	dirs, _ := filepath.Glob(filepath.Join(s.staging(), "*")) // emptyDir reports an unreadable directory
+	for _, dir := range dirs {
+		more, _ := s.keysIn(dir, "") // after an error the keys are not known
+		keys = append(keys, more...)
+	}
+	return keys
+}
