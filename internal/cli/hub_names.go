@@ -97,7 +97,8 @@ func webRequest(ctx context.Context, method string, u *url.URL, body io.Reader, 
 }
 
 // pullArchive makes a snapshot from an archive on a web server.
-func pullArchive(ctx context.Context, cl *client.Client, u *url.URL, opts client.UnpackOptions) (client.HubResult, error) {
+func pullArchive(ctx context.Context, cl *client.Client, u *url.URL, opts client.UnpackOptions) (client.HubResult,
+	error) {
 	resp, err := webRequest(ctx, http.MethodGet, u, nil, 0)
 	if err != nil {
 		return client.HubResult{}, err

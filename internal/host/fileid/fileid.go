@@ -1,4 +1,5 @@
-// Package fileid identifies versions of files, and measures files. It does not read them.
+// Package fileid identifies versions of files, and measures how much space files take. It does not
+// read files, and does not know what they are.
 package fileid
 
 import (

@@ -189,7 +189,8 @@ func TestKilledWhileADiskOnlySnapshotIsReplaced(t *testing.T) {
 		want := snapshotID(s, "disk")
 		g, m, disk := stageDisk(t, s, s.StageOver, "disk", "parent")
 		g.diskOnly = true
-		if err := errors.Join(g.complete(m, nil, disk), s.persist(g.dir, m, false)); err != nil { // the first steps of Publish
+		if err := errors.Join(g.complete(m, nil, disk),
+			s.persist(g.dir, m, false)); err != nil { // the first steps of Publish
 			t.Fatal(err)
 		}
 		if deleted {

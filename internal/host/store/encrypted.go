@@ -280,7 +280,8 @@ func (s *Store) condemnKeys(tag string) (family []*entry, keys []string, err err
 	}
 	for _, e := range family {
 		if len(e.keys) == 0 {
-			return nil, nil, &EncryptedError{Tag: e.tag, Reason: "has data of " + tag + " and is in clear: 'forkd encrypt " + tag +
+			return nil, nil, &EncryptedError{Tag: e.tag, Reason: "has data of " + tag +
+				" and is in clear: 'forkd encrypt " + tag +
 				"', or remove it"}
 		}
 		keys = append(keys, e.keys...)
@@ -288,7 +289,8 @@ func (s *Store) condemnKeys(tag string) (family []*entry, keys []string, err err
 	for _, e := range s.byTag {
 		has := func(k string) bool { return slices.Contains(keys, k) }
 		if !slices.Contains(family, e) && slices.ContainsFunc(e.keys, has) {
-			return nil, nil, &EncryptedError{Tag: tag, Reason: "its key is also that of " + e.tag + ": shred the snapshot that both " +
+			return nil, nil, &EncryptedError{Tag: tag, Reason: "its key is also that of " + e.tag +
+				": shred the snapshot that both " +
 				"build on, or delete this one ('forkd rmi " + tag + "')"}
 		}
 	}

@@ -51,7 +51,7 @@ func (g *Staging) publish(m *snapshot.Manifest, extents []vm.Extent, disk []*os.
 	}
 	s := g.store
 	if g.over || g.first {
-		if err := s.persist(g.dir, m, g.secret != nil); err != nil { // the snapshot that this one replaces is deleted only later
+		if err := s.persist(g.dir, m, g.secret != nil); err != nil { // before the deletion of the old one
 			return Info{}, fmt.Errorf("publish snapshot %q: %w", g.tag, err)
 		}
 	}
