@@ -24,6 +24,8 @@ type fakeDaemon struct {
 	URL string
 	old bool // the daemon knows only the routes and query parameters of an early version; set before the first request
 
+	gather time.Duration // time between writes of a stream; set before the first request
+
 	mu                   sync.Mutex
 	sandboxes, snapshots table
 	network              record        // of each sandbox
@@ -131,6 +133,9 @@ func (d *fakeDaemon) refuse(w http.ResponseWriter, r *http.Request) bool {
 	case q.Has("gather_secs"):
 		answer = record{"status": 400, "code": "invalid_field",
 			"detail": "gather_secs: unknown query parameter: this route has after, sandbox, label"}
+	case q.Has("records"):
+		answer = record{"status": 400, "code": "invalid_field",
+			"detail": "records: unknown query parameter: this route has after, sandbox, label"}
 	case q.Has("max_age_secs"):
 		answer = record{"status": 400, "code": "invalid_field",
 			"detail": "max_age_secs: unknown query parameter: this route has none"}
@@ -228,6 +233,7 @@ func (d *fakeDaemon) stream(w http.ResponseWriter, r *http.Request) {
 			panic(http.ErrAbortHandler) // ends the connection within the answer
 		}
 		_ = http.NewResponseController(w).Flush()
+		time.Sleep(d.gather)
 		select {
 		case <-news:
 		case <-broken:

@@ -202,6 +202,7 @@ type page struct {
 	mu       sync.Mutex
 	problems []string // exceptions and errors in the browser's console
 	requests []string // URLs of all requests
+	received int      // bytes of all answers
 }
 
 // newBrowser starts a browser with one tab.
@@ -247,9 +248,18 @@ func (p *page) note(event any) {
 		if e.Entry.Level == "error" || e.Entry.Source == "security" {
 			p.problems = append(p.problems, e.Entry.Text+" "+e.Entry.URL)
 		}
+	case *network.EventDataReceived:
+		p.received += int(e.DataLength)
 	case *network.EventRequestWillBeSent:
 		p.requests = append(p.requests, e.Request.URL)
 	}
+}
+
+// receivedBytes returns the number of bytes of all answers that the page has received.
+func (p *page) receivedBytes() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.received
 }
 
 var patience = flag.Duration("patience", 30*time.Second, "time limit of one step")

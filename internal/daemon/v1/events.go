@@ -62,7 +62,8 @@ func (a *api) events(w http.ResponseWriter, r *http.Request) error {
 	defer cancel()
 	defer context.AfterFunc(a.Face.Stopping, cancel)()
 	view := a.view(r)
-	s := eventStream{events: view.Events(after), text: a.textOf(view, records), keepalive: a.Face.Limits.Keepalive, gather: gather,
+	s := eventStream{events: view.Events(after), text: a.textOf(view, records),
+		keepalive: a.Face.Limits.Keepalive, gather: gather,
 		out:    face.NewSSE(w, a.Face.Limits.Stall),
 		filter: eventFilter{sandboxes: r.URL.Query()["sandbox"], labels: labels}}
 	s.run(ctx)

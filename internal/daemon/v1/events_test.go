@@ -185,7 +185,8 @@ func TestEventsHaveRecords(t *testing.T) {
 	}
 	for range 2 { // the second stream gets the texts that the first has made
 		for _, e := range follow(t, cl, client.EventsRequest{After: "none", Records: true}, "sandbox.deleted") {
-			box, saved := e.SandboxID == id && e.Type != "snapshot.persisted", e.Type == "snapshot.created" && e.SnapshotTag == "b"
+			box := e.SandboxID == id && e.Type != "snapshot.persisted"
+			saved := e.Type == "snapshot.created" && e.SnapshotTag == "b"
 			if (e.Sandbox != nil) != box || box && !reflect.DeepEqual(*e.Sandbox, sandbox) {
 				t.Errorf("%s of %s: %+v, want %+v", e.Type, e.SandboxID, e.Sandbox, sandbox)
 			}

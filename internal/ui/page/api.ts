@@ -59,6 +59,8 @@ export interface Event {
   labels?: Record<string, string>;
   reason?: string;
   detail?: string;
+  sandbox?: Sandbox; // records, with the query parameter of the same name
+  snapshot?: Snapshot;
 }
 
 export interface Version {
@@ -135,8 +137,8 @@ const missing = new Set<string>();
 export const lacks = (what: string) => missing.has(what);
 export const lacking = () => [...missing].sort();
 
-// spare has parameters that only make an answer cheaper for the daemon.
-const spare = ["gather_secs", "max_age_secs"];
+// spare has parameters that only save the daemon work.
+const spare = ["gather_secs", "max_age_secs", "records"];
 
 // known returns a path without parameters that the daemon does not know.
 function known(path: string): string {
@@ -164,7 +166,7 @@ export async function send(method: string, path: string, body?: unknown, signal?
   if (answer.ok) return answer;
   let problem: { code?: string; detail?: string; fix?: string } = {};
   try {
-    problem = await answer.json();
+    problem = (await answer.json()) ?? {};
   } catch {
     // not a problem of the API
   }

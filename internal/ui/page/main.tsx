@@ -64,7 +64,7 @@ function searchWords(nodes: Map<string, Node>): string[] {
 
 function App() {
   const s = useStore("page");
-  const nodes = s.model.nodes;
+  const { nodes, shape } = s.model;
   const [searches, setSearches] = useState(0);
   const words = useMemo(() => searchWords(nodes), [nodes, searches]);
   const parts = useHash();
@@ -184,7 +184,7 @@ function App() {
       ? page === "try" ? <RunPage key={node.key} n={node} ask={setAction} /> : <SandboxPage n={node} tab={b} act={act} ask={setAction} />
       : <main class="page" id="main"><a class="back" href="#/">← Tree</a><h1>This sandbox is gone</h1><Note>It was deleted.</Note></main>;
   } else {
-    content = <TreePage {...{ nodes, selected, select, marked, mark, setMarked, closed, toggle, search, state, act, open }} />;
+    content = <TreePage {...{ nodes, shape, selected, select, marked, mark, setMarked, closed, toggle, search, state, act, open }} />;
   }
   return (
     <Fragment>
@@ -231,6 +231,7 @@ const Ended = ({ text }: { text: string }) => (
 
 interface TreePageProps {
   nodes: Map<string, Node>;
+  shape: number; // changes with the tree
   selected: string;
   select: (key: string) => void;
   marked: string[];
@@ -248,7 +249,7 @@ function TreePage(p: TreePageProps) {
   const filters = p.search.trim() !== "" || p.state !== "";
   const s = useStore(...(filters ? ["slow"] : []));
   const rows = useMemo(() => flatten(p.nodes, p.closed, p.search, p.state),
-    [p.nodes, p.closed, p.search, p.state, filters && s.revision]);
+    [p.nodes, p.shape, p.closed, p.search, p.state, filters && s.revision]);
   const node = p.nodes.get(p.selected);
   useEffect(() => {
     if (node === undefined && rows.length > 0) p.select((rows.find((r) => r.node.sandbox) ?? rows[0]!).node.key);

@@ -1,7 +1,7 @@
 // The snapshots and sandboxes that the page knows. Lists and single records of the daemon fill the
 // model, and events change it.
 import type { Event, Sandbox, Snapshot } from "./api";
-import { grow, type Node, sandboxKey, snapshotKey } from "./tree";
+import { grow, type Node, plant, sandboxKey, snapshotKey } from "./tree";
 
 // Names for what the page must read from the daemon. The other names are keys of nodes.
 export const everything = "all";
@@ -13,11 +13,13 @@ const states = new Set(["running", "paused", "suspended", "restoring", "exited"]
 export class Model {
   sandboxes = new Map<string, Sandbox>();
   snapshots = new Map<string, Snapshot>();
-  nodes = new Map<string, Node>(); // the tree as of the last call of arrange
+  nodes = new Map<string, Node>(); // the tree, without changes that arrange has not made yet
+  shape = 0; // number of changes of the tree
   changed = new Set<string>(); // keys of nodes that have changed; the page removes them
   reshaped = false; // arrange has work
 
   #missing = new Set<string>(); // tags that sandboxes name, and that the daemon does not have
+  #owners = new Map<string, number>(); // number of sandboxes in the tree, by owner
 
   // apply changes the model by an event. It returns the names of records that the event does not
   // have, and that the page must read.
@@ -34,9 +36,13 @@ export class Model {
       return [];
     }
     const read: string[] = [];
-    const tag = e.snapshot_tag;
+    const tag = e.sandbox?.snapshot_tag ?? e.snapshot_tag;
     // Suspended states are snapshots without events.
     if (tag !== undefined && !this.snapshots.has(tag) && !this.#missing.has(tag)) read.push(snapshotKey(tag));
+    if (e.sandbox?.id === id) {
+      this.putSandbox(e.sandbox);
+      return read;
+    }
     const old = this.sandboxes.get(id);
     if (old === undefined) return [...read, sandboxKey(id)];
     const now: Sandbox = { ...old, labels: e.labels, snapshot_tag: tag ?? old.snapshot_tag };
@@ -70,8 +76,13 @@ export class Model {
         return [allSnapshots]; // a failed branch has no record of its own
     }
     this.#missing.delete(tag);
+    const read: string[] = [];
+    if (e.snapshot?.tag === tag) this.putSnapshot(e.snapshot);
+    else read.push(snapshotKey(tag));
     const source = e.sandbox_id ?? "";
-    return this.sandboxes.has(source) ? [snapshotKey(tag), sandboxKey(source)] : [snapshotKey(tag)];
+    if (e.sandbox !== undefined && e.sandbox.id === source) this.putSandbox(e.sandbox);
+    else if (this.sandboxes.has(source)) read.push(sandboxKey(source));
+    return read;
   }
 
   putSandbox(s: Sandbox) {
@@ -79,7 +90,8 @@ export class Model {
     const node = this.nodes.get(sandboxKey(s.id));
     this.sandboxes.set(s.id, s);
     if (node !== undefined) node.sandbox = s;
-    if (node === undefined || old?.snapshot_tag !== s.snapshot_tag || old.created_at_unix !== s.created_at_unix ||
+    if (node === undefined) this.reshaped ||= !this.#place(s);
+    else if (old?.snapshot_tag !== s.snapshot_tag || old.created_at_unix !== s.created_at_unix ||
       old.owner !== s.owner) this.reshaped = true;
     this.changed.add(sandboxKey(s.id));
   }
@@ -103,7 +115,7 @@ export class Model {
       this.#missing.add(name);
     }
     if (!known) return;
-    this.reshaped = true;
+    this.reshaped ||= !this.#unplace(key);
     this.changed.add(key);
   }
 
@@ -118,10 +130,45 @@ export class Model {
     this.reshaped = true;
   }
 
-  // arrange makes the tree anew.
+  // arrange makes the tree anew. It takes a long time for a large tree, so new and deleted sandboxes
+  // usually change the tree without it.
   arrange() {
     this.nodes = grow(this.snapshots, this.sandboxes);
+    this.#owners.clear();
+    for (const s of this.sandboxes.values()) this.#count(s, 1);
     this.reshaped = false;
+    this.shape++;
+  }
+
+  // #place adds a new sandbox to the tree, as arrange would do. It returns false if other nodes would
+  // also change.
+  #place(s: Sandbox): boolean {
+    const above = this.nodes.get(snapshotKey(s.snapshot_tag));
+    const waits = above === undefined && this.snapshots.has(s.snapshot_tag); // the tree hides unused transient snapshots
+    if (this.reshaped || waits || (s.owner && !this.#owners.has(s.owner))) return false;
+    for (const branch of this.snapshots.values()) if (branch.sandbox_id === s.id) return false;
+    this.nodes.set(sandboxKey(s.id), plant(s, this.#owners.size > 1, above));
+    this.#count(s, 1);
+    this.shape++;
+    return true;
+  }
+
+  // #unplace removes a node from the tree, as arrange would do. It returns false if other nodes would
+  // also change.
+  #unplace(key: string): boolean {
+    const node = this.nodes.get(key);
+    const s = node?.sandbox;
+    if (this.reshaped || node === undefined || s === undefined || node.children.length > 0) return false;
+    if ((s.owner && this.#owners.get(s.owner) === 1) || (node.parent?.snapshot?.transient && node.parent.children.length === 1)) return false;
+    if (node.parent !== undefined) node.parent.children = node.parent.children.filter((c) => c !== node);
+    this.nodes.delete(key);
+    this.#count(s, -1);
+    this.shape++;
+    return true;
+  }
+
+  #count({ owner }: Sandbox, change: number) {
+    if (owner) this.#owners.set(owner, (this.#owners.get(owner) ?? 0) + change);
   }
 }
 

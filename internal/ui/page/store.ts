@@ -1,5 +1,6 @@
 // The state of the daemon as the page knows it. The page lists everything when it is opened, and
-// then follows the event stream. It reads only records that an event does not have.
+// then follows the event stream, whose events have the records that they change. It reads only
+// records that an event does not have.
 import { useEffect, useState } from "preact/hooks";
 import * as api from "./api";
 import { allSnapshots, everything, Model } from "./model";
@@ -16,7 +17,7 @@ export type Topic = string;
 
 const maxEvents = 200;
 const maxArrived = 4096; // events that are kept while the page reads
-const gather = 0.1; // seconds between writes of the stream, each of which costs the daemon more than an event
+const gather = 0.25; // seconds between writes of the stream, each of which costs the daemon more than an event
 const statsInterval = 3000;
 const statsAge = statsInterval / 1000; // seconds; pages that show the same sandboxes share the measurements
 const fullEvery = 3; // intervals; the memory of a VMM process takes the daemon milliseconds to measure
@@ -48,6 +49,7 @@ class Store {
   #topics = new Set<Topic>(); // to be drawn
   #queued = false;
   #arrangeAfter = 0; // time before which the tree is not arranged again
+  #shape = 0; // as drawn last
   #slowTimer?: number;
 
   #stream?: AbortController;
@@ -94,11 +96,12 @@ class Store {
     const began = performance.now();
     if (this.model.reshaped && began >= this.#arrangeAfter) {
       this.model.arrange();
-      topics.add("page");
       // A large tree is arranged less often.
       const now = performance.now();
       this.#arrangeAfter = now + 4 * (now - began);
     }
+    if (this.model.shape !== this.#shape) topics.add("page");
+    this.#shape = this.model.shape;
     if (this.model.changed.size > 0) {
       for (const key of this.model.changed) topics.add(key as Topic);
       this.model.changed.clear();
@@ -136,7 +139,7 @@ class Store {
       this.#following = false;
       try {
         const after = this.#stale ? "" : `&after=${encodeURIComponent(this.#place)}`;
-        const answer = await api.send("GET", `v1/events?gather_secs=${gather}${after}`, undefined, stream.signal);
+        const answer = await api.send("GET", `v1/events?records=true&gather_secs=${gather}${after}`, undefined, stream.signal);
         wait = 500;
         if (this.#stale) {
           this.#wanted.clear();

@@ -53,6 +53,18 @@ export function grow(snapshots: Map<string, Snapshot>, sandboxes: Map<string, Sa
   return all;
 }
 
+// plant returns the node of a new sandbox. The node has the place among the children of another node
+// that grow would give it: the sandbox is the youngest, or the clock was set back.
+export function plant(s: Sandbox, owners: boolean, above?: Node): Node {
+  const node: Node = { key: sandboxKey(s.id), sandbox: s, owner: owners ? s.owner : undefined, parent: above, children: [] };
+  if (above === undefined) return node;
+  const later = (c: Node) => byAge(c, node) > 0 || (byAge(c, node) === 0 && c.snapshot !== undefined);
+  let at = above.children.length;
+  while (at > 0 && later(above.children[at - 1]!)) at--;
+  above.children.splice(at, 0, node);
+  return node;
+}
+
 function attach(node: Node, to?: Node): boolean {
   for (let above = to; above !== undefined; above = above.parent) if (above === node) return false;
   if (to === undefined) return false;
@@ -108,6 +120,7 @@ export function flatten(all: Map<string, Node>, closed: Set<string>, search: str
   for (let row = stack.pop(); row !== undefined; row = stack.pop()) {
     rows.push(row);
     const below = row.open ? shown(row.node.children) : [];
+    if (below.length === 0) continue;
     const more = row.position < row.siblings;
     push(below, row.depth + 1, row.lines.length < 24 ? [...row.lines, row.depth > 0 && more] : row.lines);
   }
