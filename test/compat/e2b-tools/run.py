@@ -51,6 +51,7 @@ NPM = {
     "openai-agents-extensions": [
         "@openai/agents@0.20.0",
         "@openai/agents-extensions@0.18.0",
+        "@e2b/code-interpreter@2.8.0",
         "e2b@2.51.0",
         "zod@4.6.7",
     ],
