@@ -131,6 +131,15 @@ func loudAPI(w http.ResponseWriter, r *http.Request) {
 			n.Stats.Recent = append(n.Stats.Recent, apiv1.NetworkRefusal{Name: loud(255), Why: loud(100)})
 		}
 		object(n)
+	case name == "effects":
+		e := apiv1.Effects{Hold: &apiv1.Hold{Hosts: []string{"example.com"}, Answer: "record"}}
+		for range 256 {
+			one := apiv1.Effect{Method: "POST", URL: loud(4 << 10), Headers: []string{loud(8 << 10)}, Body: loud(16 << 10)}
+			e.List = append(e.List, one)
+		}
+		object(e)
+	case r.URL.Path == "/v1/volumes":
+		list(apiv1.Volume{Name: "a", Labels: box.Labels})
 	case strings.HasPrefix(r.URL.Path, "/v1/sandboxes/") && strings.Count(r.URL.Path, "/") == 3:
 		object(box)
 	case strings.HasPrefix(r.URL.Path, "/v1/snapshots/"):
@@ -210,6 +219,7 @@ func TestAnswersAreBounded(t *testing.T) {
 		"wait_command": box("pid", 1, "timeout_secs", 0), "signal_command": box("pid", 1),
 		"read_file": box("path", "/a", "max_bytes", 512<<10), "write_file": box("path", "/a", "content", loud(1<<20)),
 		"list_files": box("path", "/"), "port_url": box("port", 80), "network": box("mode", "none"),
+		"effects": box(), "volumes": {},
 	}
 	messages := map[string]string{
 		"no such tool": message(loud(1<<20), nil), "no such value": message("set_state", box("state", loud(1<<20))),

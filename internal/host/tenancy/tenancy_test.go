@@ -122,7 +122,7 @@ func isMissing(err error) bool {
 // The tests below call each of them.
 var unnamed = []string{"Limited", "MayName", "Events", "Fork", "Sandboxes", "Snapshots", "Workspaces", "LeftAlone",
 	"Machine", "TagOf", "BaseImage", "UnnamedBytes", "CreateWorkspace", "Diff", "Export", "Apply", "MayUnpack", "Unpack",
-	"Pull", "PullLazily", "Copy", "Find", "Sign", "Verify", "OwnerOf", "Volumes", "CreateVolume", "OwnerOfVolume"}
+	"Pull", "PullLazily", "Copy", "Find", "Sign", "Verify", "OwnerOf", "Volumes", "CreateVolume", "OwnerOfVolume", "Key"}
 
 // call calls a method of a View with a name as the first argument, and zero values as all other
 // arguments. It returns the method's error.
@@ -182,6 +182,14 @@ func TestWhatIsOfOthersIsNotThere(t *testing.T) {
 	}
 	if _, err := a.view.Workspace(a.workspace); err != nil {
 		t.Error(err)
+	}
+	keys := map[Key]string{}
+	for what, v := range map[string]*View{"a": a.view, "b": b.view, "nobody": h.For(owner.Owner{}),
+		"a client of one sandbox": h.Permitted(a.sandbox), "a client of another sandbox": h.Permitted(b.sandbox)} {
+		if other, ok := keys[v.Key()]; ok {
+			t.Errorf("the views of %s and %s have the same key", what, other)
+		}
+		keys[v.Key()] = what
 	}
 	if _, err := a.view.Volume(a.volume); err != nil {
 		t.Error(err)
