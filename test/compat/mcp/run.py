@@ -88,7 +88,7 @@ async def cases(client, tmp: str, progress: bool) -> None:
         return field(got, "structured_content", "structuredContent")
 
     tools = {t.name: t for t in (await client.list_tools()).tools}
-    want(OLD <= tools.keys() and len(tools) <= len(OLD) + 16, sorted(tools))
+    want(OLD <= tools.keys() and len(tools) <= len(OLD) + 18, sorted(tools))
     want(all(field(t, "output_schema", "outputSchema") and t.annotations for t in tools.values()), "a tool without a schema of its results")
 
     box = (await call("spawn_sandboxes", snapshot_tag="base"))["result"][0]["id"]
