@@ -38,8 +38,8 @@ var slowTests = map[string]int{
 
 // together lists the integration tests whose snapshot has the distribution's kernel. They are one
 // shard, because each host that runs one of them bakes this snapshot.
-var together = []string{"TestConsoleFlood", "TestDiffOfAHostileGuest", "TestForksBeforeAllIsThere", "TestHooks",
-	"TestHostileRoot", "TestSuspend", "TestVMEnds"}
+var together = []string{"TestACommandOutOfMemoryIsCalledThat", "TestConsoleFlood", "TestDiffOfAHostileGuest",
+	"TestForksBeforeAllIsThere", "TestHooks", "TestHostileRoot", "TestSuspend", "TestVMEnds"}
 
 // seconds estimates how long a shard takes.
 func (p vmPkg) seconds() int {
