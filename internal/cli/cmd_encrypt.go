@@ -13,7 +13,7 @@ func newEncryptCmd() *cobra.Command {
 	return newFamilyCmd(familyVerb{use: "encrypt", short: "Encrypt a snapshot on the disk",
 		long: "Encrypts the files of the snapshot, and of all snapshots that have data of it, with one new key. The daemon must\n" +
 			"have been started with --key-file or --kms-command. No sandbox may run from these snapshots meanwhile. Later forks\n" +
-			"decrypt them into RAM, and cannot be branched or suspended.",
+			"decrypt them into RAM, and their branches and suspended states are encrypted too.",
 		done: "encrypted", nothing: "is already encrypted", call: (*client.Client).EncryptSnapshot})
 }
 
