@@ -146,7 +146,7 @@ func (f *family) forget(tag string) {
 // tags returns the tags of the family's snapshots, sorted so that runs can be reproduced.
 func (f *family) tags() []string { return slices.Sorted(maps.Keys(f.snapshots)) }
 
-// adopt adds new sandboxes to the family. Their possible states are p.
+// adopt adds new sandboxes to the family. Each may be in any of the states p.
 func (f *family) adopt(list []client.Sandbox, from time.Time, p points) (boxes []*box) {
 	for _, s := range list {
 		b := &box{id: s.ID, line: map[string]points{}}

@@ -36,7 +36,8 @@ type annotation struct {
 	Offline *bool `json:"offline,omitempty"` // negation of allow_internet_access, if that was given
 }
 
-// annotationOf returns a sandbox's annotation, and whether this package made the sandbox.
+// annotationOf returns the record that this package keeps in a sandbox's Annotation. It also
+// reports whether this package made the sandbox; if not, the record is empty.
 func annotationOf(i sandbox.Info) (n annotation, own bool) {
 	var mark struct {
 		Timeout *time.Duration `json:"timeout"` // annotations of other packages do not have this field

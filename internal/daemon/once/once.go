@@ -256,7 +256,7 @@ func (b *Book) take(key Key, request Request) (mine *underWay, wait <-chan struc
 	}
 }
 
-// leave ends the use of a key.
+// leave ends the use of a key that take began, and wakes the callers that wait for its end.
 func (b *Book) leave(key Key) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

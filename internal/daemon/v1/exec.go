@@ -168,7 +168,8 @@ func checkExec(req *apiv1.ExecRequest, limit times) (run agentclient.ExecRequest
 	return run, nil
 }
 
-// checkArgs checks a command. The parameter field is the name of the field with the command.
+// checkArgs checks a command and its arguments. Errors call the command by field, the name of its
+// field in the request.
 func checkArgs(field string, args []string) error {
 	switch {
 	case len(args) == 0:

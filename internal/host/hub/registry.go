@@ -267,9 +267,9 @@ func isPacking(err error) bool {
 		status.Errors[0].Detail == PackingDetail
 }
 
-// awaits reports whether the source is a daemon that packs the snapshot, and may go on with this.
-// All requests of a connection wait at most c.patience for it. Otherwise a hostile source could
-// make each request wait so long.
+// awaits reports whether to wait because the source is a daemon that is packing the snapshot. All
+// requests of a connection together wait at most c.patience. A limit for each request would let a
+// hostile source make every request wait that long.
 func (c *conn) awaits(err error) bool {
 	if !isPacking(err) {
 		return false

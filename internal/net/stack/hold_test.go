@@ -397,8 +397,8 @@ func TestHeldConnectionsAreNotAllowed(t *testing.T) {
 	}
 }
 
-// A request that waits keeps only the buffers of its connection, however long its body is. They count
-// against the sandbox's room until the connection ends.
+// A request that waits keeps only the buffers of its connection, however long its body is. The
+// buffers count against the sandbox's limit until the connection ends.
 func TestAWaitingRequestIsBounded(t *testing.T) {
 	v, s := newHeld(t, "public", "wait")
 	v.roomy.most, v.grown.most = normalBuffers.bytes(), normalBuffers.bytes() // room for one connection

@@ -278,7 +278,8 @@ func (d *Device) Merge(first int, merged *os.File) error {
 // SetDisk replaces the whole disk, and closes the old disk. Unless the device is a slot, both disks
 // must have the same size. If disk is nil, the slot becomes empty. If the size of a slot's disk
 // changes, the caller must call the transport's ConfigChanged. After an error the device has its
-// old disk, and the caller still owns the new disk. Preconditions: no device code runs.
+// old disk, and the caller still owns the new disk. No other code of the device may run during the
+// call.
 func (d *Device) SetDisk(disk *Overlay) error {
 	if !d.slot && (disk == nil || disk.Size() != d.disk.Size()) {
 		return errors.New("replace disk: the size differs")
