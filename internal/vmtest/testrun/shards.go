@@ -26,14 +26,14 @@ const (
 const usualSeconds = 15
 
 var slowTests = map[string]int{
-	"TestApply":                 350,
-	"TestContractWithVMs":       350,
-	"TestDiffOfAHostileGuest":   250,
-	"TestDownloadsAtOnce":       200,
-	"TestForksBeforeAllIsThere": 500,
+	"TestApply":                 240,
+	"TestContractWithVMs":       210,
+	"TestDiffOfAHostileGuest":   170,
+	"TestDownloadsAtOnce":       140,
+	"TestForksBeforeAllIsThere": 470,
 	"TestSoak":                  150,
-	"TestTorture":               400,
-	"TestVolumes":               260,
+	"TestTorture":               220,
+	"TestVolumes":               160,
 }
 
 // together lists the integration tests whose snapshot has the distribution's kernel. They are one
