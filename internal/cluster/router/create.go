@@ -162,7 +162,7 @@ func (r *Router) place(w http.ResponseWriter, again func() *http.Request, c *cre
 			}
 			break
 		}
-		a := &attempt{node: n, refused: refuses}
+		a := &attempt{node: n, refused: refuses, most: maxHeld}
 		done := n.placing(c.N)
 		r.try(w, again(), a)
 		done(a.status == http.StatusCreated)

@@ -213,7 +213,17 @@ func TestHostileLists(t *testing.T) {
 		"no times":  page(func() string { return `{"id": "sb-1"}` }),
 		"no list":   func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, `{}`) },
 		"cut off":   func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, `[{"id":`) },
-		"empty":     func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Link", "x"); fmt.Fprint(w, `[]`) },
+		"no end": func(w http.ResponseWriter, _ *http.Request) {
+			fmt.Fprint(w, `[]`)
+			_ = http.NewResponseController(w).Flush()
+			panic(http.ErrAbortHandler)
+		},
+		"upgraded": func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Upgrade", "x")
+			w.Header().Set("Connection", "Upgrade")
+			w.WriteHeader(http.StatusSwitchingProtocols)
+		},
+		"empty": func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Link", "x"); fmt.Fprint(w, `[]`) },
 		"too long": func(w http.ResponseWriter, _ *http.Request) {
 			fmt.Fprint(w, strings.Repeat(" ", 2<<20))
 		},

@@ -1,7 +1,6 @@
 package router
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -40,6 +39,7 @@ type attempt struct {
 	// refused decides whether an answer is kept in answer instead of being sent to the client; nil:
 	// no answer is.
 	refused func(*http.Response) bool
+	most    int     // maximum size of answer, in bytes
 	status  int     // status of the node's answer; 0: there was none
 	answer  *answer // set if refused returned true
 	err     error   // set, instead of being sent to the client, if refused is set
@@ -100,16 +100,16 @@ func newProxy() *httputil.ReverseProxy {
 			if a.refused == nil || !a.refused(resp) {
 				return nil
 			}
-			body, err := io.ReadAll(io.LimitReader(resp.Body, maxHeld+1))
-			if err == nil && len(body) > maxHeld {
-				err = fmt.Errorf("its answer is longer than %d bytes", maxHeld)
+			body, err := io.ReadAll(io.LimitReader(resp.Body, int64(a.most)+1))
+			if err == nil && len(body) > a.most {
+				err = fmt.Errorf("its answer is longer than %d bytes", a.most)
 			}
 			if err != nil {
 				return err
 			}
 			header := http.Header{}
 			for _, name := range []string{"Content-Type", "Retry-After", "Www-Authenticate", "Idempotency-Replayed",
-				"X-Request-Id"} {
+				"Link", "X-Request-Id"} {
 				if v := resp.Header.Values(name); len(v) > 0 {
 					header[name] = v
 				}
@@ -152,55 +152,25 @@ func codeOf(body []byte) string {
 	return p.Code
 }
 
-// held is a ResponseWriter that holds an answer in memory.
-type held struct {
-	answer
-	most int
-	body bytes.Buffer
-	over bool // the answer is longer than most
-}
-
-func newHeld(most int) *held {
-	return &held{answer: answer{status: http.StatusOK, header: http.Header{}}, most: most}
-}
+// noWriter is the ResponseWriter of an attempt whose answer is held.
+type noWriter http.Header
 
 // Header implements http.ResponseWriter.
-func (h *held) Header() http.Header { return h.header }
+func (w noWriter) Header() http.Header { return http.Header(w) }
 
 // WriteHeader implements http.ResponseWriter.
-func (h *held) WriteHeader(status int) { h.status = status }
+func (noWriter) WriteHeader(int) {}
 
 // Write implements http.ResponseWriter.
-func (h *held) Write(p []byte) (int, error) {
-	if h.body.Len()+len(p) > h.most {
-		h.over = true
-		return 0, errors.New("too long")
-	}
-	return h.body.Write(p)
-}
+func (noWriter) Write(p []byte) (int, error) { return len(p), nil }
 
-// hold sends a request to a node, and returns its answer. The error is a *face.NodeError.
+// hold sends a request to a node, and returns its whole answer. The error is a *face.NodeError.
 func (r *Router) hold(ctx context.Context, req *http.Request, n *node, most int) (*answer, error) {
-	// A context without the values of the request: with these, the proxy would panic if an answer
-	// ends early, as it does for the answers of a server.
-	own, cancel := context.WithCancelCause(context.Background())
-	defer cancel(nil)
-	defer context.AfterFunc(ctx, func() { cancel(context.Cause(ctx)) })()
-	if ctx.Value(repeatKey{}) != nil {
-		own = context.WithValue(own, repeatKey{}, true)
-	}
-	a, h := &attempt{node: n, refused: func(*http.Response) bool { return false }}, newHeld(most)
-	req = req.Clone(own)
+	// An upgraded connection has no end. The proxy makes it an error, because noWriter cannot carry it.
+	a := &attempt{node: n, most: most,
+		refused: func(resp *http.Response) bool { return resp.StatusCode != http.StatusSwitchingProtocols }}
+	req = req.Clone(ctx)
 	req.Header.Del("Accept-Encoding")
-	r.try(h, req, a)
-	switch {
-	case a.err != nil:
-		return nil, a.err
-	case h.over:
-		return nil, &face.NodeError{Node: n.Name, Sent: true, Err: fmt.Errorf("its answer is longer than %d bytes", most)}
-	case own.Err() != nil:
-		return nil, &face.NodeError{Node: n.Name, Sent: true, Err: context.Cause(own)}
-	}
-	h.answer.body = h.body.Bytes()
-	return &h.answer, nil
+	r.try(noWriter{}, req, a)
+	return a.answer, a.err
 }
