@@ -85,7 +85,7 @@ const repeatTimeout = 20 * time.Second
 func (r *Router) earlier(w http.ResponseWriter, again func() *http.Request) (done bool, err error) {
 	ctx, cancel := context.WithTimeout(context.WithValue(again().Context(), repeatKey{}, true), repeatTimeout)
 	defer cancel()
-	answers, err := each(r.list(), true, func(n *node) (*answer, error) { return r.hold(ctx, again(), n, maxHeld) })
+	answers, err := each(r.list(), func(n *node) (*answer, error) { return r.hold(ctx, again(), n, maxHeld) })
 	for _, a := range answers {
 		if a != nil && a.status != http.StatusNoContent {
 			a.send(w) // also an error, such as a missing token
@@ -95,13 +95,13 @@ func (r *Router) earlier(w http.ResponseWriter, again func() *http.Request) (don
 	return false, err
 }
 
-// each calls do for all nodes concurrently. If first is set, it first calls do for one node, and
-// continues only if that node answers with a success, so that a request without a token does not
-// reach all nodes. It returns an error if any call does, with the results of all other calls.
-func each(nodes []*node, first bool, do func(*node) (*answer, error)) (answers []*answer, err error) {
+// each calls do for all nodes: first for one node after the other until one answers, and then, if this
+// answer is a success, for all others concurrently. So a request without a token does not reach all
+// nodes. It returns an error if any call does, with the results of all other calls.
+func each(nodes []*node, do func(*node) (*answer, error)) (answers []*answer, err error) {
 	answers, errs := make([]*answer, len(nodes)), make([]error, len(nodes))
 	begin := 0
-	for first && begin < len(nodes) {
+	for begin < len(nodes) {
 		answers[begin], errs[begin] = do(nodes[begin])
 		begin++
 		if a := answers[begin-1]; a != nil {

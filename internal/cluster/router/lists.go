@@ -161,7 +161,7 @@ func (l *merge) begin(ctx context.Context) (refusal *answer, err error) {
 	for _, n := range nodes {
 		sources[n] = &source{node: n, after: l.q.after}
 	}
-	answers, err := each(nodes, true, func(n *node) (*answer, error) { return l.read(ctx, sources[n]) })
+	answers, err := each(nodes, func(n *node) (*answer, error) { return l.read(ctx, sources[n]) })
 	for i, a := range answers {
 		switch {
 		case a != nil && a.status != http.StatusOK:
