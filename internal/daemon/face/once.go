@@ -30,7 +30,11 @@ var onceKey = regexp.MustCompile(`^[!-~]{1,255}$`)
 // Only successful answers are kept.
 func (f *Face) Once(h Handler) Handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
+		only := r.Header.Get(RepeatOnlyHeader) != ""
 		if len(r.Header.Values(onceHeader)) == 0 {
+			if only {
+				return invalid.Errorf(RepeatOnlyHeader, "needs the header %s", onceHeader)
+			}
 			return h(w, r)
 		}
 		name := r.Header.Get(onceHeader)
@@ -45,7 +49,7 @@ func (f *Face) Once(h Handler) Handler {
 		key := once.KeyOf(auth.From(r.Context()).Who, r.Method+" "+r.URL.EscapedPath()+"\n"+name)
 		share := ShareOf(r)
 		take := func(size int64) error { return share.Take(copiesOfKept * int(size)) }
-		if r.Header.Get(RepeatOnlyHeader) != "" {
+		if only {
 			earlier, err := f.Answers.Find(r.Context(), key, sha256.Sum256(body), take)
 			switch {
 			case err != nil:

@@ -75,3 +75,40 @@ func TestKeptAnswersAreCounted(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A request for the answer to an earlier request is never carried out.
+func TestRepeatOnly(t *testing.T) {
+	answers, err := once.Open(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := New(Config{Answers: answers})
+	carriedOut := 0
+	h := f.Once(func(w http.ResponseWriter, r *http.Request) error {
+		carriedOut++
+		return WriteJSON(w, r, http.StatusCreated, "made")
+	})
+	send := func(header ...string) (int, error) {
+		r := httptest.NewRequest(http.MethodPost, "/v1/forks", strings.NewReader(`{}`))
+		for _, name := range header {
+			r.Header.Set(name, "true")
+		}
+		r, done := f.Memory.Sharing(r.WithContext(auth.With(r.Context(), auth.Principal{Who: "token:a"})))
+		defer done()
+		w := httptest.NewRecorder()
+		err := h(w, r)
+		return w.Code, err
+	}
+	if _, err := send(RepeatOnlyHeader); err == nil || carriedOut != 0 {
+		t.Errorf("without a key: %v, carried out %d times", err, carriedOut)
+	}
+	if status, err := send(RepeatOnlyHeader, onceHeader); status != http.StatusNoContent || err != nil || carriedOut != 0 {
+		t.Errorf("without an earlier request: %d, %v, carried out %d times", status, err, carriedOut)
+	}
+	if status, err := send(onceHeader); status != http.StatusCreated || err != nil || carriedOut != 1 {
+		t.Errorf("the request itself: %d, %v, carried out %d times", status, err, carriedOut)
+	}
+	if status, err := send(RepeatOnlyHeader, onceHeader); status != http.StatusCreated || err != nil || carriedOut != 1 {
+		t.Errorf("after the request: %d, %v, carried out %d times", status, err, carriedOut)
+	}
+}
