@@ -243,8 +243,8 @@ func (s *Store) flush(e *entry) error {
 }
 
 // wholeFile is the name of an empty file in the staging directory of a disk-only or encrypted
-// snapshot. It says that all other files of the snapshot are on disk. It is removed when the snapshot has been moved
-// to its own directory.
+// snapshot. It says that all other files of the snapshot are on disk. It is removed when the
+// snapshot has been moved to its own directory.
 const wholeFile = ".whole"
 
 // persist flushes all files of a hot snapshot in dir to disk. It flushes the snapshot's own memory
