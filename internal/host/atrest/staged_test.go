@@ -201,3 +201,36 @@ func TestEncryptedAndKilledBeforeTheMove(t *testing.T) {
 		t.Errorf("an incomplete snapshot: %v, %d keys", err, w.keys())
 	}
 }
+
+// A daemon is killed while a complete snapshot is not yet in its directory, and while it deletes the
+// parent. The snapshot keeps the key of the layers that it has from the parent.
+func TestKeysOfAStagedSnapshot(t *testing.T) {
+	w := newWorld(t)
+	w.make("parent", "")
+	w.encrypt("parent", []string{"parent"}, nil)
+	if err := w.stage("a", "parent", func(*store.Staging) {}); err != nil {
+		t.Fatal(err)
+	}
+	d, err := w.store.Detail("a")
+	if err == nil {
+		err = w.store.Close()
+	}
+	dir, staged := filepath.Join(w.state, "snapshots"), filepath.Join(w.state, "staging", d.ID)
+	err = errors.Join(err, os.Rename(filepath.Join(dir, "a"), staged),
+		os.WriteFile(filepath.Join(staged, ".whole"), nil, 0o600),
+		os.Rename(filepath.Join(dir, "parent"), filepath.Join(dir, ".deleted-x")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.open()
+	if n := w.keys(); n != 2 {
+		t.Errorf("%d keys are left, want that of the parent and that of the snapshot", n)
+	}
+	if err := w.store.WaitFlushed(ctx, "a"); err != nil {
+		t.Fatal(err)
+	}
+	w.holds("a")
+	if _, err := w.store.Delete("a", store.DeleteForce); err != nil || w.keys() != 0 {
+		t.Errorf("after its deletion, %d keys are left: %v", w.keys(), err)
+	}
+}

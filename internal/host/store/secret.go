@@ -117,13 +117,3 @@ func (g *Staging) encryptMemory() error {
 	}
 	return g.store.left.Remove(g.store.layerDir(g.id), writers.Patience)
 }
-
-// stagedKeys returns the keys in the directories of snapshots that an earlier daemon was making.
-func (s *Store) stagedKeys() (keys []string) {
-	dirs, _ := filepath.Glob(filepath.Join(s.staging(), "*")) // emptyDir reports an unreadable directory
-	for _, dir := range dirs {
-		more, _ := s.keysIn(dir, "") // after an error the keys are not known
-		keys = append(keys, more...)
-	}
-	return keys
-}

@@ -290,8 +290,17 @@ func (s *Store) scan() error {
 		s.addLocked(e)
 	}
 	s.refuseTwins()
-	rewrites, _ := filepath.Glob(filepath.Join(s.staging(), rewritePrefix+"*")) // emptyDir reports an unreadable directory
-	if err := s.destroyLeft(append(rewrites, graves...)); err != nil {
+	staged, err := os.ReadDir(s.staging())
+	if err != nil {
+		return err
+	}
+	kept, left := make(map[string]bool), slices.Clone(graves)
+	for _, d := range staged {
+		kept[d.Name()] = s.reload(d.Name())
+		left = append(left, filepath.Join(s.staging(), d.Name()))
+	}
+	// After reload, because a snapshot that it takes over may have a key of a snapshot that is being deleted.
+	if err := s.destroyLeft(left); err != nil {
 		return err
 	}
 	for _, grave := range graves {
@@ -299,11 +308,7 @@ func (s *Store) scan() error {
 			return err
 		}
 	}
-	staged := s.stagedKeys()
-	if err := s.emptyDir(s.staging(), s.reload); err != nil {
-		return err
-	}
-	if err := s.destroy(s.unusedLocked(staged)); err != nil {
+	if err := s.emptyDir(s.staging(), func(name string) bool { return kept[name] }); err != nil {
 		return err
 	}
 	// The copies of layers in RAM are not encrypted. A daemon that was killed may have encrypted the files on disk
