@@ -61,8 +61,12 @@ type Seal struct {
 	key   crypt.Key
 }
 
-// Seal makes a key, as New does.
+// Seal makes a key, as New does. It fails if the directory for decrypted files is not on a RAM file system,
+// because callers write the files there before they encrypt them.
 func (v *Vault) Seal(ctx context.Context) (*Seal, error) {
+	if err := v.checkRAM(); err != nil {
+		return nil, err
+	}
 	id, key, err := v.New(ctx)
 	if err != nil {
 		return nil, err

@@ -333,3 +333,14 @@ func TestDecrypt(t *testing.T) {
 		t.Errorf("decrypted onto a disk: %v", err)
 	}
 }
+
+// Files that Seal encrypts are first written to the RAM directory, so there is no Seal if it is on a disk.
+func TestSealNeedsRAM(t *testing.T) {
+	v := open(t, Config{RAM: "/proc", KeyFile: secretFile(t, secretText)})
+	if _, err := v.Seal(ctx); err == nil || !strings.Contains(err.Error(), "not on tmpfs") {
+		t.Errorf("--ram-dir on another file system: %v", err)
+	}
+	if keys, err := os.ReadDir(v.cfg.Dir); err != nil || len(keys) > 0 {
+		t.Errorf("keys %v, %v", keys, err)
+	}
+}
