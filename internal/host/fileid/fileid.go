@@ -60,11 +60,13 @@ func Blocks(path string) uint64 {
 	return uint64(st.Blocks) * 512 // st_blocks counts units of 512 bytes, stat(2)
 }
 
-// BlocksOf returns how many bytes an open file takes on disk, or 0 if that is unknown.
-func BlocksOf(f *os.File) uint64 {
-	var st unix.Stat_t
-	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
-		return 0
+// BlocksOf returns how many bytes open files take on disk. A file about which that is unknown counts 0.
+func BlocksOf(files ...*os.File) (bytes uint64) {
+	for _, f := range files {
+		var st unix.Stat_t
+		if unix.Fstat(int(f.Fd()), &st) == nil {
+			bytes += uint64(st.Blocks) * 512 // see Blocks
+		}
 	}
-	return uint64(st.Blocks) * 512 // see Blocks
+	return bytes
 }

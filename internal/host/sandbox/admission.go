@@ -98,23 +98,25 @@ func (m *Manager) branchShare(ctx context.Context) gate.Share {
 // until earlier branches of the same owner are on disk. A waiting branch takes none of the host's
 // places for branches. The wait ends when the sandbox is deleted.
 func (m *Manager) reserveRAM(ctx context.Context, s *Sandbox, rec *ledger.Record, v *liveVM,
-	mode vm.BranchMode) (func(), error) {
+	req *BranchRequest) (func(), error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(v.calls, cancel)()
 	var written func() (uint64, error)
-	if mode != vm.BranchFull {
-		written = func() (uint64, error) { return m.nextBranchBytes(ctx, s, rec, v) }
+	if req.Mode != vm.BranchFull {
+		written = func() (uint64, error) { return m.nextBranchBytes(ctx, s, rec, v, req.Encrypt) }
 	}
 	release, err := m.cfg.Store.ReserveRAM(ctx, rec.Owner, rec.MemoryBytes, written)
 	return release, vmpool.Cause(v.calls, err)
 }
 
-// nextBranchBytes returns an upper bound for the memory of the next branch of s, in bytes.
-func (m *Manager) nextBranchBytes(ctx context.Context, s *Sandbox, rec *ledger.Record, v *liveVM) (uint64, error) {
+// nextBranchBytes returns an upper bound for the memory of the next branch of s, in bytes. With secret,
+// the branch will be encrypted.
+func (m *Manager) nextBranchBytes(ctx context.Context, s *Sandbox, rec *ledger.Record, v *liveVM, secret bool) (
+	uint64, error) {
 	stats, err := v.vmm.Stats(ctx)
-	if end, line := chain.EndLine(m.cfg.Store, rec.Rebased, rec.MemoryBytes); end {
-		stats.GuestDirtyBytes += line // a branch that ends the line also contains the line's pages
+	if end, line := chain.EndLine(m.cfg.Store, rec.Rebased, rec.MemoryBytes); end || secret {
+		stats.GuestDirtyBytes += line // a branch that is not based on the line also contains the line's pages
 	}
 	return stats.GuestDirtyBytes, s.answered(err)
 }

@@ -69,7 +69,7 @@ func (h *Held) branch(ctx context.Context, req BranchRequest, start time.Time) (
 		return BranchResult{}, err
 	}
 	if rec, v, err := s.withVM("branch"); err == nil && req.Mode != vm.BranchDisk {
-		leave, err := m.reserveRAM(ctx, s, &rec, v, req.Mode)
+		leave, err := m.reserveRAM(ctx, s, &rec, v, &req)
 		if err != nil {
 			return BranchResult{}, err
 		}

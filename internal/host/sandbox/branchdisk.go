@@ -2,6 +2,7 @@ package sandbox
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -40,7 +41,7 @@ func (b *branch) disk(ctx context.Context, m *snapshot.Manifest) ([]*os.File, er
 	files := append(slices.Clone(b.lease.Disk()[1:]), b.lower...)
 	if chain.MergeDisk(inherited) {
 		merged, err := b.create("merged")
-		if err != nil {
+		if err = errors.Join(err, b.staging.CheckRoom(files)); err != nil {
 			return nil, err
 		}
 		b.undo.Add(func() { os.Remove(merged.Name()) }) // a published snapshot has it under another name
@@ -63,13 +64,11 @@ func (b *branch) mergeTops(ctx context.Context, owner string) error {
 	b.undo.Add(func() { merged.Close() })
 	err = disklayer.Merge(ctx, merged, b.lower)
 	var old []durable.FrozenTop
-	if err != nil {
-		os.Remove(path)
-		return err
+	if err == nil {
+		err = b.s.update(func(r *ledger.Record) {
+			old, r.Frozen = r.Frozen, []durable.FrozenTop{{Name: name, Owner: owner}}
+		})
 	}
-	err = b.s.update(func(r *ledger.Record) {
-		old, r.Frozen = r.Frozen, []durable.FrozenTop{{Name: name, Owner: owner}}
-	})
 	if err != nil {
 		os.Remove(path)
 		return err

@@ -110,7 +110,7 @@ func TestLineEndsWithItsBytes(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A branch that ends a line also needs room in RAM for the pages of the line.
+// A branch that ends a line, or is encrypted, also needs room in RAM for the pages of the line.
 func TestRoomForTheEndOfALine(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -121,13 +121,17 @@ func TestRoomForTheEndOfALine(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for line, want := range map[int]uint64{1: vm.PageSize, chain.MaxLine: 2 * vm.PageSize} {
+	for _, c := range []struct {
+		line   int
+		secret bool
+		want   uint64
+	}{{1, false, vm.PageSize}, {1, true, 2 * vm.PageSize}, {chain.MaxLine, false, 2 * vm.PageSize}} {
 		rec := s.record
 		rebased := *rec.Rebased
-		rebased.Line = line
+		rebased.Line = c.line
 		rec.Rebased = &rebased
-		if got, err := w.nextBranchBytes(t.Context(), s, &rec, s.live); got != want || err != nil {
-			t.Errorf("after %d rebases: %d bytes, %v; want %d", line, got, err, want)
+		if got, err := w.nextBranchBytes(t.Context(), s, &rec, s.live, c.secret); got != c.want || err != nil {
+			t.Errorf("%+v: %d bytes, %v", c, got, err)
 		}
 	}
 	w.KillAll()

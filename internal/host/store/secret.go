@@ -14,6 +14,8 @@ import (
 	"github.com/forkd/forkd/internal/format/record"
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/failure"
+	"github.com/forkd/forkd/internal/host/fileid"
+	"github.com/forkd/forkd/internal/host/vault"
 	"github.com/forkd/forkd/internal/host/writers"
 )
 
@@ -116,4 +118,14 @@ func (g *Staging) encryptMemory() error {
 		}
 	}
 	return g.store.left.Remove(g.store.layerDir(g.id), writers.Patience)
+}
+
+// CheckRoom returns a *vault.RoomError if the snapshot will be encrypted and RAM has too little room for
+// one more file of it, with the data of the given files.
+func (g *Staging) CheckRoom(files []*os.File) error {
+	need := fileid.BlocksOf(files...)
+	if g.secret == nil || g.store.hasRoom(need) {
+		return nil
+	}
+	return &vault.RoomError{Dir: g.store.ram, Bytes: need}
 }
