@@ -77,7 +77,10 @@ func webRequest(ctx context.Context, method string, u *url.URL, body io.Reader, 
 	}
 	req.ContentLength = size
 	c := http.Client{CheckRedirect: func(r *http.Request, via []*http.Request) error {
-		if len(via) >= 10 {
+		switch {
+		case r.Method != via[0].Method: // the server would not get the body
+			return http.ErrUseLastResponse
+		case len(via) >= 10:
 			return errors.New("too many redirects")
 		}
 		return checkTLS(r.URL)
@@ -115,7 +118,9 @@ func pushArchive(ctx context.Context, cmd *cobra.Command, cl *client.Client, tag
 		return err
 	}
 	defer f.Close()
-	defer os.Remove(f.Name())
+	if err := os.Remove(f.Name()); err != nil { // without a name, the file ends with this process, even if that is killed
+		return err
+	}
 	n, err := packTo(ctx, cl, tag, f)
 	if err == nil {
 		_, err = f.Seek(0, io.SeekStart)
