@@ -3,6 +3,7 @@ package cli
 import (
 	"fmt"
 	"log/slog"
+	"net"
 	"os"
 	"os/signal"
 	"syscall"
@@ -12,6 +13,7 @@ import (
 	"github.com/forkd/forkd/internal/cluster/placement"
 	"github.com/forkd/forkd/internal/cluster/router"
 	"github.com/forkd/forkd/internal/daemon"
+	"github.com/forkd/forkd/internal/daemon/auth"
 	"github.com/forkd/forkd/internal/daemon/inbound"
 )
 
@@ -41,6 +43,11 @@ func newRouterCmd() *cobra.Command {
 					return usageError{fmt.Errorf("--proxy-domain %w", err)}
 				}
 			}
+			host, _, err := net.SplitHostPort(bind)
+			if err != nil {
+				return usageError{fmt.Errorf("--bind %w", err)}
+			}
+			cfg.Public = !auth.IsLoopback(host)
 			cfg.Log = slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil))
 			r, err := router.New(cfg)
 			if err != nil {

@@ -276,3 +276,33 @@ func TestFileOfNodes(t *testing.T) {
 		}
 	}
 }
+
+// A router that clients of other hosts reach has no node without a token, because such a node executes
+// the requests of every client. That is also true for a list that changes later.
+func TestPublicRouterNeedsTokens(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "nodes.json")
+	write := func(tokenFile string) {
+		t.Helper()
+		text, err := json.Marshal(file{[]entry{{Name: "a", URL: "http://127.0.0.1:1", TokenFile: tokenFile}}})
+		if err == nil {
+			err = os.WriteFile(path, text, 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("")
+	c := Config{File: path, Public: true, Log: slog.New(slog.DiscardHandler)}
+	if _, err := New(c); err == nil || !strings.Contains(err.Error(), "no token_file") {
+		t.Errorf("without a token: %v", err)
+	}
+	write("token")
+	r, err := New(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	write("")
+	if err := r.readNodes(); err == nil || r.list()[0].TokenFile != "token" {
+		t.Errorf("a later list without a token: %v, %+v", err, r.list()[0].entry)
+	}
+}

@@ -126,6 +126,11 @@ func (r *Router) readNodes() error {
 	if err == nil {
 		nodes, err = parseNodes(text, old)
 	}
+	isOpen := func(n *node) bool { return n.TokenFile == "" }
+	if i := slices.IndexFunc(nodes, isOpen); err == nil && i >= 0 && r.cfg.Public {
+		err = fmt.Errorf("node %q has no token_file: the router would let anyone who reaches it run code there: give "+
+			"the daemon a token file, or bind the router to 127.0.0.1", nodes[i].Name)
+	}
 	if err != nil {
 		err = fmt.Errorf("file of nodes %s: %w", r.cfg.File, err)
 		if err.Error() != r.reported {

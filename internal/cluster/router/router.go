@@ -31,6 +31,9 @@ type Config struct {
 	File   string         // path of the list of nodes; read again when it changes
 	Domain inbound.Domain // parent domain of the host names of ports; zero: ports have no host names
 	Policy placement.Policy
+	// Clients of other hosts can reach the router. Then every node must have a token, because a node
+	// without one executes the requests of every client.
+	Public bool
 	Log    *slog.Logger
 }
 
