@@ -30,6 +30,7 @@ type creation struct {
 	TemplateID  string            `json:"templateID"` // the snapshot, in E2B's words
 	N           uint64            `json:"n"`
 	Volumes     []json.RawMessage `json:"volumes"`
+	Mounts      []json.RawMessage `json:"volumeMounts"` // volumes, in E2B's words
 }
 
 // create passes a request for sandboxes on to the best node. If that node refuses it before it
@@ -61,19 +62,19 @@ func (r *Router) create(w http.ResponseWriter, req *http.Request) {
 	case c.SourceID != "":
 		r.toOwner(w, again(), c.SourceID)
 		return
-	case len(c.Volumes) > 0:
+	case len(c.Volumes)+len(c.Mounts) > 0:
 		fail(w, req, &face.NotRoutedError{Reason: "volumes: they are on one node: send the request to its daemon"})
 		return
 	}
 	if req.Header.Get("Idempotency-Key") != "" {
-		if done, err := r.earlier(w, again); done || err != nil {
+		if done, err := r.earlier(req.Context(), w, again); done || err != nil {
 			if err != nil {
 				fail(w, req, err)
 			}
 			return
 		}
 	}
-	r.place(w, again, &c)
+	r.place(w, req, again, &c)
 }
 
 // repeatTimeout bounds the search for the node that has executed an earlier request.
@@ -81,11 +82,17 @@ const repeatTimeout = 20 * time.Second
 
 // earlier looks for a node that has executed an earlier request with the same Idempotency-Key. If
 // it finds one, it answers with the answer of that node, and returns true. All nodes must answer,
-// because otherwise the request could be executed twice.
-func (r *Router) earlier(w http.ResponseWriter, again func() *http.Request) (done bool, err error) {
-	ctx, cancel := context.WithTimeout(context.WithValue(again().Context(), repeatKey{}, true), repeatTimeout)
+// because otherwise the request could be executed twice. A node whose daemon has not told its name is
+// not asked: such a daemon may be too old to know the header, and would execute the request.
+func (r *Router) earlier(ctx context.Context, w http.ResponseWriter, again func() *http.Request) (done bool, err error) {
+	ctx, cancel := context.WithTimeout(context.WithValue(ctx, repeatKey{}, true), repeatTimeout)
 	defer cancel()
-	answers, err := each(r.list(), func(n *node) (*answer, error) { return r.hold(ctx, again(), n, maxHeld) })
+	answers, err := each(r.list(), func(n *node) (*answer, error) {
+		if _, _, err := n.placeable(); err != nil {
+			return nil, &face.NodeError{Node: n.Name, Err: err}
+		}
+		return r.hold(ctx, again(), n, maxHeld)
+	})
 	for _, a := range answers {
 		if a != nil && a.status != http.StatusNoContent {
 			a.send(w) // also an error, such as a missing token
@@ -150,14 +157,14 @@ func refuses(resp *http.Response) bool {
 }
 
 // place sends a request to the best node, and to the next best while nodes refuse it.
-func (r *Router) place(w http.ResponseWriter, again func() *http.Request, c *creation) {
+func (r *Router) place(w http.ResponseWriter, req *http.Request, again func() *http.Request, c *creation) {
 	var tried []*node
 	var last *attempt
 	for range maxTries {
-		n, err := r.choose(again().Context(), c, tried)
+		n, err := r.choose(req.Context(), c, tried)
 		if err != nil {
 			if last == nil {
-				fail(w, again(), err)
+				fail(w, req, err)
 				return
 			}
 			break
@@ -174,7 +181,7 @@ func (r *Router) place(w http.ResponseWriter, again func() *http.Request, c *cre
 			a.answer.send(w)
 			return
 		case errors.As(a.err, &failed) && failed.Sent:
-			fail(w, again(), a.err) // the node may have created the sandboxes
+			fail(w, req, a.err) // the node may have created the sandboxes
 			return
 		}
 		tried, last = append(tried, n), a
@@ -183,7 +190,7 @@ func (r *Router) place(w http.ResponseWriter, again func() *http.Request, c *cre
 		last.answer.send(w)
 		return
 	}
-	fail(w, again(), last.err)
+	fail(w, req, last.err)
 }
 
 // choose returns the best node for a request that was not tried yet. If no node is known to have

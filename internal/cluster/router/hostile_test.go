@@ -23,6 +23,7 @@ import (
 // fake is a node whose daemon is faked.
 type fake struct {
 	url  string
+	name string           // --node of its daemon
 	list http.HandlerFunc // answers lists of sandboxes
 
 	mu       sync.Mutex
@@ -32,7 +33,7 @@ type fake struct {
 func (f *fake) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	switch {
 	case req.UserAgent() == "forkd-router" && req.URL.Path == "/version":
-		fmt.Fprint(w, `{"node": "fake", "host_memory_mib": 1000}`)
+		fmt.Fprintf(w, `{"node": %q, "host_memory_mib": 1000}`, f.name)
 	case req.UserAgent() == "forkd-router" && req.URL.Path == "/v1/host/metrics":
 		fmt.Fprint(w, `{"cpus": 2}`)
 	case req.UserAgent() == "forkd-router":
@@ -55,11 +56,11 @@ func (f *fake) take() []*http.Request {
 	return taken
 }
 
-// startFake starts a fake node behind a router with small bounds for lists, and returns the URL of the
-// router.
-func startFake(t *testing.T) (f *fake, url string) {
+// startFake starts a fake node called fake behind a router with small bounds for lists, and returns the
+// URL of the router. The name is that of the node's daemon.
+func startFake(t *testing.T, name string) (f *fake, url string) {
 	t.Helper()
-	f = &fake{}
+	f = &fake{name: name}
 	server := httptest.NewServer(f)
 	t.Cleanup(server.Close)
 	f.url = server.URL
@@ -83,7 +84,7 @@ func idOn(name string) string { return vmpool.IDPrefix + snapshot.NodeOf(name).N
 
 // A node gets neither hop-by-hop headers nor claims about the client, nor the router's own token.
 func TestHeaders(t *testing.T) {
-	f, url := startFake(t)
+	f, url := startFake(t, "fake")
 	get(t, "GET", url+"/v1/sandboxes/"+idOn("fake")+"/proxy/80/a%2fb//../c?x=1;y=%zz", "token", "", http.Header{
 		"Connection": {"X-Hop, keep-alive"}, "X-Hop": {"1"}, "Te": {"gzip"}, "Proxy-Authorization": {"x"},
 		"Keep-Alive": {"1"}, "X-Forwarded-For": {"1.2.3.4"}, "Forwarded": {"for=1.2.3.4"}, "X-Forwarded-Host": {"evil"},
@@ -108,9 +109,19 @@ func TestHeaders(t *testing.T) {
 	}
 }
 
+// A daemon that does not tell its name may be of an earlier release, which would execute a repeated
+// request instead of telling that it has not done so.
+func TestOldDaemonsGetNoRepeatedRequest(t *testing.T) {
+	f, url := startFake(t, "")
+	resp, text := get(t, "POST", url+"/v1/forks", "token", `{"snapshot_tag": "a"}`, http.Header{"Idempotency-Key": {"k"}})
+	if got := f.take(); resp.StatusCode < 500 || len(got) > 0 {
+		t.Errorf("%s %s, and the daemon got %d requests", resp.Status, text, len(got))
+	}
+}
+
 // A request reaches only nodes of the list, whatever it names.
 func TestOnlyNodesOfTheListAreReached(t *testing.T) {
-	f, url := startFake(t)
+	f, url := startFake(t, "fake")
 	reached := make(chan string, 100)
 	internal := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		reached <- r.RequestURI
@@ -170,7 +181,7 @@ func raw(t *testing.T, address, text string) string {
 
 // A request that two servers could read in different ways does not become two requests.
 func TestSmuggling(t *testing.T) {
-	f, url := startFake(t)
+	f, url := startFake(t, "fake")
 	id, host := idOn("fake"), strings.TrimPrefix(url, "http://")
 	inner := "GET /v1/sandboxes/" + id + "/smuggled HTTP/1.1\r\nHost: x\r\n\r\n"
 	for _, head := range []string{
@@ -189,7 +200,7 @@ func TestSmuggling(t *testing.T) {
 
 // A list of a node that has no end, is not sorted or is no list ends with an error that names the node.
 func TestHostileLists(t *testing.T) {
-	f, url := startFake(t)
+	f, url := startFake(t, "fake")
 	sandbox := func(n int, fill string) string {
 		created := time.Unix(int64(n+1), 0).UTC().Format(time.RFC3339Nano)
 		return fmt.Sprintf(`{"id": "sb-%d", "created_at": %q, "fill": %q}`, n, created, fill)

@@ -18,7 +18,6 @@ import (
 
 // Bounds on merged lists.
 const (
-	maxPage      = 10000
 	nodePage     = 200      // members that a node is asked for at a time
 	maxPageBytes = 32 << 20 // bytes of such an answer; the description of a sandbox has up to 100 KiB
 	maxListBytes = 64 << 20 // bytes of a merged list
@@ -83,11 +82,8 @@ func parseQuery(req *http.Request) (q query, err error) {
 			return q, err
 		}
 	}
-	if q.values.Has("limit") {
-		text := q.values.Get("limit")
-		if q.limit, err = strconv.Atoi(text); err != nil || q.limit < 1 || q.limit > maxPage {
-			return q, invalid.Errorf("limit", "%.100q: want 1 to %d", text, maxPage)
-		}
+	if q.limit, err = face.Limit(q.values); err != nil {
+		return q, err
 	}
 	if text := q.values.Get("partial"); text != "" {
 		if q.partial, err = strconv.ParseBool(text); err != nil {

@@ -267,7 +267,7 @@ func TestRepeatedRequest(t *testing.T) {
 	if n := len(ids(t, c.clients[0])); n != 2 {
 		t.Errorf("%d sandboxes, want 2", n)
 	}
-	c.relays["c"].set(true, false) // nobody knows whether this node has executed the request
+	c.relays["c"].set(true, false) // this node may have executed the request
 	key.Set("Idempotency-Key", "other")
 	if resp, text := get(t, "POST", c.servers[1].URL+"/v1/forks", apirig.Token, body, key); resp.StatusCode !=
 		http.StatusServiceUnavailable && resp.StatusCode != http.StatusBadGateway || !strings.Contains(text, "node c") {
@@ -303,6 +303,11 @@ func TestE2B(t *testing.T) {
 	if resp, body := get(t, "GET", c.servers[1].URL+"/sandboxes/"+id, "", "", key); resp.StatusCode !=
 		http.StatusOK || !strings.Contains(body, id) {
 		t.Errorf("%s %s", resp.Status, body)
+	}
+	mounts := `{"templateID": "a.b", "volumeMounts": [{"name": "a", "path": "/a"}]}`
+	if resp, body := get(t, "POST", c.servers[0].URL+"/sandboxes", "", mounts, key); resp.StatusCode !=
+		http.StatusNotImplemented || !strings.Contains(body, "volumes") {
+		t.Errorf("a sandbox with a volume: %s %s", resp.Status, body)
 	}
 	if resp, body := get(t, "GET", c.servers[1].URL+"/v2/sandboxes", "", "", key); resp.StatusCode !=
 		http.StatusNotImplemented || !strings.Contains(body, `"message"`) {

@@ -3,10 +3,15 @@ package face
 import (
 	"encoding/base64"
 	"fmt"
+	"net/url"
+	"strconv"
 	"time"
 
 	"github.com/forkd/forkd/internal/host/invalid"
 )
+
+// maxPage is the maximum number of members on a page of a list.
+const maxPage = 10000
 
 // maxCursor is the maximum length of a cursor.
 const maxCursor = 512
@@ -18,9 +23,23 @@ func Cursor(key string) string { return base64.RawURLEncoding.EncodeToString([]b
 func KeyOfCursor(cursor string) (string, error) {
 	key, err := base64.RawURLEncoding.DecodeString(cursor)
 	if err != nil || len(cursor) > maxCursor {
-		return "", invalid.Errorf("cursor", "%.100q: want one that a Link of an earlier answer has", cursor)
+		return "", invalid.Errorf("cursor", "%.100q: want a cursor from the Link header of an earlier answer", cursor)
 	}
 	return string(key), nil
+}
+
+// Limit returns the maximum number of members on a page of a list, from the query of its request. It
+// returns 0 if the query asks for the whole list.
+func Limit(q url.Values) (int, error) {
+	if !q.Has("limit") {
+		return 0, nil
+	}
+	text := q.Get("limit")
+	limit, err := strconv.Atoi(text)
+	if err != nil || limit < 1 || limit > maxPage {
+		return 0, invalid.Errorf("limit", "%.100q: want 1 to %d", text, maxPage)
+	}
+	return limit, nil
 }
 
 // SandboxKey returns the key of a sandbox in a list, which is sorted by keys: oldest first.

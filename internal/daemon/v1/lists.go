@@ -3,15 +3,10 @@ package v1
 import (
 	"net/http"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/forkd/forkd/internal/daemon/face"
-	"github.com/forkd/forkd/internal/host/invalid"
 )
-
-// maxPage is the maximum number of members on a page of a list.
-const maxPage = 10000
 
 func selectorOf(r *http.Request) (face.Selector, error) {
 	s := face.Selector(r.URL.Query()["label"])
@@ -44,17 +39,14 @@ func (l list[M, T]) write(w http.ResponseWriter, r *http.Request) error {
 		}
 		l.members = l.members[i:]
 	}
-	if q.Has("limit") {
-		text := q.Get("limit")
-		limit, err := strconv.Atoi(text)
-		if err != nil || limit < 1 || limit > maxPage {
-			return invalid.Errorf("limit", "%.100q: want 1 to %d", text, maxPage)
-		}
-		if len(l.members) > limit {
-			l.members = l.members[:limit]
-			q.Set("cursor", face.Cursor(l.key(l.members[limit-1])))
-			w.Header().Set("Link", "<"+r.URL.Path+"?"+q.Encode()+`>; rel="next"`)
-		}
+	limit, err := face.Limit(q)
+	if err != nil {
+		return err
+	}
+	if limit > 0 && len(l.members) > limit {
+		l.members = l.members[:limit]
+		q.Set("cursor", face.Cursor(l.key(l.members[limit-1])))
+		w.Header().Set("Link", "<"+r.URL.Path+"?"+q.Encode()+`>; rel="next"`)
 	}
 	return face.WriteArray(w, l.members, l.describe)
 }
