@@ -51,8 +51,7 @@ type attemptArgs struct {
 	TimeoutSecs float64           `json:"timeout_secs,omitempty" jsonschema:"time limit of each attempt"`
 	Cwd         string            `json:"cwd,omitempty" jsonschema:"working directory"`
 	Env         map[string]string `json:"env,omitempty"`
-	HoldEffects []string          `json:"hold_effects,omitempty" jsonschema:"hosts, such as api.example.com or *.example.com, to which requests that may change something are held: see effects"`
-	HoldAnswer  string            `json:"hold_answer,omitempty" jsonschema:"answer to a held request: refuse (an error; default), record (success, although nothing is sent) or wait (none until the hold ends)"`
+	holdArgs
 }
 
 type attempt struct {
@@ -105,7 +104,7 @@ func forkAndRun(ctx context.Context, c *call, in attemptArgs) (r attempts, err e
 	if err != nil {
 		return r, err
 	}
-	hold, err := holdOf(in.HoldEffects, in.HoldAnswer)
+	hold, err := in.hold()
 	if err != nil {
 		return r, err
 	}

@@ -84,14 +84,13 @@ func boxesOf(all []client.Sandbox) []box {
 }
 
 type forkArgs struct {
-	SandboxID   string            `json:"sandbox_id"`
-	N           int               `json:"n,omitempty" jsonschema:"number of copies"`
-	Env         map[string]string `json:"env,omitempty" jsonschema:"environment variables of programs started in the copies"`
-	Labels      map[string]string `json:"labels,omitempty" jsonschema:"labels of the copies"`
-	TTLSecs     float64           `json:"ttl_secs,omitempty" jsonschema:"seconds after which the copies are removed; 0: never"`
-	HoldEffects []string          `json:"hold_effects,omitempty" jsonschema:"hosts, such as api.example.com or *.example.com, to which requests that may change something are held: see effects"`
-	HoldAnswer  string            `json:"hold_answer,omitempty" jsonschema:"answer to a held request: refuse (an error; default), record (success, although nothing is sent) or wait (none until the hold ends)"`
-	Volumes     []mountArg        `json:"volumes,omitempty" jsonschema:"volumes to mount"`
+	SandboxID string            `json:"sandbox_id"`
+	N         int               `json:"n,omitempty" jsonschema:"number of copies"`
+	Env       map[string]string `json:"env,omitempty" jsonschema:"environment variables of programs started in the copies"`
+	Labels    map[string]string `json:"labels,omitempty" jsonschema:"labels of the copies"`
+	TTLSecs   float64           `json:"ttl_secs,omitempty" jsonschema:"seconds after which the copies are removed; 0: never"`
+	holdArgs
+	Volumes []mountArg `json:"volumes,omitempty" jsonschema:"volumes to mount"`
 }
 
 type forked struct {
@@ -101,7 +100,7 @@ type forked struct {
 }
 
 func fork(ctx context.Context, c *call, in forkArgs) (forked, error) {
-	hold, err := holdOf(in.HoldEffects, in.HoldAnswer)
+	hold, err := in.hold()
 	if err != nil {
 		return forked{}, err
 	}

@@ -20,15 +20,21 @@ func effectTools() []tool {
 	}
 }
 
-// holdOf returns the hold of arguments, or nil if they name no host.
-func holdOf(hosts []string, answer string) (*client.Hold, error) {
-	if len(hosts) == 0 {
-		if answer != "" {
+// holdArgs are the arguments for a hold, of tools that make sandboxes.
+type holdArgs struct {
+	HoldEffects []string `json:"hold_effects,omitempty" jsonschema:"hosts, such as api.example.com or *.example.com, to which requests that may change something are held: see effects"`
+	HoldAnswer  string   `json:"hold_answer,omitempty" jsonschema:"answer to a held request: refuse (an error; default), record (success, although nothing is sent) or wait (none until the hold ends)"`
+}
+
+// hold returns the hold of the arguments, or nil if they name no host.
+func (a holdArgs) hold() (*client.Hold, error) {
+	if len(a.HoldEffects) == 0 {
+		if a.HoldAnswer != "" {
 			return nil, wrong("hold_answer", "needs hold_effects")
 		}
 		return nil, nil
 	}
-	return &client.Hold{Hosts: hosts, Answer: answer}, nil
+	return &client.Hold{Hosts: a.HoldEffects, Answer: a.HoldAnswer}, nil
 }
 
 type effectsResult struct {

@@ -119,13 +119,12 @@ type spawnArgs struct {
 	LiveFork       bool   `json:"live_fork,omitempty" jsonschema:"from forkd 0.5: no effect, because every sandbox can be branched live"`
 
 	// Not in forkd 0.5.
-	HoldEffects []string   `json:"hold_effects,omitempty" jsonschema:"hosts, such as api.example.com or *.example.com, to which requests that may change something are held: see effects"`
-	HoldAnswer  string     `json:"hold_answer,omitempty" jsonschema:"answer to a held request: refuse (an error; default), record (success, although nothing is sent) or wait (none until the hold ends)"`
-	Volumes     []mountArg `json:"volumes,omitempty" jsonschema:"volumes to mount"`
+	holdArgs
+	Volumes []mountArg `json:"volumes,omitempty" jsonschema:"volumes to mount"`
 }
 
 func spawnSandboxes(ctx context.Context, c *call, in spawnArgs) (list[client.Sandbox], error) {
-	hold, err := holdOf(in.HoldEffects, in.HoldAnswer)
+	hold, err := in.hold()
 	if err != nil {
 		return list[client.Sandbox]{}, err
 	}

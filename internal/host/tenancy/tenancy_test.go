@@ -184,7 +184,7 @@ func TestWhatIsOfOthersIsNotThere(t *testing.T) {
 		t.Error(err)
 	}
 	keys := map[Key]string{}
-	for what, v := range map[string]*View{"a": a.view, "b": b.view, "nobody": h.For(owner.Owner{}),
+	for what, v := range map[string]*View{"a": a.view, "b": b.view, "no principal": h.For(owner.Owner{}),
 		"a client of one sandbox": h.Permitted(a.sandbox), "a client of another sandbox": h.Permitted(b.sandbox)} {
 		if other, ok := keys[v.Key()]; ok {
 			t.Errorf("the views of %s and %s have the same key", what, other)
