@@ -9,7 +9,7 @@ import (
 )
 
 // TestTreeGrows changes sandboxes and snapshots at random. The page changes its tree by events. After
-// each round, the tree must be the one that another tab makes from the daemon's lists.
+// each round, another tab makes its tree from the daemon's lists, and both trees must be equal.
 func TestTreeGrows(t *testing.T) {
 	const seed = 29
 	random := rand.New(rand.NewPCG(seed, seed))

@@ -115,8 +115,8 @@ func (r rank) compare(o rank) int {
 	return cmp.Or(cmp.Compare(r.delay, o.delay), cmp.Compare(r.load, o.load), cmp.Compare(r.hash, o.hash))
 }
 
-// Choose returns the index of the best node for a request: one that has the snapshot in memory, or
-// else one that gets it soonest. Among such nodes, the policy of the request decides. A node that
+// Choose returns the index of the best node for a request: a node that has the snapshot in memory, or
+// otherwise the node that has it in memory soonest. Among such nodes, the policy of the request decides. A node that
 // would exceed its capacity is never chosen. The error is ErrQuota, ErrFull or ErrNone.
 func Choose(nodes []*Node, r Request) (int, error) {
 	r.N, r.Each.Sandboxes = max(r.N, 1), 1
