@@ -167,7 +167,7 @@ async def test_a_bad_file_in_the_sandbox_is_ignored(
 ) -> None:
     if daemon.real:
         pytest.skip("the file is written beforehand only with faked VMs, which share the host's files")
-    (tmp_path / "kernel.json").write_text(content)
+    (tmp_path / "kernel.json.forkd").write_text(content)
     provisioner = ForkdProvisioner(snapshot=daemon.snapshot, **settings(daemon, tmp_path))
     try:
         await provisioner.launch_kernel([])

@@ -71,10 +71,18 @@ class ForkdProvisioner(KernelProvisionerBase):
     """The sandbox of the kernel. Its methods belong to another event loop: use branch."""
     warm: bool = False
     """Whether the kernel ran in the snapshot already."""
+    _open: AsyncSandbox | None = None  # that clients reach
     _pid: int = 0  # of the kernel, in the sandbox
+    _key: str = ""  # of all kernels of this provisioner, because clients keep it when a kernel restarts
     _loop: _Loop | None = None
     _client: AsyncClient | None = None
     _servers: list[asyncio.Server] = []
+
+    @property
+    def _record(self) -> str:
+        """File in the sandbox with the key and the pid of its kernel. Some versions of ipykernel replace the connection
+        file at any time after the start."""
+        return self.kernel_file + ".forkd"
 
     @property
     def has_process(self) -> bool:
@@ -87,17 +95,17 @@ class ForkdProvisioner(KernelProvisionerBase):
     async def launch_kernel(self, cmd: list[str], **kwargs: Any) -> KernelConnectionInfo:
         if self._loop is None:
             self._loop = _Loop()
+            self._key = secrets.token_hex(32)
         try:
             old = await self._loop.run(self._fork())
-            info = await self._loop.run(self._listen())
-            key = secrets.token_hex(32)
             if self.warm:
-                await asyncio.to_thread(_new_key, info, old, key, self.start_timeout)
-            await self._loop.run(self._start(key))
+                await self._loop.run(self._replace(old))
+            await self._loop.run(self._start())
+            info = await self._loop.run(self._listen())
         except BaseException:
             await self.cleanup()
             raise
-        connection: Any = {**info, "key": key.encode()}
+        connection: Any = {**info, "key": self._key.encode()}
         self.connection_info = connection
         return self.connection_info
 
@@ -108,7 +116,7 @@ class ForkdProvisioner(KernelProvisionerBase):
         self.sandbox = await AsyncSandbox.create(
             self.snapshot, client=self._client, network=self.network, ttl=self.ttl, labels={"jupyter-kernel": "yes"}
         )
-        found = await self.sandbox.commands.run(["cat", self.kernel_file], user=self.user)
+        found = await self.sandbox.commands.run(["cat", self._record], user=self.user)
         self.warm, self._pid, key = False, 0, ""
         with suppress(ValueError, TypeError, KeyError):  # the content is the sandbox's own
             info = json.loads(found.stdout) if found.ok else {}
@@ -117,18 +125,19 @@ class ForkdProvisioner(KernelProvisionerBase):
                 self.warm = await self._alive()
         return key
 
-    async def _start(self, key: str) -> None:
-        """Writes the connection file. Starts a kernel if none runs, and waits until it listens."""
+    async def _start(self) -> None:
+        """Records the kernel's key. Starts a kernel if none runs, and waits until it listens."""
         assert self.sandbox is not None
-        await self._save(key)
         if self.warm:
+            await self._save(self._record)
             return
+        await self._save(self.kernel_file)
         args = [part.replace("{connection_file}", self.kernel_file) for part in self.argv]
         process = await self.sandbox.commands.start(args, user=self.user)
         self._pid = process.pid
         with suppress(StreamBrokenError):  # the kernel has ended: reported below
             await process.detach()
-        await self._save(key)
+        await self._save(self._record)
         async with asyncio.timeout(self.start_timeout):
             for port in GUEST_PORTS.values():
                 while not await self._listens(port):
@@ -136,11 +145,11 @@ class ForkdProvisioner(KernelProvisionerBase):
                         raise RuntimeError(f"the kernel ended before it listened: {args}")
                     await asyncio.sleep(0.1)
 
-    async def _save(self, key: str) -> None:
+    async def _save(self, path: str) -> None:
         assert self.sandbox is not None
-        info = {"transport": "tcp", "ip": "127.0.0.1", "signature_scheme": "hmac-sha256", **GUEST_PORTS, "key": key}
-        text = json.dumps({**info, "kernel_name": "", "pid": self._pid})
-        write = ["/bin/sh", "-c", WRITE, "sh", self.kernel_file]
+        info = {"transport": "tcp", "ip": "127.0.0.1", "signature_scheme": "hmac-sha256", **GUEST_PORTS}
+        text = json.dumps({**info, "key": self._key, "kernel_name": "", "pid": self._pid})
+        write = ["/bin/sh", "-c", WRITE, "sh", path]
         await self.sandbox.commands.run(write, stdin=text, user=self.user, check=True)
 
     async def _listens(self, port: int) -> bool:
@@ -151,22 +160,33 @@ class ForkdProvisioner(KernelProvisionerBase):
         except ForkdError:
             return False
 
+    async def _replace(self, old: str) -> None:
+        """Gives a warm kernel the key of this provisioner. Until then, no client may reach it."""
+        server = await asyncio.start_server(self._carry(GUEST_PORTS["shell_port"], self.sandbox), "127.0.0.1", 0)
+        try:
+            port = server.sockets[0].getsockname()[1]
+            await asyncio.to_thread(_new_key, port, old, self._key, self.start_timeout)
+        finally:
+            server.close()
+
     async def _listen(self) -> dict[str, Any]:
-        """Forwards ports of this host. Returns the connection info of the kernel, without its key."""
-        ports = {}
-        for name, port in GUEST_PORTS.items():
-            server = await asyncio.start_server(self._carry(port), "127.0.0.1", 0)
-            self._servers = [*self._servers, server]
-            ports[name] = server.sockets[0].getsockname()[1]
+        """Forwards ports of this host. Returns the connection info of the kernel, without its key. They stay the same
+        when a kernel restarts, because clients keep them."""
+        for port in list(GUEST_PORTS.values())[len(self._servers) :]:
+            self._servers = [*self._servers, await asyncio.start_server(self._carry(port), "127.0.0.1", 0)]
+        ports = {name: server.sockets[0].getsockname()[1] for name, server in zip(PORTS, self._servers)}
+        self._open = self.sandbox
         return {"transport": "tcp", "ip": "127.0.0.1", "signature_scheme": "hmac-sha256", **ports}
 
-    def _carry(self, port: int) -> Any:
-        sandbox = self.sandbox
-        assert sandbox is not None
+    def _carry(self, port: int, sandbox: AsyncSandbox | None = None) -> Any:
+        """Returns a handler that forwards a connection to a port of a sandbox, by default of the one that is open."""
 
         async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             try:
-                async with sandbox.connect_port(port) as guest:
+                target = sandbox or self._open
+                if target is None:
+                    return  # between two kernels
+                async with target.connect_port(port) as guest:
 
                     async def send() -> None:
                         while data := await reader.read(1 << 16):
@@ -234,16 +254,16 @@ class ForkdProvisioner(KernelProvisionerBase):
             await self._loop.run(self._close())
 
     async def _close(self) -> None:
-        for server in self._servers:
-            server.close()
-        self._servers = []
-        sandbox, self.sandbox = self.sandbox, None
+        sandbox, self.sandbox, self._open = self.sandbox, None, None
         if sandbox is not None:
             await sandbox.kill()
 
     async def cleanup(self, restart: bool = False) -> None:
         await self._end()
         if not restart and self._loop is not None:
+            for server in self._servers:
+                self._loop.loop.call_soon_threadsafe(server.close)
+            self._servers = []
             if self._client is not None:
                 await self._loop.run(self._client.aclose())
             self._loop.stop()
@@ -254,14 +274,14 @@ class ForkdProvisioner(KernelProvisionerBase):
         return {**info, "sandbox": self.sandbox.id if self.sandbox else None}
 
 
-def _new_key(info: dict[str, Any], old: str, new: str, timeout: float) -> None:
-    """Gives a kernel a new key. All forks of a snapshot know the old one."""
+def _new_key(port: int, old: str, new: str, timeout: float) -> None:
+    """Gives a kernel a new key. All forks of a snapshot know the old one. port is its local shell port."""
     session = Session(key=old.encode())
     context = zmq.Context()
     try:
         shell = context.socket(zmq.DEALER)
         shell.linger = 0
-        shell.connect(f"tcp://127.0.0.1:{info['shell_port']}")
+        shell.connect(f"tcp://127.0.0.1:{port}")
         code = f"get_ipython().kernel.session.key = {new!r}.encode()"
         request = session.send(
             shell,
