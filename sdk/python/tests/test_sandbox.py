@@ -271,6 +271,9 @@ def test_events(client: Client, rig: Any) -> None:
         ]
         with client.events(sandbox=[sandbox.id], after=paused.id) as events:
             assert next(events).id == running.id
+        with client.events(sandbox=[sandbox.id], after=paused.id, records=True) as events:
+            told = next(events).sandbox
+            assert told is not None and told.labels == {"watched": "yes"}
 
 
 def test_version(client: Client) -> None:

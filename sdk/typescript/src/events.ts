@@ -17,6 +17,8 @@ export interface EventsOptions extends CallOptions {
   labels?: LabelFilter | undefined;
   /** Id of the event after which to begin; default: from now on. */
   after?: string | undefined;
+  /** Whether events of new objects have the present record, in `sandbox` or `snapshot`. Default: false. */
+  records?: boolean | undefined;
 }
 
 /** Events, for `for await`. Leaving the loop ends the stream. */
@@ -38,12 +40,12 @@ export class EventStream implements AsyncIterable<Event>, AsyncDisposable {
 
   /** @internal */
   static async open(wire: Wire, options: EventsOptions): Promise<EventStream> {
-    checkOptions(options, "sandbox", "labels", "after", ...callOptions);
-    const { sandbox, labels, after, signal } = options;
+    checkOptions(options, "sandbox", "labels", "after", "records", ...callOptions);
+    const { sandbox, labels, after, records, signal } = options;
     const ids = typeof sandbox === "string" ? [sandbox] : sandbox;
     ids?.forEach((id) => checkString("sandbox", id));
     const answer = await wire.open("GET", "/v1/events", {
-      query: { sandbox: ids, label: labelsOf(labels), after },
+      query: { sandbox: ids, label: labelsOf(labels), after, records },
       headers: { accept: "text/event-stream" },
       options,
     });

@@ -332,6 +332,13 @@ test("events tell what happens", async () => {
     assert.notEqual(event.id, seen[0]!.id);
     break;
   }
+  const two = await Sandbox.create(rig.snapshot, { client, labels: { event: "record" } });
+  const records = await client.events({ after: seen.at(-1)!.id, sandbox: two.id, records: true });
+  for await (const event of records) {
+    assert.deepEqual(event.sandbox?.labels, { event: "record" });
+    break;
+  }
+  await two.kill();
 });
 
 test("snapshots", async () => {

@@ -213,6 +213,7 @@ class Client:
         sandbox: str | List[str] | None = None,
         labels: Mapping[str, str | None] | None = None,
         after: str | None = None,
+        records: bool = False,
     ) -> Iterator[Iterator[Event]]:
         """Events of sandboxes and snapshots, beginning when the block is entered:
 
@@ -221,11 +222,14 @@ class Client:
                     print(event.type, event.sandbox_id)
 
         sandbox and labels select sandboxes. after is the id of an event; the first events are those that
-        follow it. If the stream breaks, the StreamBrokenError contains the id to continue after."""
+        follow it. With records, events of new objects have the present record in their sandbox or snapshot.
+        If the stream breaks, the StreamBrokenError contains the id to continue after."""
         ids = [sandbox] if isinstance(sandbox, str) else sandbox or []
         params = [("sandbox", _args.identifier("sandbox", id)) for id in ids] + _args.label_filter(labels)
         if after is not None:
             params.append(("after", _args.text("after", after)))
+        if records:
+            params.append(("records", "true"))
         with self._transport.stream("GET", "/v1/events", params=params) as response:
             yield self._events(self._transport.chunks(response, "the stream of events"), after)
 
