@@ -1,10 +1,8 @@
 package daemon
 
 import (
-	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"net/http"
 	"os"
@@ -12,7 +10,6 @@ import (
 	"time"
 
 	apiv1 "github.com/forkd/forkd/api/v1"
-	"github.com/forkd/forkd/internal/atomicfile"
 	"github.com/forkd/forkd/internal/cleanup"
 	"github.com/forkd/forkd/internal/daemon/audit"
 	"github.com/forkd/forkd/internal/daemon/auth"
@@ -104,7 +101,8 @@ func wire(ctx context.Context, cfg Config, guard *auth.Guard, kvm *kvmState) (*w
 	if w.traces, err = tracing.FromEnv(ctx, cfg.Version, os.Getenv); err != nil {
 		return nil, err
 	}
-	missing := w.openCgroups(&cfg) // processes that are started later belong to the daemon's new cgroup
+	var missing string
+	w.cgroups, missing = openCgroups(&cfg) // processes that are started later belong to the daemon's new cgroup
 	bin := filepath.Join(cfg.StateDir, "bin")
 	vmm, err := install(bin, embedded.VMM)
 	if err != nil {
@@ -114,7 +112,7 @@ func wire(ctx context.Context, cfg Config, guard *auth.Guard, kvm *kvmState) (*w
 	if err != nil {
 		return nil, err
 	}
-	if err := w.startNet(&cfg, bin, jails); err != nil {
+	if w.net, err = startNet(&cfg, bin, jails, w.cgroups); err != nil {
 		return nil, err
 	}
 	undo.Add(w.net.Close)
@@ -443,30 +441,4 @@ func (w *wired) close(kill bool) {
 	if w.docker != nil {
 		w.docker.Close()
 	}
-}
-
-// install writes an embedded program into dir. The parameter dir is not the run directory, because
-// many hosts mount that directory with noexec. The file name has no version: running processes keep
-// the old file open, and new processes use the new file. An identical file is kept, so that a
-// daemon can start on a full disk. The users that a jail.Starter gives to processes can read and
-// execute the program through dir, but cannot list dir. Only the daemon's user can change dir and
-// the program.
-func install(dir, name string) (string, error) {
-	p, err := embedded.Open(name)
-	if err != nil {
-		return "", err
-	}
-	const dirMode, mode = 0o711, 0o555
-	path := filepath.Join(dir, name)
-	err = os.MkdirAll(dir, dirMode)
-	if have, unread := os.ReadFile(path); err == nil && (unread != nil || !bytes.Equal(have, p)) {
-		err = atomicfile.Write(path, p, mode)
-	}
-	if err == nil { // an earlier build or the umask may have set another mode
-		err = errors.Join(os.Chmod(dir, dirMode), os.Chmod(path, mode))
-	}
-	if err != nil {
-		return "", fmt.Errorf("install %s: %w", name, err)
-	}
-	return path, nil
 }
