@@ -1,6 +1,10 @@
 // Draws charts of figures over time. Loaded when the first chart is shown.
 import uPlot from "uplot";
-import type { Line } from "./history";
+
+export interface Line {
+  name: string;
+  colour: string; // a variable of main.css
+}
 
 export interface Drawing {
   set(times: number[], values: (number | null)[][]): void;

@@ -2,7 +2,7 @@
 import { h, Fragment } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import * as api from "./api";
-import type { Drawing } from "./charts";
+import type { Drawing, Line } from "./charts";
 import { Note, Problem } from "./dialog";
 
 export interface Point {
@@ -13,11 +13,6 @@ export interface History<P extends Point> {
   began_at_unix: number;
   step_secs: number;
   points: P[];
-}
-
-export interface Line {
-  name: string;
-  colour: string; // a variable of main.css
 }
 
 const spans = { "10m": "10 minutes", "24h": "24 hours" } as const;
