@@ -21,6 +21,10 @@ func get[Res any](f func(*http.Request) (Res, error)) face.Handler {
 // listed is like get, but for a list. The query may select a page of the list.
 func listed[M, T any](f func(*http.Request) (list[M, T], error)) face.Handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
+		// A daemon's list is always complete. Routers use partial.
+		if _, err := boolQuery(r, "partial"); err != nil {
+			return err
+		}
 		l, err := f(r)
 		if err != nil {
 			return err

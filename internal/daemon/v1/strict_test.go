@@ -84,6 +84,7 @@ func TestSlips(t *testing.T) {
 		{"GET", "/v1/snapshots/../sandboxes", "", "is empty"},
 		{"GET", "/v1/sandboxes?lable=job=7", "", "lable"},
 		{"GET", "/v1/sandboxes?state=foo", "", "state"},
+		{"GET", "/v1/snapshots?partial=maybe", "", "partial: \\\"maybe\\\": want true or false"},
 		{"GET", "/v1/sandboxes?a=%zz", "", "query"},
 		{"GET", "/v1/events?gather_secs=1.5", "", "gather_secs: \\\"1.5\\\": want 0 to 1 seconds"},
 		{"GET", "/v1/events?gather_secs=-1", "", "gather_secs: "},

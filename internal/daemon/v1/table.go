@@ -64,7 +64,7 @@ func (a *api) routes() []route {
 		{"DELETE /v1/images", auth.Admin, []string{"dry_run", "unused_secs"}, ends, get(a.pruneImages)},
 
 		{"POST /v1/forks", auth.Run, nil, work, f.Once(callWith(child, created, a.fork))},
-		{"GET /v1/sandboxes", auth.Read, and(part, "label"), lists, listed(a.listSandboxes)},
+		{"GET /v1/sandboxes", auth.Read, and(part, "label", "partial"), lists, listed(a.listSandboxes)},
 		{"POST /v1/sandboxes", auth.Run, nil, work, f.Once(callWith(child, created, a.createSandboxes))},
 		{"GET /v1/sandboxes/{id}", auth.Read, nil, reads, get(a.getSandbox)},
 		{"DELETE /v1/sandboxes/{id}", auth.Run, nil, ends, end(a.deleteSandbox)},
@@ -161,7 +161,7 @@ func (a *api) snapshotRoutes() []route {
 	f := a.Face
 	const ok, created = http.StatusOK, http.StatusCreated
 	return []route{
-		{"GET /v1/snapshots", auth.Read, []string{"limit", "cursor"}, f.Lists, listed(a.listSnapshots)},
+		{"GET /v1/snapshots", auth.Read, []string{"limit", "cursor", "partial"}, f.Lists, listed(a.listSnapshots)},
 		// A bake may read files of the host.
 		{"POST /v1/snapshots", auth.Admin, nil, f.Work, f.Once(call(created, a.createSnapshot))},
 		{"DELETE /v1/snapshots/{tag}", auth.Admin, []string{"cascade", "force"}, f.Ends, end(a.deleteSnapshot)},

@@ -1762,6 +1762,8 @@ export interface components {
         limit: number;
         /** @description from a Link header: where the page begins */
         cursor: string;
+        /** @description for forkd router: if true, nodes that do not answer are missing in the list, and the header Forkd-Missing-Nodes names them; otherwise the request fails. A list of one daemon is always complete */
+        partial: boolean;
         /** @description requests with the same key and body within 24 hours get the same answer and are executed once */
         once: string;
         port: number;
