@@ -4,11 +4,13 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/http"
 	"os"
 	"os/signal"
 	"syscall"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/forkd/forkd/internal/cluster/placement"
 	"github.com/forkd/forkd/internal/cluster/router"
@@ -22,7 +24,7 @@ var policies = map[string]placement.Policy{"spread": placement.Spread, "pack": p
 
 func newRouterCmd() *cobra.Command {
 	var cfg router.Config
-	var bind, domain, policy string
+	var bind, domain, policy, metricsBind string
 	var files daemon.TLS
 	cmd := &cobra.Command{
 		Use:   "router",
@@ -56,7 +58,14 @@ func newRouterCmd() *cobra.Command {
 			ctx, cancel := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
 			defer cancel()
 			go r.Run(ctx)
-			return daemon.Serve(ctx, bind, files, r, cfg.Log)
+			servers, ctx := errgroup.WithContext(ctx)
+			servers.Go(func() error { return daemon.Serve(ctx, bind, files, r, cfg.Log) })
+			if metricsBind != "" {
+				mux := http.NewServeMux()
+				mux.Handle("GET /metrics", r.Metrics())
+				servers.Go(func() error { return daemon.Serve(ctx, metricsBind, files, mux, cfg.Log) })
+			}
+			return servers.Wait()
 		},
 	}
 	f := cmd.Flags()
@@ -65,6 +74,8 @@ func newRouterCmd() *cobra.Command {
 	f.StringVar(&files.Cert, "tls-cert", "",
 		"certificate of --bind, in PEM with its intermediate certificates; changes apply at once")
 	f.StringVar(&files.Key, "tls-key", "", "private key of --tls-cert, in PEM")
+	f.StringVar(&metricsBind, "metrics-bind", "",
+		"TCP address that serves /metrics for Prometheus, without a token, and with --tls-cert as --bind does; default: none")
 	f.StringVar(&domain, "proxy-domain", "", "the --proxy-domain of the daemons, if they have one")
 	f.StringVar(&policy, "policy", "spread",
 		"host for a new sandbox if several have its snapshot in memory: spread (the emptiest) or pack (the fullest)")

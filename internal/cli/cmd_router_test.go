@@ -23,7 +23,8 @@ func TestRouterRefusesWrongOptions(t *testing.T) {
 		{[]string{"--nodes", nodes, "--proxy-domain", "1.2.3.4"}, exitUsage, "--proxy-domain"},
 		{[]string{"--nodes", nodes + "x"}, exitError, "no such file"},
 		{[]string{"--nodes", nodes, "--tls-cert", "x"}, exitError, "want both"},
-		{[]string{"--nodes", nodes, "--bind", "none"}, exitError, "--bind"},
+		{[]string{"--nodes", nodes, "--bind", "none"}, exitUsage, "--bind"},
+		{[]string{"--nodes", nodes, "--bind", "127.0.0.1:0", "--metrics-bind", "none"}, exitError, "none: missing port"},
 	} {
 		var stderr bytes.Buffer
 		stdio := Stdio{In: strings.NewReader(""), Out: &bytes.Buffer{}, Err: &stderr}

@@ -151,8 +151,8 @@ var rooms = []room{
 	{
 		folder:   "internal/cluster",
 		packages: []string{"placement", "router"},
-		imports: []string{"api/v1", "internal/daemon/face", "internal/daemon/inbound", "internal/format/snapshot",
-			"internal/host/invalid", "internal/host/sandbox", "internal/host/vmpool"},
+		imports: []string{"api/v1", "internal/daemon/face", "internal/daemon/inbound", "internal/daemon/metrics",
+			"internal/format/snapshot", "internal/host/invalid", "internal/host/sandbox", "internal/host/vmpool"},
 		reason: "a router is a client of daemons, and answers in their words: it has no store, no token file and no sandbox",
 	},
 	{

@@ -2,6 +2,7 @@ package router
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/json"
@@ -31,17 +32,29 @@ type creation struct {
 	N           uint64            `json:"n"`
 	Volumes     []json.RawMessage `json:"volumes"`
 	Mounts      []json.RawMessage `json:"volumeMounts"` // volumes, in E2B's words
+
+	// The Idempotency-Key, or a random text. If the same request is at two routers at the same time, both
+	// choose the same of equally good nodes, whose daemon then executes it once.
+	key string
+}
+
+// tag returns the tag of the snapshot.
+func (c *creation) tag() string {
+	if c.SnapshotTag != "" {
+		return c.SnapshotTag
+	}
+	tag, _, _ := strings.Cut(c.TemplateID, ":")
+	return tag
 }
 
 // create passes a request for sandboxes on to the best node. If that node refuses it before it
 // creates anything, the next best node gets it.
 func (r *Router) create(w http.ResponseWriter, req *http.Request) {
-	select {
-	case r.creates <- struct{}{}:
-	case <-req.Context().Done():
-		return
+	leave, err := wait(r.creates, req)
+	if err != nil {
+		return // the client has left
 	}
-	defer func() { <-r.creates }()
+	defer leave()
 	// A client that sends its body slowly must not keep its place.
 	deadlines := http.NewResponseController(w)
 	_ = deadlines.SetReadDeadline(time.Now().Add(bodyTimeout))
@@ -53,6 +66,7 @@ func (r *Router) create(w http.ResponseWriter, req *http.Request) {
 	}
 	var c creation
 	_ = json.Unmarshal(body, &c) // the daemon reports an invalid body
+	c.key = cmp.Or(req.Header.Get("Idempotency-Key"), rand.Text())
 	again := func() *http.Request {
 		req := req.Clone(req.Context())
 		req.Body, req.ContentLength, req.TransferEncoding = io.NopCloser(bytes.NewReader(body)), int64(len(body)), nil
@@ -84,7 +98,7 @@ const repeatTimeout = 20 * time.Second
 // it finds one, it answers with the answer of that node, and returns true. All nodes must answer,
 // because otherwise the request could be executed twice. A node whose daemon has not told its name is
 // not asked: such a daemon may be too old to know the header, and would execute the request.
-func (r *Router) earlier(ctx context.Context, w http.ResponseWriter, again func() *http.Request) (done bool, err error) {
+func (r *Router) earlier(ctx context.Context, w http.ResponseWriter, again func() *http.Request) (bool, error) {
 	ctx, cancel := context.WithTimeout(context.WithValue(ctx, repeatKey{}, true), repeatTimeout)
 	defer cancel()
 	answers, err := each(r.list(), func(n *node) (*answer, error) {
@@ -171,6 +185,7 @@ func (r *Router) place(w http.ResponseWriter, req *http.Request, again func() *h
 		}
 		a := &attempt{node: n, refused: refuses, most: maxHeld}
 		done := n.placing(c.N)
+		r.metrics.Placed(n.Name, n.has(c.tag()))
 		r.try(w, again(), a)
 		done(a.status == http.StatusCreated)
 		failed := (*face.NodeError)(nil)
@@ -196,17 +211,13 @@ func (r *Router) place(w http.ResponseWriter, req *http.Request, again func() *h
 // choose returns the best node for a request that was not tried yet. If no node is known to have
 // the snapshot, it asks all nodes again, because the snapshot may be new.
 func (r *Router) choose(ctx context.Context, c *creation, tried []*node) (*node, error) {
-	tag := c.SnapshotTag
-	if tag == "" {
-		tag, _, _ = strings.Cut(c.TemplateID, ":")
-	}
-	n, known, err := r.best(tag, c.N, tried)
+	n, known, err := r.best(c, tried)
 	if !known && len(tried) == 0 {
 		r.fresh(ctx)
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
-		n, _, err = r.best(tag, c.N, tried)
+		n, _, err = r.best(c, tried)
 	}
 	return n, err
 }
@@ -215,12 +226,13 @@ func (r *Router) choose(ctx context.Context, c *creation, tried []*node) (*node,
 // If no node at all has it, the result is any usable node, whose daemon answers that there is no such
 // snapshot. If all that have it are full, the result is the best regardless of room, whose daemon
 // refuses the request.
-func (r *Router) best(tag string, count uint64, tried []*node) (n *node, known bool, err error) {
+func (r *Router) best(c *creation, tried []*node) (n *node, known bool, err error) {
+	tag := c.tag()
 	err = errTried
 	var nodes []*node
 	var states []*placement.Node
-	req := placement.Request{Snapshot: tag, N: count, Each: placement.Resources{MemoryMiB: assumedMiB},
-		Policy: r.cfg.Policy, Key: rand.Text()}
+	req := placement.Request{Snapshot: tag, N: c.N, Each: placement.Resources{MemoryMiB: assumedMiB},
+		Policy: r.cfg.Policy, Key: c.key}
 	for _, n := range r.list() {
 		if slices.Contains(tried, n) {
 			continue

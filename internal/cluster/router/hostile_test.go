@@ -201,9 +201,10 @@ func TestSmuggling(t *testing.T) {
 // A list of a node that has no end, is not sorted or is no list ends with an error that names the node.
 func TestHostileLists(t *testing.T) {
 	f, url := startFake(t, "fake")
+	name := "fake"
 	sandbox := func(n int, fill string) string {
 		created := time.Unix(int64(n+1), 0).UTC().Format(time.RFC3339Nano)
-		return fmt.Sprintf(`{"id": "sb-%d", "created_at": %q, "fill": %q}`, n, created, fill)
+		return fmt.Sprintf(`{"id": %q, "created_at": %q, "fill": %q}`, idOn(name), created, fill)
 	}
 	count := 0
 	page := func(next func() string) http.HandlerFunc {
@@ -217,7 +218,7 @@ func TestHostileLists(t *testing.T) {
 		}
 	}
 	large := strings.Repeat("x", 2<<10)
-	for name, list := range map[string]http.HandlerFunc{
+	for kind, list := range map[string]http.HandlerFunc{
 		"endless":   page(func() string { count++; return sandbox(count, large) }),
 		"the same":  page(func() string { return sandbox(1, "") }),
 		"backwards": page(func() string { count--; return sandbox(count, "") }),
@@ -241,12 +242,27 @@ func TestHostileLists(t *testing.T) {
 	} {
 		f.list = list
 		resp, body := get(t, "GET", url+"/v1/sandboxes", "token", "", nil)
-		if name == "endless" && resp.StatusCode == http.StatusBadRequest && strings.Contains(body, "limit") {
+		if kind == "endless" && resp.StatusCode == http.StatusBadRequest && strings.Contains(body, "limit") {
 			continue
 		}
 		if resp.StatusCode != http.StatusBadGateway || !strings.Contains(body, "node fake") {
-			t.Errorf("%s: %s %.200s", name, resp.Status, body)
+			t.Errorf("%s: %s %.200s", kind, resp.Status, body)
 		}
+	}
+	// A sandbox whose id names another node, or none, is not in the list.
+	own, other := sandbox(1, ""), ""
+	name = "other"
+	other = sandbox(2, "")
+	f.list = func(w http.ResponseWriter, req *http.Request) {
+		if req.URL.Query().Get("cursor") == "" { // the first page has nothing for the router's list
+			w.Header().Set("Link", `</v1/sandboxes?cursor=x>; rel="next"`)
+			fmt.Fprint(w, `[{"id": "sb-x", "created_at": "1970-01-01T00:00:00.5Z"}]`)
+			return
+		}
+		fmt.Fprint(w, "["+own+","+other+"]")
+	}
+	if resp, body := get(t, "GET", url+"/v1/sandboxes", "token", "", nil); body != "["+own+"]\n" {
+		t.Errorf("the list has foreign sandboxes: %s %s", resp.Status, body)
 	}
 	f.take()
 	f.list = func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "no", http.StatusUnauthorized) }

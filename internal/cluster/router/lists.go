@@ -14,6 +14,7 @@ import (
 
 	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/host/invalid"
+	"github.com/forkd/forkd/internal/host/vmpool"
 )
 
 // Bounds on merged lists.
@@ -27,14 +28,18 @@ const (
 // missingHeader names the nodes that are missing in a list.
 const missingHeader = "Forkd-Missing-Nodes"
 
+// errElsewhere is the error of a sandbox in the list of a node whose id does not name that node.
+var errElsewhere = errors.New("the sandbox is not on the node")
+
 // member is a member of a list, with the key by which all daemons sort the list.
 type member struct {
 	key string
 	raw json.RawMessage
 }
 
-// sandboxKey returns the key of a sandbox.
-func sandboxKey(raw json.RawMessage) (string, error) {
+// sandboxKey returns the key of a sandbox on a node. If the sandbox's id does not name the node, the
+// error is errElsewhere: requests with this id would reach another node, or none.
+func sandboxKey(n *node, raw json.RawMessage) (string, error) {
 	var s struct {
 		ID      string    `json:"id"`
 		Created time.Time `json:"created_at"`
@@ -43,12 +48,15 @@ func sandboxKey(raw json.RawMessage) (string, error) {
 	if err == nil && (s.ID == "" || s.Created.IsZero()) {
 		err = errors.New("a sandbox has no id or no created_at")
 	}
+	if code, idErr := vmpool.NodeOf(s.ID); err == nil && (idErr != nil || code != n.code) {
+		err = errElsewhere
+	}
 	return face.SandboxKey(s.Created, s.ID), err
 }
 
 // snapshotKey returns the key of a snapshot. Several nodes may have a snapshot with the same tag.
 // The list then has the snapshot of the first of these nodes.
-func snapshotKey(raw json.RawMessage) (string, error) {
+func snapshotKey(_ *node, raw json.RawMessage) (string, error) {
 	var s struct {
 		Tag string `json:"tag"`
 	}
@@ -85,7 +93,8 @@ func parseQuery(req *http.Request) (q query, err error) {
 	if q.limit, err = face.Limit(q.values); err != nil {
 		return q, err
 	}
-	if text := q.values.Get("partial"); text != "" {
+	if q.partial = q.values.Has("partial"); q.values.Get("partial") != "" {
+		text := q.values.Get("partial")
 		if q.partial, err = strconv.ParseBool(text); err != nil {
 			return q, invalid.Errorf("partial", "%.100q: want true or false", text)
 		}
@@ -97,18 +106,17 @@ func parseQuery(req *http.Request) (q query, err error) {
 // listed answers with the merged lists of all nodes. Since all daemons sort by the same key, a
 // cursor is the key of the last member on a page, as for one daemon: it stays valid when members or
 // nodes come and go, and every router understands it.
-func (r *Router) listed(w http.ResponseWriter, req *http.Request, key func(json.RawMessage) (string, error)) {
+func (r *Router) listed(w http.ResponseWriter, req *http.Request, key func(*node, json.RawMessage) (string, error)) {
 	q, err := parseQuery(req)
 	if err != nil {
 		fail(w, req, err)
 		return
 	}
-	select {
-	case r.lists <- struct{}{}:
-	case <-req.Context().Done():
-		return
+	leave, err := wait(r.lists, req)
+	if err != nil {
+		return // the client has left
 	}
-	defer func() { <-r.lists }()
+	defer leave()
 	ctx, cancel := context.WithTimeout(req.Context(), r.listTimeout)
 	defer cancel()
 	l := &merge{r: r, req: req, q: &q, key: key}
@@ -141,7 +149,7 @@ type merge struct {
 	r   *Router
 	req *http.Request
 	q   *query
-	key func(json.RawMessage) (string, error)
+	key func(*node, json.RawMessage) (string, error)
 
 	sources []*source
 	missing []string // nodes without an answer
@@ -214,14 +222,16 @@ func (l *merge) take(s *source, raw []json.RawMessage, more bool, limit int) err
 	}
 	s.more, s.page = more, nil
 	for _, m := range raw {
-		key, err := l.key(m)
-		if err != nil {
+		key, err := l.key(s.node, m)
+		if err != nil && !errors.Is(err, errElsewhere) {
 			return err
 		}
 		if key <= s.after {
 			return errors.New("it is not sorted")
 		}
-		s.after, s.page = key, append(s.page, member{key, m})
+		if s.after = key; err == nil {
+			s.page = append(s.page, member{key, m})
+		}
 	}
 	return nil
 }
@@ -263,7 +273,7 @@ func (l *merge) run(ctx context.Context) error {
 // least returns the source with the next member, or nil at the end of all lists.
 func (l *merge) least(ctx context.Context) (next *source, err error) {
 	for _, s := range l.sources {
-		if len(s.page) == 0 && s.more {
+		for len(s.page) == 0 && s.more {
 			a, err := l.read(ctx, s)
 			if err == nil && a.status != http.StatusOK {
 				err = &face.NodeError{Node: s.node.Name, Sent: true, Err: fmt.Errorf("its list: status %d", a.status)}

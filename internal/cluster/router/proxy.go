@@ -14,6 +14,7 @@ import (
 
 	apiv1 "github.com/forkd/forkd/api/v1"
 	"github.com/forkd/forkd/internal/daemon/face"
+	"github.com/forkd/forkd/internal/daemon/metrics"
 )
 
 // writeTimeout is how long a client may take to receive a part of an answer.
@@ -80,7 +81,7 @@ var errRefused = errors.New("refused")
 
 // newProxy returns the proxy. It removes hop-by-hop headers in both directions, carries upgraded
 // connections, and sends each part of an answer at once.
-func newProxy() *httputil.ReverseProxy {
+func newProxy(m *metrics.Router) *httputil.ReverseProxy {
 	return &httputil.ReverseProxy{
 		Transport: transport{}, FlushInterval: -1,
 		ErrorLog: log.New(io.Discard, "", 0), // clients and nodes cause its messages
@@ -97,6 +98,7 @@ func newProxy() *httputil.ReverseProxy {
 		ModifyResponse: func(resp *http.Response) error {
 			a := attemptOf(resp.Request.Context())
 			a.status = resp.StatusCode
+			m.RequestDone(a.node.Name, fmt.Sprintf("%dxx", a.status/100))
 			if a.refused == nil || !a.refused(resp) {
 				return nil
 			}
@@ -121,6 +123,9 @@ func newProxy() *httputil.ReverseProxy {
 			a := attemptOf(req.Context())
 			dial := (*net.OpError)(nil)
 			failed := &face.NodeError{Node: a.node.Name, Sent: !errors.As(err, &dial) || dial.Op != "dial", Err: err}
+			if !errors.Is(err, errRefused) {
+				m.RequestDone(a.node.Name, resultOf(failed))
+			}
 			switch {
 			case errors.Is(err, errRefused):
 			case a.refused != nil:
@@ -130,6 +135,17 @@ func newProxy() *httputil.ReverseProxy {
 			}
 		},
 	}
+}
+
+// resultOf returns the result of a failed request, for the metrics.
+func resultOf(failed *face.NodeError) string {
+	switch {
+	case errors.Is(failed.Err, context.Canceled):
+		return "client_left"
+	case failed.Sent:
+		return "failed"
+	}
+	return "unreachable"
 }
 
 type repeatKey struct{}

@@ -22,6 +22,8 @@ import (
 	"github.com/forkd/forkd/internal/cluster/placement"
 	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/daemon/inbound"
+	"github.com/forkd/forkd/internal/daemon/metrics"
+	"github.com/forkd/forkd/internal/gate"
 	"github.com/forkd/forkd/internal/host/sandbox"
 	"github.com/forkd/forkd/internal/host/vmpool"
 )
@@ -37,7 +39,8 @@ type Config struct {
 	Log    *slog.Logger
 }
 
-// Limits on requests that a router holds in memory. Further requests wait.
+// Limits on requests that a router holds in memory. Further requests wait. No client can take all
+// places, see wait.
 const (
 	maxCreates = 256 // requests that create sandboxes, each of at most face.MaxBody
 	maxLists   = 8   // merged lists, each of at most maxListBytes
@@ -46,8 +49,9 @@ const (
 // Router is the handler of all requests.
 type Router struct {
 	cfg            Config
+	metrics        *metrics.Router
 	proxy          *httputil.ReverseProxy
-	creates, lists chan struct{}
+	creates, lists *gate.Gate
 	wake           chan struct{} // starts a round of questions
 
 	// These are constants, except in tests.
@@ -64,10 +68,11 @@ type Router struct {
 
 // New returns a Router. It fails if the list of nodes cannot be used. The caller calls Run.
 func New(cfg Config) (*Router, error) {
-	r := &Router{cfg: cfg, creates: make(chan struct{}, maxCreates), lists: make(chan struct{}, maxLists),
+	r := &Router{cfg: cfg, creates: gate.New(maxCreates), lists: gate.New(maxLists),
 		wake: make(chan struct{}, 1), next: &round{make(chan struct{})}, pollTimeout: pollTimeout, listTimeout: listTimeout,
 		pageBytes: maxPageBytes, listBytes: maxListBytes}
-	r.proxy = newProxy()
+	r.metrics = metrics.NewRouter(r.usable)
+	r.proxy = newProxy(r.metrics)
 	return r, r.readNodes()
 }
 
@@ -146,6 +151,19 @@ func (r *Router) ready(w http.ResponseWriter, req *http.Request) {
 	}
 	_ = face.WriteJSON(w, req, status, answer)
 }
+
+// usable returns for each node whether the router can use it.
+func (r *Router) usable() map[string]bool {
+	nodes := make(map[string]bool)
+	for _, n := range r.list() {
+		_, _, err := n.placeable()
+		nodes[n.Name] = err == nil
+	}
+	return nodes
+}
+
+// Metrics returns a handler that serves the router's metrics. It checks no token.
+func (r *Router) Metrics() http.Handler { return r.metrics.Handler() }
 
 // toOwner passes a request on to the node that the id of a sandbox names.
 func (r *Router) toOwner(w http.ResponseWriter, req *http.Request, id string) {

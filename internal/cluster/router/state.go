@@ -18,10 +18,11 @@ import (
 // Bounds on what a router asks nodes about themselves.
 const (
 	interval    = 2 * time.Second
-	pollTimeout = 5 * time.Second // for all questions to one node
-	maxPolls    = 64              // nodes that are asked at a time
-	maxState    = 32 << 20        // bytes of one answer
-	maxToken    = 4 << 10         // bytes of a file with a token
+	pause       = 200 * time.Millisecond // between two rounds of questions, also if clients ask for unknown snapshots
+	pollTimeout = 5 * time.Second        // for all questions to one node
+	maxPolls    = 64                     // nodes that are asked at a time
+	maxState    = 32 << 20               // bytes of one answer
+	maxToken    = 4 << 10                // bytes of a file with a token
 )
 
 // Estimates for placement. The daemon of a node measures, and refuses what the node has no room for.
@@ -60,6 +61,19 @@ func (n *node) placeable() (*placement.Node, map[string]uint64, error) {
 	return &p, s.sizes, nil
 }
 
+// has says where the node has the files of a snapshot, for the metrics.
+func (n *node) has(tag string) string {
+	n.status.mu.Lock()
+	defer n.status.mu.Unlock()
+	switch n.status.node.Has[tag] {
+	case placement.Hot:
+		return "hot"
+	case placement.Cold:
+		return "cold"
+	}
+	return "absent"
+}
+
 // maxCounted is the maximum number of sandboxes of one request that are counted: that of a daemon.
 const maxCounted = 1000
 
@@ -93,11 +107,22 @@ func (r *Router) Run(ctx context.Context) {
 		_ = r.readNodes() // logs its error
 		r.askAll(ctx)
 		close(now.done)
-		select {
-		case <-ctx.Done():
-		case <-r.wake:
-		case <-time.After(interval):
-		}
+		r.rest(ctx)
+	}
+}
+
+// rest waits until the next round of questions is due. Any client can wake the router, so rest lasts at
+// least for the pause.
+func (r *Router) rest(ctx context.Context) {
+	select {
+	case <-ctx.Done():
+		return
+	case <-time.After(pause):
+	}
+	select {
+	case <-ctx.Done():
+	case <-r.wake:
+	case <-time.After(interval - pause):
 	}
 }
 
