@@ -179,8 +179,13 @@ func TestSourceProcess(t *testing.T) {
 // startProcess starts a daemon in a process of its own.
 func startProcess(t *testing.T, dir string) (url string, kill func(), err error) {
 	t.Helper()
+	tmp, err := os.MkdirTemp("", "s") // a killed process does not remove its files; sockets need a short path
+	if err != nil {
+		return "", nil, err
+	}
+	t.Cleanup(func() { os.RemoveAll(tmp) })
 	cmd := exec.Command(os.Args[0], "-test.run=^TestSourceProcess$")
-	cmd.Env = append(os.Environ(), sourceDirEnv+"="+dir)
+	cmd.Env = append(os.Environ(), sourceDirEnv+"="+dir, "TMPDIR="+tmp)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	out, err := cmd.StdoutPipe()
 	if err == nil {

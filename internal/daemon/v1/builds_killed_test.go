@@ -144,8 +144,13 @@ func startMortal(t *testing.T, dir string, at int) *mortalDaemon {
 	if err != nil {
 		t.Fatal(err)
 	}
+	tmp, err := os.MkdirTemp("", "m") // a killed process does not remove its files; sockets need a short path
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(tmp) })
 	d := &mortalDaemon{cmd: exec.Command(self, "-test.run=^TestMortalDaemon$")}
-	d.cmd.Env = append(os.Environ(), mortalDirEnv+"="+dir, mortalAtEnv+"="+strconv.Itoa(at))
+	d.cmd.Env = append(os.Environ(), mortalDirEnv+"="+dir, mortalAtEnv+"="+strconv.Itoa(at), "TMPDIR="+tmp)
 	d.cmd.Stderr = os.Stderr
 	out, err := d.cmd.StdoutPipe()
 	if err != nil {

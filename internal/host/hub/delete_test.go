@@ -215,7 +215,7 @@ func TestKilledAmidDeleteOfAnArrival(t *testing.T) {
 		root := t.TempDir()
 		cmd := exec.Command(os.Args[0], "-test.run=^TestMortalDelete$")
 		cmd.Env = append(os.Environ(), deletingRootEnv+"="+root, deletingFromEnv+"="+s.host+"/team/py:1",
-			deletingLateEnv+"="+late, deletingAtEnv+"="+strconv.Itoa(at))
+			deletingLateEnv+"="+late, deletingAtEnv+"="+strconv.Itoa(at), "TMPDIR="+root) // which it does not remove
 		out, err := cmd.CombinedOutput()
 		var exit *exec.ExitError
 		if !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {

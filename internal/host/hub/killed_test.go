@@ -54,7 +54,7 @@ func killedAt(t *testing.T, at int, from, to string) *host {
 	root := t.TempDir()
 	cmd := exec.Command(os.Args[0], "-test.run=^TestMortalPull$")
 	cmd.Env = append(os.Environ(), mortalRootEnv+"="+root, mortalFromEnv+"="+from, mortalToEnv+"="+to,
-		mortalAtEnv+"="+strconv.Itoa(at))
+		mortalAtEnv+"="+strconv.Itoa(at), "TMPDIR="+root) // a killed process does not remove its files
 	out, err := cmd.CombinedOutput()
 	var exit *exec.ExitError
 	if !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
