@@ -44,7 +44,7 @@ func (g *Staging) Encrypt(ctx context.Context, from *Lease, diskOnly, volumes bo
 		return err
 	}
 	s.mu.Lock()
-	keys := slices.Clone(s.byID[from.Manifest().ID].keys)
+	keys := slices.Clone(s.byID[from.Manifest().ID].keys) // the lease keeps the entry
 	s.mu.Unlock()
 	g.secret, g.keys, g.first = seal, append(keys, seal.KeyID), true
 	p, err := record.EncodeEncryption(&record.Encryption{SnapshotID: g.id, Keys: g.keys})
