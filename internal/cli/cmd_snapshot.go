@@ -143,8 +143,9 @@ func (b *bootFlags) volumes() (list []client.VolumeMount, err error) {
 	return list, nil
 }
 
-// bootSuffix is the suffix of the tag of a temporary parent, which bakeWith makes and removes.
-const bootSuffix = ".boot"
+// bootSuffix is the suffix of the tag of a temporary parent, which bakeWith makes and removes. bakeWith
+// also removes the one of an earlier call that was killed, so the suffix is none that users choose.
+const bootSuffix = ".forkd-boot"
 
 // setUpSecs is the TTL of the sandbox of bakeWith, in seconds. It applies if this process is killed.
 const setUpSecs = 600
@@ -155,6 +156,9 @@ func (b *bootFlags) bakeWith(ctx context.Context, cl *client.Client, volumes []c
 	made client.Baked, err error) {
 	req := b.BakeRequest
 	req.Tag, req.VolumeSlots = b.Tag+bootSuffix, max(b.VolumeSlots, uint32(len(volumes)))
+	if err := dropBoot(ctx, cl, req.Tag); err != nil {
+		return made, err
+	}
 	if made, err = cl.Bake(ctx, req); err != nil {
 		return made, err
 	}
@@ -170,4 +174,21 @@ func (b *bootFlags) bakeWith(ctx context.Context, cl *client.Client, volumes []c
 	defer func() { err = errors.Join(err, cl.Kill(after, id)) }()
 	made.Snapshot, err = cl.Branch(ctx, id, client.BranchRequest{Tag: b.Tag, Mode: "full"})
 	return made, err
+}
+
+// dropBoot removes the temporary parent of a killed command, and its sandbox.
+func dropBoot(ctx context.Context, cl *client.Client, tag string) error {
+	boxes, err := cl.Sandboxes(ctx)
+	if err != nil {
+		return err
+	}
+	for _, s := range boxes {
+		if s.SnapshotTag == tag {
+			err = errors.Join(err, cl.Kill(ctx, s.ID))
+		}
+	}
+	if dropped := cl.DeleteSnapshot(ctx, tag, client.DeleteOptions{Force: true}); !errors.Is(dropped, client.ErrSnapshotNotFound) {
+		err = errors.Join(err, dropped)
+	}
+	return err
 }

@@ -273,6 +273,14 @@ func TestSnapshotWithVolumes(t *testing.T) {
 	run(2, "--volume", "cache")
 	run(1, "--volume", "none:/opt/cache")
 	left("")
+	// A killed command leaves its parent and a sandbox. The next one removes them.
+	killed := client.BakeRequest{Tag: "py" + bootSuffix, Kernel: rig.Parent.Kernel, Rootfs: rig.Parent.Rootfs, MemSizeMiB: 64}
+	if _, err := rig.Bake(t.Context(), killed); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := rig.Fork(t.Context(), client.ForkRequest{SnapshotTag: killed.Tag, N: 1}); err != nil {
+		t.Fatal(err)
+	}
 	text = run(0, "--volume", "cache:/opt/cache:rw", "--volume", "models:/models:ro")
 	if !strings.HasPrefix(text, "py\n") {
 		t.Errorf("it prints %s", text)
