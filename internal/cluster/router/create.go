@@ -26,16 +26,27 @@ const bodyTimeout = 30 * time.Second
 // creation is the part of the body of a request for sandboxes that decides about the node. The
 // daemon of the node checks the body.
 type creation struct {
-	SnapshotTag string            `json:"snapshot_tag"`
-	SourceID    string            `json:"source_id"`
-	TemplateID  string            `json:"templateID"` // the snapshot, in E2B's words
-	N           uint64            `json:"n"`
-	Volumes     []json.RawMessage `json:"volumes"`
-	Mounts      []json.RawMessage `json:"volumeMounts"` // volumes, in E2B's words
+	SnapshotTag string `json:"snapshot_tag"`
+	SourceID    string `json:"source_id"`
+	TemplateID  string `json:"templateID"` // the snapshot, in E2B's words
+	N           uint64 `json:"n"`
+	Volumes     some   `json:"volumes"`
+	Mounts      some   `json:"volumeMounts"` // volumes, in E2B's words
 
 	// The Idempotency-Key, or a random text. If the same request is at two routers at the same time, both
 	// choose the same of equally good nodes, whose daemon then executes it once.
 	key string
+}
+
+// some reports whether a list in JSON has elements. A client without a token can send a long list, so
+// the elements are not decoded.
+type some bool
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (s *some) UnmarshalJSON(text []byte) error {
+	rest, isList := bytes.CutPrefix(bytes.TrimSpace(text), []byte("["))
+	*s = some(isList && !bytes.HasPrefix(bytes.TrimSpace(rest), []byte("]")))
+	return nil
 }
 
 // tag returns the tag of the snapshot.
@@ -76,7 +87,7 @@ func (r *Router) create(w http.ResponseWriter, req *http.Request) {
 	case c.SourceID != "":
 		r.toOwner(w, again(), c.SourceID)
 		return
-	case len(c.Volumes)+len(c.Mounts) > 0:
+	case bool(c.Volumes || c.Mounts):
 		fail(w, req, &face.NotRoutedError{Reason: "volumes: they are on one node: send the request to its daemon"})
 		return
 	}

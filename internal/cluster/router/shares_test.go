@@ -14,6 +14,7 @@ import (
 
 	"github.com/forkd/forkd/client"
 	"github.com/forkd/forkd/internal/apirig"
+	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/gate"
 )
 
@@ -145,5 +146,29 @@ func checkMetrics(t *testing.T, c *cluster) {
 	}
 	if strings.Count(text, "forkd_router_placements_total{") != 1 {
 		t.Errorf("more than one node was chosen:\n%s", text)
+	}
+}
+
+// The body of a request costs the router little memory, whatever it contains: it is decoded before a
+// daemon has checked the token.
+func TestCostOfBodies(t *testing.T) {
+	for text, want := range map[string]bool{`null`: false, `[]`: false, ` [ ] `: false, `[0]`: true, `{}`: false,
+		`[ {"name": "a"} ]`: true} {
+		var c creation
+		if err := json.Unmarshal([]byte(`{"n": 2, "volumes": `+text+`}`), &c); err != nil || bool(c.Volumes) != want || c.N != 2 {
+			t.Errorf("%s: %+v, %v", text, c, err)
+		}
+	}
+	for _, part := range []string{"0,", "[],", "{},", `"",`} {
+		body := []byte(`{"volumes": [` + strings.Repeat(part, face.MaxBody/len(part)-20) + `0]}`)
+		var c creation
+		n := testing.AllocsPerRun(1, func() {
+			if err := json.Unmarshal(body, &c); err != nil {
+				t.Fatal(err)
+			}
+		})
+		if n > 100 {
+			t.Errorf("%d elements %s: %.0f allocations", len(body)/len(part), part, n)
+		}
 	}
 }
