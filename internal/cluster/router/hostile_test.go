@@ -119,6 +119,23 @@ func TestOldDaemonsGetNoRepeatedRequest(t *testing.T) {
 	}
 }
 
+// Events of sandboxes on several nodes are refused: the stream of one node would silently lack some.
+func TestEventsOfSeveralNodes(t *testing.T) {
+	f, url := startFake(t, "fake")
+	for query, want := range map[string]int{
+		"sandbox=" + idOn("fake") + "&sandbox=" + idOn("fake"):  http.StatusOK,
+		"sandbox=" + idOn("fake") + "&sandbox=" + idOn("other"): http.StatusNotImplemented,
+		"sandbox=" + idOn("fake") + "&sandbox=sb-x":             http.StatusNotImplemented,
+		"sandbox=&sandbox=" + idOn("fake"):                      http.StatusNotImplemented,
+		"label=a":                                               http.StatusNotImplemented,
+	} {
+		resp, body := get(t, "GET", url+"/v1/events?"+query, "token", "", nil)
+		if got := f.take(); resp.StatusCode != want || (len(got) == 1) != (want == http.StatusOK) {
+			t.Errorf("%s: %s %s, %d requests to the node", query, resp.Status, body, len(got))
+		}
+	}
+}
+
 // A request reaches only nodes of the list, whatever it names.
 func TestOnlyNodesOfTheListAreReached(t *testing.T) {
 	f, url := startFake(t, "fake")

@@ -14,6 +14,7 @@ import (
 	"net/http"
 	"net/http/httputil"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -126,11 +127,12 @@ func (r *Router) byPath(w http.ResponseWriter, req *http.Request) {
 	case "GET /v1/snapshots":
 		r.listed(w, req, snapshotKey)
 	case "GET /v1/events":
-		if id := req.URL.Query().Get("sandbox"); id != "" {
-			r.toOwner(w, req, id)
+		if list := req.URL.Query()["sandbox"]; haveOneOwner(list) {
+			r.toOwner(w, req, list[0])
 			return
 		}
-		fail(w, req, &face.NotRoutedError{Reason: "GET /v1/events: only with sandbox=ID: the router does not merge events"})
+		fail(w, req, &face.NotRoutedError{Reason: "GET /v1/events: only with sandbox=ID, for sandboxes of one node: the " +
+			"router does not merge events"})
 	default:
 		if m := ofSnapshot.FindStringSubmatch(path); m != nil && req.Method == http.MethodGet {
 			r.toAny(w, req, m[1])
@@ -138,6 +140,16 @@ func (r *Router) byPath(w http.ResponseWriter, req *http.Request) {
 		}
 		fail(w, req, &face.NotRoutedError{Reason: req.Method + " " + req.URL.Path + ": concerns one node"})
 	}
+}
+
+// haveOneOwner reports whether a list of ids is not empty, and all of them name the same node.
+func haveOneOwner(list []string) bool {
+	isOther := func(id string) bool {
+		first, err := vmpool.NodeOf(list[0])
+		code, other := vmpool.NodeOf(id)
+		return err == nil && (other != nil || code != first)
+	}
+	return len(list) > 0 && list[0] != "" && !slices.ContainsFunc(list[1:], isOther)
 }
 
 // ready answers whether a node can be used.
