@@ -119,6 +119,48 @@ func TestOldDaemonsGetNoRepeatedRequest(t *testing.T) {
 	}
 }
 
+// The pages of many nodes, which a router holds to merge them, have a bound together.
+func TestPagesOfManyNodesAreBounded(t *testing.T) {
+	for count, want := range map[int]int{1: nodePage, 8: 100, 100: minPage} {
+		f := &fake{}
+		size := 10
+		f.list = func(w http.ResponseWriter, _ *http.Request) {
+			fmt.Fprintf(w, `[{"id": "sb-x", "created_at": "1970-01-01T00:00:00.5Z", "fill": %q}]`, strings.Repeat("x", size))
+		}
+		server := httptest.NewServer(f)
+		defer server.Close()
+		var list file
+		for n := range count {
+			list.Nodes = append(list.Nodes, entry{Name: fmt.Sprint("n", n), URL: server.URL})
+		}
+		text, err := json.Marshal(list)
+		path := filepath.Join(t.TempDir(), "nodes.json")
+		if err == nil {
+			err = os.WriteFile(path, text, 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		router := httptest.NewServer(routerOf(t, path, func(r *Router) { r.listBytes = 2 << 20 }))
+		defer router.Close()
+		for _, query := range []string{"", "?partial=true"} {
+			size = 10
+			resp, body := get(t, "GET", router.URL+"/v1/sandboxes"+query, "token", "", nil)
+			got := f.take()
+			if limit := got[0].URL.Query().Get("limit"); resp.StatusCode != http.StatusOK || len(got) != count ||
+				limit != fmt.Sprint(want) {
+				t.Errorf("%d nodes: %s %s, %d requests for %s members", count, resp.Status, body, len(got), limit)
+			}
+			size = 900 << 10
+			resp, body = get(t, "GET", router.URL+"/v1/sandboxes"+query, "token", "", nil)
+			f.take()
+			if tooLong := resp.StatusCode == http.StatusBadRequest; tooLong != (count > 4) {
+				t.Errorf("%d nodes, long pages: %s %.100s", count, resp.Status, body)
+			}
+		}
+	}
+}
+
 // Events of sandboxes on several nodes are refused: the stream of one node would silently lack some.
 func TestEventsOfSeveralNodes(t *testing.T) {
 	f, url := startFake(t, "fake")

@@ -10,6 +10,7 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/forkd/forkd/internal/daemon/face"
@@ -20,8 +21,11 @@ import (
 // Bounds on merged lists.
 const (
 	nodePage     = 200      // members that a node is asked for at a time
-	maxPageBytes = 32 << 20 // bytes of such an answer; the description of a sandbox has up to 100 KiB
-	maxListBytes = 64 << 20 // bytes of a merged list
+	minPage      = 10       // the same, if there are many nodes
+	allPages     = 800      // members that all nodes together are asked for at a time, if that is at least minPage for each
+	maxPageBytes = 32 << 20 // bytes of an answer with nodePage members; a sandbox's description has up to 100 KiB
+	minPageBytes = 1 << 20  // the same, for fewer members
+	maxListBytes = 64 << 20 // bytes of a merged list, and half of the bytes of all pages that were not merged yet
 	listTimeout  = 20 * time.Second
 )
 
@@ -30,6 +34,9 @@ const missingHeader = "Forkd-Missing-Nodes"
 
 // errElsewhere is the error of a sandbox in the list of a node whose id does not name that node.
 var errElsewhere = errors.New("the sandbox is not on the node")
+
+// errTooLong is the error of a list whose pages have too many bytes.
+var errTooLong = face.BadRequest("the lists of the nodes are too long: ask for pages with a smaller limit")
 
 // member is a member of a list, with the key by which all daemons sort the list.
 type member struct {
@@ -71,6 +78,7 @@ func snapshotKey(_ *node, raw json.RawMessage) (string, error) {
 type source struct {
 	node  *node
 	page  []member // members that were not merged yet
+	bytes int64    // size of the answer with the page
 	after string   // key of the last member that was read
 	more  bool     // the node has more members
 }
@@ -152,7 +160,9 @@ type merge struct {
 	key func(*node, json.RawMessage) (string, error)
 
 	sources []*source
-	missing []string // nodes without an answer
+	page    int          // members that each node is asked for at a time
+	held    atomic.Int64 // bytes of the answers with the pages of all sources
+	missing []string     // nodes without an answer
 	out     bytes.Buffer
 	last    string // key of the last member in out
 	more    bool   // there are more members than in out
@@ -161,6 +171,7 @@ type merge struct {
 // begin reads the first page of each node. If a node refuses the request, it returns its answer.
 func (l *merge) begin(ctx context.Context) (refusal *answer, err error) {
 	nodes := l.r.list()
+	l.page = min(nodePage, max(minPage, allPages/len(nodes)))
 	sources := make(map[*node]*source, len(nodes))
 	for _, n := range nodes {
 		sources[n] = &source{node: n, after: l.q.after}
@@ -176,7 +187,7 @@ func (l *merge) begin(ctx context.Context) (refusal *answer, err error) {
 			l.missing = append(l.missing, nodes[i].Name)
 		}
 	}
-	if l.q.partial && len(l.sources) > 0 {
+	if l.q.partial && len(l.sources) > 0 && !errors.Is(err, errTooLong) {
 		return nil, nil
 	}
 	return nil, err
@@ -188,7 +199,7 @@ func (l *merge) read(ctx context.Context, s *source) (*answer, error) {
 	for name, v := range l.q.values {
 		values[name] = v
 	}
-	limit := nodePage
+	limit := l.page
 	if l.q.limit > 0 {
 		limit = min(limit, l.q.limit+1) // one more, to know whether there are more
 	}
@@ -199,9 +210,13 @@ func (l *merge) read(ctx context.Context, s *source) (*answer, error) {
 	}
 	req := l.req.Clone(ctx)
 	req.URL.RawQuery = values.Encode()
-	a, err := l.r.hold(ctx, req, s.node, l.r.pageBytes)
+	a, err := l.r.hold(ctx, req, s.node, max(l.r.pageBytes*limit/nodePage, minPageBytes))
 	if err != nil || a.status != http.StatusOK {
 		return a, err
+	}
+	more := int64(len(a.body)) - s.bytes
+	if s.bytes += more; l.held.Add(more) > 2*int64(l.r.listBytes) {
+		return nil, errTooLong
 	}
 	var raw []json.RawMessage
 	if err = json.Unmarshal(a.body, &raw); err == nil {
