@@ -187,7 +187,8 @@ func dropBoot(ctx context.Context, cl *client.Client, tag string) error {
 			err = errors.Join(err, cl.Kill(ctx, s.ID))
 		}
 	}
-	if dropped := cl.DeleteSnapshot(ctx, tag, client.DeleteOptions{Force: true}); !errors.Is(dropped, client.ErrSnapshotNotFound) {
+	dropped := cl.DeleteSnapshot(ctx, tag, client.DeleteOptions{Force: true})
+	if !errors.Is(dropped, client.ErrSnapshotNotFound) {
 		err = errors.Join(err, dropped)
 	}
 	return err

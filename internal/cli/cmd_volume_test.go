@@ -274,7 +274,8 @@ func TestSnapshotWithVolumes(t *testing.T) {
 	run(1, "--volume", "none:/opt/cache")
 	left("")
 	// A killed command leaves its parent and a sandbox. The next one removes them.
-	killed := client.BakeRequest{Tag: "py" + bootSuffix, Kernel: rig.Parent.Kernel, Rootfs: rig.Parent.Rootfs, MemSizeMiB: 64}
+	killed := client.BakeRequest{Tag: "py" + bootSuffix, Kernel: rig.Parent.Kernel, Rootfs: rig.Parent.Rootfs,
+		MemSizeMiB: 64}
 	if _, err := rig.Bake(t.Context(), killed); err != nil {
 		t.Fatal(err)
 	}

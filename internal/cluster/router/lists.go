@@ -22,7 +22,7 @@ import (
 const (
 	nodePage     = 200      // members that a node is asked for at a time
 	minPage      = 10       // the same, if there are many nodes
-	allPages     = 800      // members that all nodes together are asked for at a time, if that is at least minPage for each
+	allPages     = 800      // members that all nodes together are asked for at a time, unless minPage for each are more
 	maxPageBytes = 32 << 20 // bytes of an answer with nodePage members; a sandbox's description has up to 100 KiB
 	minPageBytes = 1 << 20  // the same, for fewer members
 	maxListBytes = 64 << 20 // bytes of a merged list, and half of the bytes of all pages that were not merged yet

@@ -155,7 +155,8 @@ func TestCostOfBodies(t *testing.T) {
 	for text, want := range map[string]bool{`null`: false, `[]`: false, ` [ ] `: false, `[0]`: true, `{}`: false,
 		`[ {"name": "a"} ]`: true} {
 		var c creation
-		if err := json.Unmarshal([]byte(`{"n": 2, "volumes": `+text+`}`), &c); err != nil || bool(c.Volumes) != want || c.N != 2 {
+		err := json.Unmarshal([]byte(`{"n": 2, "volumes": `+text+`}`), &c)
+		if err != nil || bool(c.Volumes) != want || c.N != 2 {
 			t.Errorf("%s: %+v, %v", text, c, err)
 		}
 	}
