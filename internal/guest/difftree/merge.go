@@ -105,24 +105,16 @@ func distinct(paths []string) (list []string, err error) {
 		return []string{"/"}, nil
 	}
 	sorted := slices.Clone(paths)
-	slices.SortFunc(sorted, func(a, b string) int { return strings.Compare(inOrder(a), inOrder(b)) })
+	slices.SortFunc(sorted, func(a, b string) int { return strings.Compare(diffproto.InOrder(a), diffproto.InOrder(b)) })
 	for _, p := range sorted {
 		if !path.IsAbs(p) || path.Clean(p) != p {
 			return nil, &diffproto.RefusedError{Field: "paths", Reason: fmt.Sprintf("%q: want clean, absolute paths", p)}
 		}
-		if n := len(list); n == 0 || !isBelow(p, list[n-1]) {
+		if n := len(list); n == 0 || !diffproto.IsBelow(p, list[n-1]) {
 			list = append(list, p)
 		}
 	}
 	return list, nil
-}
-
-// inOrder returns a string for a path. The strings are in the order in which a walk finds their paths.
-func inOrder(p string) string { return strings.ReplaceAll(p, "/", "\x00") }
-
-// isBelow reports whether a path is dir, or is below dir.
-func isBelow(p, dir string) bool {
-	return p == dir || strings.HasPrefix(p, strings.TrimSuffix(dir, "/")+"/")
 }
 
 // compare compares the three pairs of trees.
@@ -190,7 +182,7 @@ func (m *merger) add(e *diffproto.Entry) error {
 	if withoutSocket(e); e.Old.Type == diffproto.Absent && e.New.Type == diffproto.Absent {
 		return nil
 	}
-	for n := len(m.above); n > 0 && !isBelow(e.Path, m.above[n-1].entry.Path); n = len(m.above) {
+	for n := len(m.above); n > 0 && !diffproto.IsBelow(e.Path, m.above[n-1].entry.Path); n = len(m.above) {
 		m.above = m.above[:n-1]
 	}
 	e.Base, e.Conflict = base, m.both[e.Path]
@@ -268,7 +260,7 @@ func preferFrom(list []*change) {
 func withAbove(list []*change, f func(c *change, above []*change)) {
 	var above []*change
 	for _, c := range list {
-		for n := len(above); n > 0 && !isBelow(c.entry.Path, above[n-1].entry.Path); n = len(above) {
+		for n := len(above); n > 0 && !diffproto.IsBelow(c.entry.Path, above[n-1].entry.Path); n = len(above) {
 			above = above[:n-1]
 		}
 		f(c, above)

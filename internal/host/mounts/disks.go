@@ -20,6 +20,7 @@ import (
 	"github.com/forkd/forkd/internal/host/vmpool"
 	"github.com/forkd/forkd/internal/host/volume"
 	"github.com/forkd/forkd/internal/host/writers"
+	"github.com/forkd/forkd/internal/proto/diffproto"
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
@@ -89,7 +90,7 @@ func (s *Set) Combine(ctx context.Context, op string, mounts []Mount, to *snapsh
 	}
 	for i := range list {
 		for _, other := range list[:i] {
-			if within(list[i].Path, other.Path) || within(other.Path, list[i].Path) {
+			if diffproto.IsBelow(list[i].Path, other.Path) || diffproto.IsBelow(other.Path, list[i].Path) {
 				return nil, &HeldError{Op: op, ID: s.Sandbox, Why: fmt.Sprintf("after it, the volume %q at %q would hide the "+
 					"volume %q at %q: fork the snapshot instead", list[i].Name, list[i].Path, other.Name, other.Path)}
 			}

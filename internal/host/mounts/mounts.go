@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"strings"
 	"time"
 
 	"github.com/forkd/forkd/internal/format/record"
@@ -19,6 +18,7 @@ import (
 	"github.com/forkd/forkd/internal/host/vmpool"
 	"github.com/forkd/forkd/internal/host/volume"
 	"github.com/forkd/forkd/internal/proto/agentproto"
+	"github.com/forkd/forkd/internal/proto/diffproto"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
@@ -78,16 +78,13 @@ func check(m Mount, earlier []Mount, n int) *invalid.Error {
 		switch {
 		case e.Name == m.Name:
 			return &invalid.Error{Field: "name", Reason: fmt.Sprintf("%q: it is mounted twice", m.Name)}
-		case within(m.Path, e.Path) || within(e.Path, m.Path):
+		case diffproto.IsBelow(m.Path, e.Path) || diffproto.IsBelow(e.Path, m.Path):
 			return &invalid.Error{Field: "path", Reason: fmt.Sprintf("%.200q: it hides, or is hidden by, the volume at %.200q",
 				m.Path, e.Path)}
 		}
 	}
 	return nil
 }
-
-// within reports whether p is dir, or is below dir. Both paths must be clean.
-func within(p, dir string) bool { return p == dir || strings.HasPrefix(p, dir+"/") }
 
 // maxLayers is the number of layers at which Admit merges the layers of a volume. If each volume
 // has fewer layers, the files of all slots fit into one request to a VMM.
@@ -119,7 +116,7 @@ func Admit(ctx context.Context, st *volume.Store, mounts []Mount, parent *snapsh
 	}
 	for n, m := range mounts {
 		for _, v := range parent.Volumes {
-			if within(m.Path, v.Path) || within(v.Path, m.Path) {
+			if diffproto.IsBelow(m.Path, v.Path) || diffproto.IsBelow(v.Path, m.Path) {
 				return invalid.Errorf(fmt.Sprintf("volumes[%d].path", n),
 					"%.200q: it hides, or is hidden by, the volume at %.200q of the snapshot", m.Path, v.Path)
 			}

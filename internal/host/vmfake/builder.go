@@ -63,7 +63,7 @@ func Differs(entries ...*diffproto.Entry) func(*VMM, net.Conn) {
 		}
 		done := diffproto.Done{}
 		for _, e := range entries {
-			if e.Path != req.Path && !strings.HasPrefix(e.Path, strings.TrimSuffix(req.Path, "/")+"/") {
+			if !diffproto.IsBelow(e.Path, req.Path) {
 				continue
 			}
 			if done.Changed++; done.Changed > uint64(req.MaxEntries) {

@@ -24,11 +24,11 @@ type above struct {
 
 // add returns an error if e cannot be the next entry.
 func (o *order) add(e *Entry) error {
-	if !isBelow(e.Path, o.path) || o.last != "" && inOrder(e.Path) <= inOrder(o.last) {
+	if !IsBelow(e.Path, o.path) || o.last != "" && InOrder(e.Path) <= InOrder(o.last) {
 		return fmt.Errorf("path %.100q: more than was asked for, or out of order", e.Path)
 	}
 	o.last = e.Path
-	for len(o.files) > 0 && !isBelow(e.Path, o.files[len(o.files)-1].path) {
+	for len(o.files) > 0 && !IsBelow(e.Path, o.files[len(o.files)-1].path) {
 		o.files = o.files[:len(o.files)-1]
 	}
 	if n := len(o.files); n > 0 {
@@ -42,10 +42,10 @@ func (o *order) add(e *Entry) error {
 	return nil
 }
 
-// isBelow reports whether a path is dir, or is below dir. Both paths are clean.
-func isBelow(path, dir string) bool {
+// IsBelow reports whether a path is dir, or is below dir. Both paths are clean.
+func IsBelow(path, dir string) bool {
 	return path == dir || strings.HasPrefix(path, strings.TrimSuffix(dir, "/")+"/")
 }
 
-// inOrder returns the key by which paths must be sorted to be in the order of a walk.
-func inOrder(path string) string { return strings.ReplaceAll(path, "/", "\x00") }
+// InOrder returns the key by which paths must be sorted to be in the order of a walk.
+func InOrder(path string) string { return strings.ReplaceAll(path, "/", "\x00") }
