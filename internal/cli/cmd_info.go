@@ -13,6 +13,7 @@ import (
 
 	"github.com/forkd/forkd/client"
 	"github.com/forkd/forkd/internal/doctor"
+	"github.com/forkd/forkd/internal/pause"
 )
 
 // overview is the output of `forkd info`.
@@ -143,10 +144,8 @@ func waitForEnd(ctx context.Context, cl *client.Client, id string) (end, error) 
 		case s.State == "exited":
 			return end{ID: id, Reason: s.ExitReason, Detail: s.ExitDetail}, nil
 		}
-		select {
-		case <-ctx.Done():
-			return end{}, ctx.Err()
-		case <-time.After(endInterval):
+		if err := pause.For(ctx, endInterval); err != nil {
+			return end{}, err
 		}
 	}
 }

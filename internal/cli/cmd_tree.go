@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/forkd/forkd/client"
+	"github.com/forkd/forkd/internal/pause"
 )
 
 func newTreeCmd() *cobra.Command {
@@ -101,10 +102,8 @@ func watchTree(ctx context.Context, cl *client.Client, out io.Writer, wide bool)
 		if _, err := io.WriteString(out, clearScreen+fitLines(text.String(), height)); err != nil {
 			return err
 		}
-		select {
-		case <-time.After(redrawPause):
-		case <-ctx.Done():
-			return ctx.Err()
+		if err := pause.For(ctx, redrawPause); err != nil {
+			return err
 		}
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/forkd/forkd/client"
+	"github.com/forkd/forkd/internal/pause"
 )
 
 // suspendAll suspends many sandboxes concurrently. The number of concurrent requests is limited. If
@@ -66,10 +67,7 @@ func (a *suspendAll) suspend(ctx context.Context, owner, id string) (s client.Sa
 		case a.within == 0 && a.stalled(began):
 			return s, fmt.Errorf("suspend sandbox %q: not done within %v: it may still be under way: %w", id, a.turn, err)
 		}
-		select {
-		case <-time.After(wait):
-		case <-ctx.Done(): // the next request returns the error
-		}
+		_ = pause.For(ctx, wait) // the next request returns the error
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/forkd/forkd/client"
+	"github.com/forkd/forkd/internal/pause"
 )
 
 // How much a sandbox may write without a request before this counts as a change. The kernel of an
@@ -91,7 +92,7 @@ func (t *turnStore) save(ctx context.Context, e turnEvent) (saved client.Snapsho
 			return saved, false, err
 		}
 		if has.beingSaved() {
-			if err := sleep(ctx, turnPoll); err != nil {
+			if err := pause.For(ctx, turnPoll); err != nil {
 				return saved, false, fmt.Errorf("another turn is being saved: %w", err)
 			}
 			continue
@@ -106,21 +107,12 @@ func (t *turnStore) save(ctx context.Context, e turnEvent) (saved client.Snapsho
 		saved, err = t.cl.Branch(ctx, s.ID, client.BranchRequest{Tag: has.tag(has.next()), Labels: has.labels(s, e, c)})
 		var answer *client.Error
 		if errors.As(err, &answer) && answer.Code == "snapshot_exists" { // another hook has saved this turn
-			if err := sleep(ctx, turnPoll); err != nil {
+			if err := pause.For(ctx, turnPoll); err != nil {
 				return saved, false, err
 			}
 			continue
 		}
 		return saved, err == nil, err
-	}
-}
-
-func sleep(ctx context.Context, d time.Duration) error {
-	select {
-	case <-time.After(d):
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
 	}
 }
 

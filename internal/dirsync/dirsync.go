@@ -26,6 +26,7 @@ import (
 
 	"github.com/forkd/forkd/client"
 	"github.com/forkd/forkd/internal/ignore"
+	"github.com/forkd/forkd/internal/pause"
 )
 
 // Bounds on what is synced.
@@ -203,7 +204,7 @@ func (s *Sync) converge(ctx context.Context) error {
 			break
 		}
 		if s.again {
-			sleep(ctx, debounce)
+			_ = pause.For(ctx, debounce)
 		}
 	}
 	if !s.again && (changed || !s.inSync || s.left[""] != "") {

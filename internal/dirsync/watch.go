@@ -14,6 +14,7 @@ import (
 	"github.com/fsnotify/fsnotify"
 
 	"github.com/forkd/forkd/client"
+	"github.com/forkd/forkd/internal/pause"
 )
 
 const (
@@ -61,13 +62,6 @@ func (s *Sync) changed(change func(*hints)) {
 	}
 }
 
-func sleep(ctx context.Context, d time.Duration) {
-	select {
-	case <-ctx.Done():
-	case <-time.After(d):
-	}
-}
-
 // Run keeps both sides in sync until ctx ends, the sandbox ends, or a *StopError occurs. After other
 // errors, such as a restart of the daemon, it tries again.
 func (s *Sync) Run(ctx context.Context) error {
@@ -92,25 +86,25 @@ func (s *Sync) Run(ctx context.Context) error {
 	if s.Both {
 		followers.Go(func() { s.followGuest(ctx) })
 	}
-	for pause := debounce; ; {
+	for between := debounce; ; {
 		err := s.converge(ctx)
 		switch {
 		case ctx.Err() != nil:
 			return ctx.Err()
 		case err == nil:
-			pause = debounce
+			between = debounce
 			select {
 			case <-s.wake:
 			case <-ctx.Done():
 			}
-			sleep(ctx, debounce)
+			_ = pause.For(ctx, debounce)
 		case isFinal(err):
 			return err
 		default:
 			s.note(func(h *hints) { h.allGuest = h.allGuest || s.Both })
 			s.leftOutAll(err)
-			sleep(ctx, pause)
-			pause = min(2*pause, maxPause)
+			_ = pause.For(ctx, between)
+			between = min(2*between, maxPause)
 		}
 	}
 }
@@ -212,7 +206,7 @@ func (s *Sync) followHost(notices *fsnotify.Watcher) {
 // followGuest notes changes of the guest's directory. It does not watch a sandbox that does not run,
 // because this could resume the sandbox.
 func (s *Sync) followGuest(ctx context.Context) {
-	for ; ctx.Err() == nil; sleep(ctx, pollTime) {
+	for ; ctx.Err() == nil; _ = pause.For(ctx, pollTime) {
 		if box, err := s.cl.Sandbox(ctx, s.ID); err != nil || box.State != "running" {
 			continue
 		}
@@ -241,7 +235,7 @@ func (s *Sync) followSandbox(ctx context.Context) {
 		lost := again && (s.Both || req.After == "")
 		s.changed(func(h *hints) { h.rolledBack = h.rolledBack || lost })
 	}
-	for ; ctx.Err() == nil; sleep(ctx, pollTime) {
+	for ; ctx.Err() == nil; _ = pause.For(ctx, pollTime) {
 		_ = s.cl.Events(ctx, req, func(e client.Event) error {
 			req.After = e.ID
 			s.changed(func(h *hints) {

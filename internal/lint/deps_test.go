@@ -21,8 +21,8 @@ type room struct {
 // may import them.
 var leaves = []string{"internal/atomicfile", "internal/cachedir", "internal/cleanup", "internal/embedded",
 	"internal/gate", "internal/hostroute", "internal/ignore", "internal/linger",
-	"internal/private", "internal/rawcall", "internal/registry", "internal/rootcert", "internal/sigstore",
-	"internal/treetar"}
+	"internal/pause", "internal/private", "internal/rawcall", "internal/registry", "internal/rootcert",
+	"internal/sigstore", "internal/treetar"}
 
 var rooms = []room{
 	{

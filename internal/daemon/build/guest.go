@@ -15,6 +15,7 @@ import (
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/agentclient"
 	"github.com/forkd/forkd/internal/host/netclient"
+	"github.com/forkd/forkd/internal/pause"
 )
 
 // Time limits of forkd's own scripts and requests, and the maximum size of their answers. These
@@ -262,7 +263,7 @@ func (g *guest) warm(ctx context.Context, w *plan.Warm) error {
 			return fmt.Errorf("the probe has not succeeded within %v: %s", within,
 				strings.TrimSpace(printable(string(r.Stderr))))
 		}
-		if err := wait(running, probeEvery); err != nil {
+		if err := pause.For(running, probeEvery); err != nil {
 			return context.Cause(running)
 		}
 	}

@@ -22,6 +22,7 @@ import (
 	"github.com/forkd/forkd/internal/host/sandbox"
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/host/tenancy"
+	"github.com/forkd/forkd/internal/pause"
 	"github.com/forkd/forkd/internal/proto/agentproto"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
@@ -229,18 +230,9 @@ func (b *Builder) await(ctx context.Context, what string) (free func(), err erro
 		if free, err = b.claim(what); err == nil {
 			return free, nil
 		}
-		if err := wait(ctx, awaitEvery); err != nil {
+		if err := pause.For(ctx, awaitEvery); err != nil {
 			return nil, err
 		}
-	}
-}
-
-func wait(ctx context.Context, d time.Duration) error {
-	select {
-	case <-time.After(d):
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
 	}
 }
 
@@ -439,7 +431,7 @@ const roomInterval = time.Second
 func (b *Builder) whileRoom(ctx context.Context, box string) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	go func() {
-		for wait(ctx, roomInterval) == nil {
+		for pause.For(ctx, roomInterval) == nil {
 			if s, err := b.cfg.Manager.Get(box); err == nil && s.Info().DiskFull {
 				cancel(bake.ErrFull)
 			}
@@ -471,7 +463,7 @@ func (w *work) save(ctx context.Context, i int, box string, set snapshot.Default
 			return w.done()
 		}
 		if sandbox.IsBusy(err) {
-			if err = wait(ctx, saveAgain); err == nil {
+			if err = pause.For(ctx, saveAgain); err == nil {
 				continue
 			}
 		}

@@ -19,6 +19,7 @@ import (
 	"github.com/forkd/forkd/internal/host/agentclient"
 	"github.com/forkd/forkd/internal/host/sandbox"
 	"github.com/forkd/forkd/internal/host/tenancy"
+	"github.com/forkd/forkd/internal/pause"
 )
 
 // Exit codes that Docker reports for processes that did not exit by themselves.
@@ -138,12 +139,7 @@ func (s *Server) retry(p *process) bool {
 	if i, gone := p.view.Sandbox(p.sandbox); gone != nil || i.State == sandbox.Exited || i.State == sandbox.Stopping {
 		return false
 	}
-	select {
-	case <-time.After(reattach):
-		return true
-	case <-s.life.Done():
-		return false
-	}
+	return pause.For(s.life, reattach) == nil
 }
 
 // lost returns the error for a process that is not followed any more, because it cannot be reached.

@@ -35,6 +35,7 @@ import (
 	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/gate"
 	"github.com/forkd/forkd/internal/host/owner"
+	"github.com/forkd/forkd/internal/pause"
 	"github.com/forkd/forkd/internal/proto/sshproto"
 )
 
@@ -154,10 +155,7 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 		if errors.Is(err, net.ErrClosed) {
 			return fmt.Errorf("ssh: %w", err)
 		}
-		select { // an error such as too many open files
-		case <-time.After(acceptPause):
-		case <-ctx.Done():
-		}
+		_ = pause.For(ctx, acceptPause) // an error such as too many open files
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	apiv1 "github.com/forkd/forkd/api/v1"
 	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/host/event"
+	"github.com/forkd/forkd/internal/pause"
 )
 
 // maxID bounds the event id from which a client resumes, in bytes; see event.Ring.ID.
@@ -118,30 +119,22 @@ func (s *eventStream) run(ctx context.Context) {
 
 // sleep waits for the time in which events are gathered. It returns false if ctx ends.
 func (s *eventStream) sleep(ctx context.Context) bool {
-	if s.gather == 0 {
-		return true
-	}
-	select {
-	case <-time.After(s.gather):
-		return true
-	case <-ctx.Done():
-		return false
-	}
+	return s.gather == 0 || pause.For(ctx, s.gather) == nil
 }
 
-// add waits for the next event until ctx ends, and adds it to the next write if the client wants it.
+// add waits for the next event until ctx ends, and adds it to the next write if the client wants it. If
+// events were dropped from the ring, or the event has no text, it tells the client that it missed events.
 func (s *eventStream) add(ctx context.Context) error {
 	e, missed, err := s.events.Next(ctx)
-	switch {
-	case err != nil:
-		return err
-	case missed:
-		place := s.events.Place()
-		return s.out.Add(place, apiv1.EventMissed, face.MissedEvent(place))
-	case s.filter.wants(&e):
-		text, err := s.text(s.events.ID(&e), &e)
-		s.out.AddText(text)
+	if err != nil || !missed && !s.filter.wants(&e) {
 		return err
 	}
-	return nil
+	if !missed {
+		if text, failed := s.text(s.events.ID(&e), &e); failed == nil {
+			s.out.AddText(text)
+			return nil
+		}
+	}
+	place := s.events.Place()
+	return s.out.Add(place, apiv1.EventMissed, face.MissedEvent(place))
 }

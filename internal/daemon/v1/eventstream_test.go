@@ -12,6 +12,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	apiv1 "github.com/forkd/forkd/api/v1"
 	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/host/event"
 )
@@ -69,11 +70,53 @@ func eventText(id string, e *event.Event) (string, error) {
 // stream starts the stream s with a ring's events after a place. Its keepalive interval is a minute.
 func stream(ctx context.Context, ring *event.Ring, after string, s eventStream) *seen {
 	client := &seen{header: http.Header{}}
-	s.text = eventText
+	if s.text == nil {
+		s.text = eventText
+	}
 	s.events, s.out, s.keepalive = ringEvents{ring.Follow(after), ring}, face.NewSSE(client, time.Minute), time.Minute
 	go s.run(ctx)
 	synctest.Wait()
 	return client
+}
+
+// A client that resumes at a place that the ring no longer has is told that it missed events, and so is
+// a client whose event has no text.
+func TestNoGapIsSilent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		ring := event.NewRing(4)
+		emit(ring, 0, 2, nil)
+		place := ring.ID(1)
+		emit(ring, 2, 10, nil)
+		broken := func(id string, e *event.Event) (string, error) {
+			if e.Sandbox == "8" {
+				return "", errNone
+			}
+			return eventText(id, e)
+		}
+		for name, c := range map[string]struct {
+			after  string
+			text   func(string, *event.Event) (string, error)
+			missed int
+		}{
+			"beyond the ring":  {place, nil, 1},
+			"of another ring":  {"other-3", nil, 1},
+			"in the ring":      {ring.ID(6), nil, 0},
+			"without a text":   {ring.ID(6), broken, 1},
+			"both of them":     {place, broken, 2},
+			"from the present": {"", nil, 0},
+		} {
+			client := stream(ctx, ring, c.after, eventStream{text: c.text})
+			client.mu.Lock()
+			if got := strings.Count(client.text.String(), "event: "+apiv1.EventMissed+"\n"); got != c.missed {
+				t.Errorf("%s: %d times missed, want %d:\n%s", name, got, c.missed, client.text.String())
+			}
+			client.mu.Unlock()
+		}
+		cancel()
+		synctest.Wait()
+	})
 }
 
 func emit(ring *event.Ring, from, to int, labels map[string]string) (ids []string) {

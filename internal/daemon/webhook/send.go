@@ -19,6 +19,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/forkd/forkd/internal/pause"
 	"github.com/forkd/forkd/internal/private"
 )
 
@@ -135,10 +136,8 @@ func (h *hook) deliver(ctx context.Context, m message, giveUp time.Duration) err
 		// Without the random part, several daemons could send to a recovering server at the same time.
 		wait := max(delay/2+rand.N(delay/2+1), min(wanted, h.pace.most))
 		delay = min(2*delay, h.pace.most)
-		select {
-		case <-time.After(wait):
-		case <-ctx.Done():
-			return ctx.Err()
+		if err := pause.For(ctx, wait); err != nil {
+			return err
 		}
 	}
 }
