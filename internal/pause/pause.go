@@ -1,4 +1,5 @@
-// Package pause waits. It does not know what for.
+// Package pause waits for a time, unless a context ends before. The callers decide what to do
+// afterwards, and for how long they wait.
 package pause
 
 import (
