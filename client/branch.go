@@ -98,7 +98,12 @@ func (c *Client) ResumeWith(ctx context.Context, id string, req ResumeRequest) (
 
 // Suspend saves a sandbox to disk and frees its memory. Resume brings it back under the same id.
 func (c *Client) Suspend(ctx context.Context, id string) (s Sandbox, err error) {
-	err = c.call(ctx, http.MethodPost, sandboxPath(id, "/suspend"), nil, &s)
+	return c.SuspendWith(ctx, id, SuspendRequest{})
+}
+
+// SuspendWith is like Suspend, but accepts all fields of the request.
+func (c *Client) SuspendWith(ctx context.Context, id string, req SuspendRequest) (s Sandbox, err error) {
+	err = c.call(ctx, http.MethodPost, sandboxPath(id, "/suspend"), req, &s)
 	return s, err
 }
 

@@ -33,6 +33,7 @@ type (
 	DiffFile         = v1.DiffFile
 	DiffNode         = v1.DiffNode
 	ResumeRequest    = v1.ResumeRequest
+	SuspendRequest   = v1.SuspendRequest
 	Unique           = v1.Unique
 	Generator        = v1.Generator
 	Snapshot         = v1.Snapshot

@@ -34,6 +34,7 @@ type BuildRequest struct {
 	Target     string            `json:"target,omitempty"`     // stage to build; empty: the last stage
 	Args       map[string]string `json:"args,omitempty"`       // values of ARG instructions
 	NoCache    bool              `json:"no_cache,omitempty"`
+	Encrypt    bool              `json:"encrypt,omitempty"`    // encrypt the snapshot, but not those of the steps
 	VCPUs      uint32            `json:"vcpus,omitempty"`      // vCPUs of a VM that boots from an image; 0 means 1
 	MemoryMiB  uint64            `json:"memory_mib,omitempty"` // memory of such a VM; 0 means 1024
 	DiskMiB    int               `json:"disk_mib,omitempty"`   // disk of such a VM; 0 means 8192

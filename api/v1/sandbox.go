@@ -169,6 +169,12 @@ type ResumeRequest struct {
 	Unique string `json:"unique,omitempty"` // "strict" or "report", from now on; empty: unchanged
 }
 
+// SuspendRequest requests that a sandbox be saved to disk. A sandbox that runs from an encrypted
+// snapshot always gets an encrypted suspended state.
+type SuspendRequest struct {
+	Encrypt bool `json:"encrypt,omitempty"` // encrypt the suspended state
+}
+
 // RolledBack is a sandbox after a rollback. Times are in milliseconds from the request.
 type RolledBack struct {
 	Sandbox

@@ -99,6 +99,8 @@ type BakeRequest struct {
 	Limits *Limits `json:"limits,omitempty"` // default limits of children
 	Unique string  `json:"unique,omitempty"` // "strict" or "report"; default for children
 
+	Encrypt bool `json:"encrypt,omitempty"` // encrypt the snapshot
+
 	// Options of forkd 0.5. The root disk is always writable through a private layer, and the agent
 	// announces readiness. A request that names a tap device is refused, because there are no tap
 	// devices.

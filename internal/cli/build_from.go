@@ -32,7 +32,7 @@ func (o *buildOptions) runFrom(cmd *cobra.Command, c *common, args []string) err
 		return usageError{errors.New("--from needs --tag, the tag of the new snapshot")}
 	}
 	req := o.from
-	req.Tag, req.ReadyTimeoutSecs, req.Limits = o.tag, o.ready, o.limits.given()
+	req.Tag, req.Encrypt, req.ReadyTimeoutSecs, req.Limits = o.tag, o.encrypt, o.ready, o.limits.given()
 	req.Network, _ = o.network.given() // fails only for secrets, which --from does not accept
 	if o.kernel != "" {
 		path, err := filepath.Abs(o.kernel)
@@ -43,7 +43,7 @@ func (o *buildOptions) runFrom(cmd *cobra.Command, c *common, args []string) err
 	}
 	return show(cmd, c, func(ctx context.Context, cl *client.Client) (built, error) {
 		if o.reuse {
-			if s, err := cl.Snapshot(ctx, o.tag); err == nil && s.Bootable {
+			if s, err := cl.Snapshot(ctx, o.tag); err == nil && s.Bootable && (s.Encrypted || !o.encrypt) {
 				return built{Baked: client.Baked{Snapshot: s.Snapshot}, Reused: true}, nil
 			}
 		}

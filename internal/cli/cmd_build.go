@@ -33,6 +33,7 @@ type buildOptions struct {
 	reuse   bool
 	noCache bool
 	live    bool // redraw the progress, as on a terminal
+	encrypt bool
 	ready   float64
 	network networkFlags
 	limits  limitFlags
@@ -91,7 +92,7 @@ func newBuildCmd() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				file.noCache, file.vcpus, file.memory = o.noCache, o.from.VCPUs, o.from.MemSizeMiB
+				file.noCache, file.encrypt, file.vcpus, file.memory = o.noCache, o.encrypt, o.from.VCPUs, o.from.MemSizeMiB
 				return file.run(cmd, &c, o.tag, args[0])
 			}
 			if o.from.MemSizeMiB != 0 || o.from.VCPUs != 0 {
@@ -121,6 +122,7 @@ func newBuildCmd() *cobra.Command {
 	o.registerFrom(f)
 	f.BoolVar(&o.reuse, "reuse", false, "do nothing if the tag names a usable snapshot")
 	f.BoolVar(&o.noCache, "no-cache", false, "run all steps")
+	f.BoolVar(&o.encrypt, "encrypt", false, "encrypt the snapshot, but not the snapshots of the steps")
 	f.BoolVar(&verbose, "verbose", false, "of a recipe: print all output of its warm-up, as --progress plain")
 	f.Float64Var(&o.ready, "ready-timeout-secs", 0, "how long the guest may take to boot (default 300)")
 	c.complete(cmd, recipeNames)
@@ -178,7 +180,7 @@ func build(ctx context.Context, cl *client.Client, recipe *image.Recipe, o build
 	case client.IsNotFound(err):
 	case err != nil:
 		return built{}, err
-	case o.reuse && s.Bootable:
+	case o.reuse && s.Bootable && (s.Encrypted || !o.encrypt):
 		return built{Baked: client.Baked{Snapshot: s.Snapshot}, Reused: true}, nil
 	case s.Status == "writing":
 		return built{}, fmt.Errorf("snapshot %q: is being made by another call", o.tag)
@@ -225,8 +227,9 @@ func (b *built) steps(ctx context.Context, cl *client.Client, o buildOptions, r 
 		return err
 	}
 	network, _ := o.network.given() // cannot fail without secrets
-	req := client.BuildRequest{Tag: o.tag, NoCache: o.noCache, Recipe: text, Network: network, Limits: o.limits.given(),
-		Boot: &client.BuildBoot{Kernel: kernel.VMLinux, Initrd: kernel.Initrd, Rootfs: img.Rootfs(), Env: img.Env},
+	req := client.BuildRequest{Tag: o.tag, NoCache: o.noCache, Encrypt: o.encrypt, Recipe: text, Network: network,
+		Limits: o.limits.given(),
+		Boot:   &client.BuildBoot{Kernel: kernel.VMLinux, Initrd: kernel.Initrd, Rootfs: img.Rootfs(), Env: img.Env},
 
 		ReadyTimeoutSecs: o.ready}
 	start := time.Now()

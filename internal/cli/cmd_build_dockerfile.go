@@ -23,6 +23,7 @@ type dockerfileOptions struct {
 	args     []string
 	target   string
 	noCache  bool
+	encrypt  bool
 	check    bool
 	progress string
 	secrets  []string
@@ -238,6 +239,7 @@ func (o *dockerfileOptions) run(cmd *cobra.Command, c *common, tag, dir string) 
 		Target:     o.target,
 		Args:       args,
 		NoCache:    o.noCache,
+		Encrypt:    o.encrypt,
 		VCPUs:      o.vcpus,
 		MemoryMiB:  o.memory,
 		DiskMiB:    o.disk,

@@ -37,6 +37,7 @@ func newResumeCmd() *cobra.Command {
 func newSuspendCmd() *cobra.Command {
 	var c common
 	var all bool
+	var req client.SuspendRequest
 	var within time.Duration
 	cmd := &cobra.Command{
 		Use:     "suspend ID… | --all",
@@ -57,11 +58,12 @@ func newSuspendCmd() *cobra.Command {
 			text := func(s client.Sandbox) string { return s.ID + " " + s.State }
 			if !all {
 				return eachSandbox(cmd, &c, ids, func(ctx context.Context, cl *client.Client, id string) (client.Sandbox, error) {
-					return cl.Suspend(ctx, id)
+					return cl.SuspendWith(ctx, id, req)
 				}, text)
 			}
 			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
 				a := newSuspendAll(cl, within)
+				a.req = req
 				ctx, cancel := a.bound(ctx)
 				defer cancel()
 				list, err := cl.Sandboxes(ctx)
@@ -83,6 +85,8 @@ func newSuspendCmd() *cobra.Command {
 	cmd.Flags().BoolVar(&all, "all", false, "all sandboxes that have not exited, including those of workspaces")
 	cmd.Flags().DurationVar(&within, "within", 0,
 		"with --all: keep trying for this time, such as 4m30s, then give up; 0: see above")
+	cmd.Flags().BoolVar(&req.Encrypt, "encrypt", false,
+		"encrypt the saved states; always done if a sandbox runs from an encrypted snapshot")
 	noEffectTime(cmd.Flags(), "time", "t", "of docker; no effect: nothing in the sandbox is ended")
 	noEffectTime(cmd.Flags(), "timeout", "", "of docker; no effect: nothing in the sandbox is ended")
 	c.completeSandboxes(cmd)

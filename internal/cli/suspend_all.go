@@ -22,6 +22,7 @@ type suspendAll struct {
 	within time.Duration // time limit for all sandboxes together; 0: no limit as long as sandboxes are being saved
 	turn   time.Duration // time limit of a request; if within is 0, also of a period in which no sandbox is saved
 	turns  *suspendPlaces
+	req    client.SuspendRequest
 
 	mu    sync.Mutex
 	saved time.Time // time when the latest sandbox was saved
@@ -76,7 +77,7 @@ func (a *suspendAll) suspend(ctx context.Context, owner, id string) (s client.Sa
 func (a *suspendAll) ask(ctx context.Context, id string) (client.Sandbox, error) {
 	turn, cancel := context.WithTimeout(ctx, a.turn)
 	defer cancel()
-	s, err := a.cl.Suspend(turn, id)
+	s, err := a.cl.SuspendWith(turn, id, a.req)
 	if answer := (*client.Error)(nil); errors.As(err, &answer) && answer.Status == http.StatusConflict {
 		if now, failed := a.cl.Sandbox(turn, id); failed == nil && now.State == "suspended" {
 			return now, nil

@@ -2,6 +2,8 @@ package integration_test
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -14,9 +16,17 @@ const deletedMiB = 96
 
 // TestDiskOnlyBranch saves only the disk of a running sandbox, and boots from it. The booted VM has
 // all files, even files that were not synced. Processes and memory are lost, and deleted files take
-// no space.
+// no space. A parent that boots from the disk can be encrypted.
 func TestDiskOnlyBranch(t *testing.T) {
-	d := load(t).start(t)
+	dir, err := os.MkdirTemp("/dev/shm", "fkd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	secret := filepath.Join(dir, "key")
+	writeSecret(t, secret, "k")
+	d := load(t).start(t, withArgs("--key-file", secret), withRAM(filepath.Join(dir, "m")))
+	defer d.stop(t) // before its files are removed
 	box := d.fork(t, 1)[0]
 	d.remember(t, box.ID, "disk")
 	d.sh(t, box.ID, "echo here >/dev/shm/mark; mkdir /root/tree; for i in $(seq 200); do echo $i >/root/tree/$i; done")
@@ -76,8 +86,9 @@ func TestDiskOnlyBranch(t *testing.T) {
 	// the file system in a child of the snapshot.
 	d.sh(t, box.ID, "echo unsynced >/root/late")
 	d.branchOf(t, box.ID, "whole", "live")
-	if _, err := d.Bake(d.ctx(t, bakeLimit), client.BakeRequest{Tag: "from-memory", From: "whole"}); err != nil {
-		t.Fatal(err)
+	encrypted, err := d.Bake(d.ctx(t, bakeLimit), client.BakeRequest{Tag: "from-memory", From: "whole", Encrypt: true})
+	if err != nil || !encrypted.Encrypted {
+		t.Fatal(encrypted, err)
 	}
 	if got := d.sh(t, d.forkOf(t, "from-memory", 1)[0].ID, "cat /root/late; [ -e /dev/shm/mark ] || echo booted"); got !=
 		"unsynced\nbooted\n" {

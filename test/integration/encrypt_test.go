@@ -32,6 +32,7 @@ func TestEncryptedSnapshots(t *testing.T) {
 	writeSecret(t, secret, "k")
 	d := f.start(t, withArgs("--key-file", secret), withRAM(filepath.Join(dir, "m")), withPool(0))
 	defer d.stop(t) // before its files are removed
+	d.suspendsInSecret(t)
 	box := d.fork(t, 1)[0]
 	d.value(t, box.ID, "m = ('forkd-top-' + 'secret-marker') * 1000; len(m)")
 	d.sh(t, box.ID, "a=forkd-top-; for i in $(seq 1000); do echo ${a}secret-marker; done >/root/note; sync")
@@ -95,6 +96,26 @@ func TestEncryptedSnapshots(t *testing.T) {
 		t.Errorf("keys are left: %q", keys)
 	}
 	d.kill(t, d.fork(t, 1)...) // the parent still works
+}
+
+// suspendsInSecret suspends a sandbox of a snapshot in clear. Its suspended state is encrypted.
+func (d *daemon) suspendsInSecret(t *testing.T) {
+	t.Helper()
+	box := d.fork(t, 1)[0]
+	d.value(t, box.ID, "m = ('forkd-top-' + 'secret-marker') * 1000; len(m)")
+	d.sh(t, box.ID, "a=forkd-top-; for i in $(seq 1000); do echo ${a}secret-marker; done >/root/note; sync")
+	if found := d.markers(t); len(found) == 0 {
+		t.Error("the marker is not on the disk of the running sandbox")
+	}
+	if _, err := d.SuspendWith(d.ctx(t, bakeLimit), box.ID, client.SuspendRequest{Encrypt: true}); err != nil {
+		t.Fatal(err)
+	}
+	d.hasNoMarker(t)
+	if _, err := d.Resume(d.ctx(t, bakeLimit), box.ID); err != nil {
+		t.Fatal(err)
+	}
+	d.hasSecret(t, box.ID)
+	d.kill(t, box)
 }
 
 // hasSecret checks that a sandbox has the marker in its memory and on its disk.

@@ -75,6 +75,7 @@ type Request struct {
 	Tag     string
 	Replace bool
 	NoCache bool
+	Encrypt bool   // encrypt the result
 	Login   *Login // credentials for the registry of the image that BuildFrom begins with; nil: see Logins
 
 	// Logins are the client's credentials. The keys are names of registries, as registry.Name

@@ -73,9 +73,13 @@ func (b *Builder) repair() error {
 	return err
 }
 
-// isDone reports whether the result of the build exists already.
+// isDone reports whether the result of the build exists already. If the result is to be encrypted, a
+// snapshot in clear does not count.
 func (w *work) isDone() bool {
 	r, ok := w.b.resultOf(w.req.Tag)
+	if d, err := w.b.cfg.Manager.Snapshots().Detail(w.req.Tag); w.req.Encrypt && (err != nil || !d.Encrypted) {
+		return false
+	}
 	forced := slices.ContainsFunc(w.plan.Steps, func(s plan.Step) bool { return s.Force })
 	return ok && !w.req.NoCache && !forced && r.Key == w.keys[w.plan.Result] &&
 		w.b.cfg.Manager.Snapshots().Has(w.req.Tag, r.ID)

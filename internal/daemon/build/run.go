@@ -17,6 +17,7 @@ import (
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/agentclient"
 	"github.com/forkd/forkd/internal/host/bake"
+	failures "github.com/forkd/forkd/internal/host/failure"
 	"github.com/forkd/forkd/internal/host/imagevm"
 	"github.com/forkd/forkd/internal/host/owner"
 	"github.com/forkd/forkd/internal/host/sandbox"
@@ -86,6 +87,9 @@ func (b *Builder) carryOut(ctx context.Context, req Request, p *plan.Plan, files
 	if w.isDone() {
 		w.isCached(p.Result)
 		return w.count, nil
+	}
+	if err := failures.CanEncrypt(req.Tag, !w.memory[p.Result], false); req.Encrypt && err != nil {
+		return Result{}, err
 	}
 	if d, err := b.cfg.Manager.Snapshots().Detail(req.Tag); err == nil && (!req.Replace || d.Writing) {
 		return Result{}, &store.ExistsError{Tag: req.Tag, InFlight: d.Writing}
@@ -452,7 +456,7 @@ func (w *work) save(ctx context.Context, i int, box string, set snapshot.Default
 		req.Mode = vm.BranchDisk
 	}
 	if i == w.plan.Result {
-		req.Tag, req.Step, req.Replace = w.req.Tag, false, w.req.Replace
+		req.Tag, req.Step, req.Replace, req.Encrypt = w.req.Tag, false, w.req.Replace, w.req.Encrypt
 		if err := w.announce(box); err != nil {
 			return err
 		}

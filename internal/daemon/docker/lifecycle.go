@@ -201,7 +201,7 @@ func (s *Server) suspendLater(c *container, view *tenancy.View) {
 		if st.Status != exited || gone || err != nil || i.State != sandbox.Running {
 			return
 		}
-		if _, err := view.SuspendTimeless(s.life, c.id); err != nil && s.life.Err() == nil {
+		if _, err := view.SuspendWith(s.life, c.id, sandbox.Suspension{Timeless: true}); err != nil && s.life.Err() == nil {
 			s.Face.Log.Warn("an exited container still takes memory", "sandbox", c.id, "error", err)
 		}
 	})

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/forkd/forkd/internal/daemon/face"
+	"github.com/forkd/forkd/internal/host/sandbox"
 )
 
 // stop ends the main process of a container. If the container has none, stop suspends the sandbox.
@@ -95,7 +96,7 @@ func (p *process) endsWithin(ctx context.Context, limit time.Duration) bool {
 func (s *Server) stopMachine(r *http.Request, c *container, code int) error {
 	c.closePorts()
 	killAll(r.Context(), s.execs.running(c.id))
-	i, err := s.view(r).SuspendTimeless(r.Context(), c.id)
+	i, err := s.view(r).SuspendWith(r.Context(), c.id, sandbox.Suspension{Timeless: true})
 	if err != nil {
 		return err
 	}

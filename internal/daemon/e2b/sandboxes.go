@@ -281,7 +281,7 @@ func (a *Server) pause(w http.ResponseWriter, r *http.Request) error {
 					"try again, or pause it without requireHealthyGuest", i.ID, err))
 		}
 	}
-	if _, err := a.view(r).SuspendTimeless(r.Context(), i.ID); err != nil {
+	if _, err := a.view(r).SuspendWith(r.Context(), i.ID, sandbox.Suspension{Timeless: true}); err != nil {
 		return err
 	}
 	w.WriteHeader(http.StatusNoContent)

@@ -157,8 +157,9 @@ func (a *api) resume(r *http.Request, req *apiv1.ResumeRequest) (out apiv1.Sandb
 	return described(a.sandboxesFor(r))(a.view(r).Resume(r.Context(), id))
 }
 
-func (a *api) suspend(r *http.Request, _ *struct{}) (apiv1.Sandbox, error) {
-	return described(a.sandboxesFor(r))(a.view(r).Suspend(r.Context(), r.PathValue("id")))
+func (a *api) suspend(r *http.Request, req *apiv1.SuspendRequest) (apiv1.Sandbox, error) {
+	return described(a.sandboxesFor(r))(a.view(r).SuspendWith(r.Context(), r.PathValue("id"),
+		sandbox.Suspension{Encrypt: req.Encrypt}))
 }
 
 func (a *api) compactSnapshot(r *http.Request, req *apiv1.CompactRequest) (out apiv1.Snapshot, err error) {

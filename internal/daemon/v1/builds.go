@@ -107,6 +107,7 @@ func (a *api) readBuild(ctx context.Context, in *treetar.Reader) (req build.Requ
 		Tag:       ask.Tag,
 		Replace:   ask.Replace,
 		NoCache:   ask.NoCache,
+		Encrypt:   ask.Encrypt,
 		VCPUs:     ask.VCPUs,
 		MemoryMiB: ask.MemoryMiB,
 		DiskMiB:   ask.DiskMiB,

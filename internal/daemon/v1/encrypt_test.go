@@ -3,11 +3,95 @@ package v1_test
 import (
 	"context"
 	"errors"
+	"os"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/forkd/forkd/client"
 )
+
+// TestNewSnapshotsAreEncrypted bakes, builds and suspends over the API. The snapshots are encrypted from
+// the beginning, and a sandbox of a snapshot in clear gets an encrypted suspended state.
+func TestNewSnapshotsAreEncrypted(t *testing.T) {
+	r, _ := builder(t)
+	ctx := t.Context()
+	hasOnlyEncrypted := func(tag string, inClear int) {
+		t.Helper()
+		s, err := r.Snapshot(ctx, tag)
+		if err != nil || !s.Encrypted {
+			t.Fatalf("%s: %+v, %v", tag, s, err)
+		}
+		files, err := os.ReadDir(s.Dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var found []string
+		for _, f := range files {
+			n := f.Name()
+			if !strings.HasSuffix(n, ".enc") && n != "encryption.json" && !strings.Contains(n, "manifest.json") {
+				found = append(found, n)
+			}
+		}
+		if len(found) != inClear {
+			t.Errorf("%s has %q in clear", tag, found)
+		}
+	}
+	bake := r.Parent
+	bake.Tag, bake.Encrypt = "baked", true
+	if b, err := r.Bake(ctx, bake); err != nil || !b.Encrypted {
+		t.Fatalf("%+v, %v", b, err)
+	}
+	hasOnlyEncrypted("baked", 0)
+	f, err := r.Fork(ctx, client.ForkRequest{SnapshotTag: "baked", N: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	useSandbox(t, r.Client, f.Sandboxes[0].ID)
+
+	ask := client.BuildRequest{Tag: "made", Replace: true, Dockerfile: "FROM a.b\nRUN true\n"}
+	for _, encrypt := range []bool{false, true, true} { // a result in clear is not taken for an encrypted one
+		ask.Encrypt = encrypt
+		if _, _, err := built(t, r.Client, ask, nil); err != nil {
+			t.Fatal(err)
+		}
+		if s, err := r.Snapshot(ctx, "made"); err != nil || s.Encrypted != encrypt {
+			t.Errorf("%+v, %v", s, err)
+		}
+	}
+
+	if f, err = r.Fork(ctx, client.ForkRequest{SnapshotTag: "a.b", N: 1}); err != nil {
+		t.Fatal(err)
+	}
+	id := f.Sandboxes[0].ID
+	if _, err := r.SuspendWith(ctx, id, client.SuspendRequest{Encrypt: true}); err != nil {
+		t.Fatal(err)
+	}
+	list, err := r.Snapshots(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := slices.IndexFunc(list, func(s client.Snapshot) bool { return strings.HasPrefix(s.Tag, "suspended-"+id) })
+	if n < 0 {
+		t.Fatalf("no suspended state in %+v", list)
+	}
+	hasOnlyEncrypted(list[n].Tag, 2) // the layers of the snapshot in clear
+	if _, err := r.Resume(ctx, id); err != nil {
+		t.Fatal(err)
+	}
+	useSandbox(t, r.Client, id)
+	if _, err := r.Suspend(ctx, id); err != nil { // the sandbox runs from an encrypted snapshot now
+		t.Fatal(err)
+	}
+	if list, err = r.Snapshots(ctx); err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range list {
+		if strings.HasPrefix(s.Tag, "suspended-") && !s.Encrypted {
+			t.Errorf("%s is in clear", s.Tag)
+		}
+	}
+}
 
 // TestEncryption encrypts, forks, decrypts and shreds a snapshot over the API.
 func TestEncryption(t *testing.T) {

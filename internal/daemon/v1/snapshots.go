@@ -134,7 +134,7 @@ func (a *api) createSnapshot(r *http.Request, req *apiv1.BakeRequest) (out apiv1
 		Tag: req.Tag, Kernel: req.Kernel, Initrd: req.Initrd, Rootfs: req.Rootfs, MemoryMiB: req.MemSizeMiB,
 		VCPUs: req.VCPUs, Template: req.CPUTemplate, VolumeSlots: req.VolumeSlots, Env: req.Env,
 		Commands: req.Warmup.Commands, Python: req.Warmup.Python, Ready: ready, Warmup: limit, Network: network,
-		Limits: *limits, Strict: strict == unique.Refuse,
+		Limits: *limits, Strict: strict == unique.Refuse, Encrypt: req.Encrypt,
 	})
 	if err != nil {
 		return out, err

@@ -101,18 +101,7 @@ func (w *world) make(tag, from string) {
 	}
 	var lower []*os.File
 	if from == "" {
-		base := filepath.Join(w.t.TempDir(), "base")
-		if err := os.WriteFile(base, make([]byte, 8192), 0o400); err != nil {
-			w.t.Fatal(err)
-		}
-		f, err := os.Open(base)
-		if err != nil {
-			w.t.Fatal(err)
-		}
-		defer f.Close()
-		if err := g.UseBase(f); err != nil {
-			w.t.Fatal(err)
-		}
+		w.useBase(g)
 	} else {
 		l, err := s.AcquireInClear(from)
 		if err != nil {
@@ -140,6 +129,23 @@ func (w *world) make(tag, from string) {
 	}
 	os.Remove(g.Path("top"))
 	os.Remove(filepath.Join(w.state, "snapshots", tag, "top")) // a sandbox removes its name of the layer, too
+}
+
+// useBase gives a snapshot that is being made a base image.
+func (w *world) useBase(g *store.Staging) {
+	w.t.Helper()
+	base := filepath.Join(w.t.TempDir(), "base")
+	if err := os.WriteFile(base, make([]byte, 8192), 0o400); err != nil {
+		w.t.Fatal(err)
+	}
+	f, err := os.Open(base)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(func() { f.Close() })
+	if err := g.UseBase(f); err != nil {
+		w.t.Fatal(err)
+	}
 }
 
 // plain returns the files below the state directory and RAM that have the secret of a snapshot.

@@ -14,15 +14,18 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// stage makes all files of a branch of the snapshot from, encrypted from the beginning, and publishes
-// it unless the test stops before.
+// stage makes all files of a branch of the snapshot from, or of a parent if from is empty, encrypted
+// from the beginning, and publishes it unless the test stops before.
 func (w *world) stage(tag, from string, before func(g *store.Staging)) error {
 	w.t.Helper()
-	l, err := w.store.Acquire(from)
-	if err != nil {
-		w.t.Fatal(err)
+	var l *store.Lease
+	var err error
+	if from != "" {
+		if l, err = w.store.Acquire(from); err != nil {
+			w.t.Fatal(err)
+		}
+		defer l.Release()
 	}
-	defer l.Release()
 	g, err := w.store.Stage(tag)
 	if err != nil {
 		w.t.Fatal(err)
@@ -45,6 +48,9 @@ func (w *world) stage(tag, from string, before func(g *store.Staging)) error {
 		}
 	}
 	path := filepath.Join(w.t.TempDir(), "top") // the sandbox's own disk, which is in clear
+	if l == nil {
+		path = g.Path(snapshot.DiskLayerFile) // the disk of a parent that is being baked
+	}
 	if err := os.WriteFile(path, page, 0o600); err != nil {
 		w.t.Fatal(err)
 	}
@@ -53,15 +59,23 @@ func (w *world) stage(tag, from string, before func(g *store.Staging)) error {
 		w.t.Fatal(err)
 	}
 	defer top.Close()
-	p := l.Manifest()
-	m := &snapshot.Manifest{Machine: p.Machine, Parent: &snapshot.Ref{ID: p.ID, Tag: from},
-		Memory: slices.Clone(p.Memory), Branch: &snapshot.Branch{SandboxID: "sb", Mode: "diff"},
-		Disk: &snapshot.Disk{SizeBytes: p.Disk.SizeBytes, Base: p.Disk.Base, Layers: slices.Clone(p.Disk.Layers)}}
+	m := &snapshot.Manifest{Machine: snapshot.Machine{MemoryBytes: 64 << 20, VCPUs: 1, Template: "t"},
+		Disk: &snapshot.Disk{SizeBytes: 8192}}
+	var lower []*os.File
+	if l != nil {
+		p := l.Manifest()
+		m = &snapshot.Manifest{Machine: p.Machine, Parent: &snapshot.Ref{ID: p.ID, Tag: from},
+			Memory: slices.Clone(p.Memory), Branch: &snapshot.Branch{SandboxID: "sb", Mode: "diff"},
+			Disk: &snapshot.Disk{SizeBytes: p.Disk.SizeBytes, Base: p.Disk.Base, Layers: slices.Clone(p.Disk.Layers)}}
+		lower = l.Disk()[1:]
+	} else {
+		w.useBase(g)
+	}
 	if before(g); w.t.Failed() {
 		return nil
 	}
 	extent := []vm.Extent{{GPA: 0, Length: 2 * vm.PageSize, Layer: uint32(len(m.Memory))}}
-	_, err = g.Publish(m, extent, append(slices.Clone(l.Disk()[1:]), top))
+	_, err = g.Publish(m, extent, append(slices.Clone(lower), top))
 	return err
 }
 
@@ -80,7 +94,7 @@ func TestEncryptedFromTheBeginning(t *testing.T) {
 			}
 		}
 	}
-	for _, c := range []struct{ tag, from string }{{"a", "parent"}, {"a1", "a"}, {"b", "clear"}} {
+	for _, c := range []struct{ tag, from string }{{"a", "parent"}, {"a1", "a"}, {"b", "clear"}, {"baked", ""}} {
 		err := w.stage(c.tag, c.from, func(*store.Staging) { onDisk(c.tag) })
 		if err != nil {
 			t.Fatal(err)
@@ -90,7 +104,7 @@ func TestEncryptedFromTheBeginning(t *testing.T) {
 		}
 	}
 	for range 2 {
-		for _, tag := range []string{"a", "a1", "b"} {
+		for _, tag := range []string{"a", "a1", "b", "baked"} {
 			w.holds(tag)
 			if err := w.store.Verify(ctx, tag); err != nil {
 				t.Error(err)
@@ -107,8 +121,11 @@ func TestEncryptedFromTheBeginning(t *testing.T) {
 		}
 		w.reopen()
 	}
-	if n := w.keys(); n != 4 {
+	if n := w.keys(); n != 5 {
 		t.Errorf("%d keys, want one for each encrypted snapshot", n)
+	}
+	if _, err := w.store.Delete("baked", store.DeleteSingle); err != nil || w.keys() != 4 {
+		t.Errorf("%d keys after the deletion of a parent, %v", w.keys(), err)
 	}
 	if _, err := w.store.Delete("a1", store.DeleteSingle); err != nil || w.keys() != 3 {
 		t.Errorf("%d keys after a deletion, %v", w.keys(), err)
@@ -134,6 +151,10 @@ func TestEncryptedAndNotCompleted(t *testing.T) {
 	err := w.stage("failed", "parent", func(g *store.Staging) { os.Remove(g.Path(snapshot.StateFile)) })
 	if err == nil || w.keys() != 1 {
 		t.Errorf("%v, %d keys", err, w.keys())
+	}
+	err = w.stage("unbaked", "", func(g *store.Staging) { os.Remove(g.Path(snapshot.StateFile)) })
+	if err == nil || w.keys() != 1 {
+		t.Errorf("a parent: %v, %d keys", err, w.keys())
 	}
 	left := filepath.Join(t.TempDir(), "left")
 	err = w.stage("killed", "parent", func(g *store.Staging) {

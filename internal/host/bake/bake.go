@@ -10,6 +10,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -173,6 +174,11 @@ func (k *Baker) Bake(ctx context.Context, req Request) (Result, error) {
 		return Result{}, err
 	}
 	b.undo.Add(b.staging.Discard)
+	if req.Encrypt {
+		if err := b.staging.Encrypt(ctx, b.from, false, false); err != nil {
+			return Result{}, err
+		}
+	}
 	if err := b.run(ctx); err != nil {
 		failed := &Error{Tag: req.Tag, Step: b.step, Err: err}
 		if b.vmm != nil {
@@ -210,6 +216,8 @@ func (b *bake) run(ctx context.Context) error {
 	defer stop()
 	ctx, unwatch := vmpool.WhileRoom(ctx, b.vmm, ErrFull)
 	defer unwatch()
+	ctx, unbound := b.whileRAM(ctx)
+	defer unbound()
 	if err := b.toWarm(ctx); err != nil {
 		return vmpool.Cause(ctx, err)
 	}
@@ -240,6 +248,35 @@ func (b *bake) run(ctx context.Context) error {
 	}
 	b.result.Persist = time.Since(start)
 	return nil
+}
+
+// ramInterval is how often a bake checks whether RAM has room for the disk of an encrypted parent.
+const ramInterval = 200 * time.Millisecond
+
+// whileRAM returns a context that is canceled when the disk of an encrypted parent, which is in RAM,
+// gets too large. The cause is then a *vault.RoomError.
+func (b *bake) whileRAM(ctx context.Context) (context.Context, func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	if !b.req.Encrypt {
+		return ctx, func() { cancel(nil) }
+	}
+	go func() {
+		for tick := time.Tick(ramInterval); ; {
+			select {
+			case <-ctx.Done():
+				return
+			case <-tick:
+			}
+			top, err := os.Open(b.staging.Path(snapshot.DiskLayerFile))
+			if err != nil {
+				continue // the parent has not been booted yet, or the disk is encrypted already
+			}
+			if err := errors.Join(b.staging.CheckRoom([]*os.File{top}), top.Close()); err != nil {
+				cancel(err)
+			}
+		}
+	}()
+	return ctx, func() { cancel(nil) }
 }
 
 // bootLimits returns the limits of the children, but with no limit on memory. In a child, only the

@@ -19,6 +19,7 @@ import (
 	"github.com/forkd/forkd/internal/host/agentclient"
 	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/store"
+	"github.com/forkd/forkd/internal/host/vault"
 	"github.com/forkd/forkd/internal/host/vmfake"
 	"github.com/forkd/forkd/internal/proto/vm"
 	"github.com/forkd/forkd/internal/proto/vmmproto"
@@ -44,7 +45,16 @@ func newKitchen(t *testing.T) *kitchen {
 			t.Fatal(err)
 		}
 	}
-	st, err := store.Open(store.Config{Root: filepath.Join(dir, "state"), RAM: filepath.Join(dir, "ram")})
+	secret, ram := filepath.Join(dir, "secret"), filepath.Join(dir, "ram")
+	if err := os.WriteFile(secret, make([]byte, 32), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	keys, err := vault.Open(vault.Config{Dir: filepath.Join(dir, "state", "keys"), RAM: ram, KeyFile: secret,
+		AnyDisk: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	st, err := store.Open(store.Config{Root: filepath.Join(dir, "state"), RAM: ram, Vault: keys})
 	if err != nil {
 		t.Fatal(err)
 	}

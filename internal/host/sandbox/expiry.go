@@ -116,7 +116,7 @@ func (m *Manager) suspendExpired(s *Sandbox) {
 		return // the sandbox is suspended already
 	}
 	if err = s.catchUp(); err == nil {
-		err = m.suspend(context.Background(), s, false, false)
+		err = m.suspend(context.Background(), s, false, Suspension{})
 	}
 	if err == nil || s.Info().State == Stopping {
 		return
@@ -141,7 +141,7 @@ func (m *Manager) suspendIdle(s *Sandbox) {
 		return
 	}
 	if err = s.catchUp(); err == nil {
-		err = m.suspend(context.Background(), s, true, false)
+		err = m.suspend(context.Background(), s, true, Suspension{})
 	}
 	if err != nil && !errors.Is(err, errBusy) && s.Info().State != Stopping {
 		m.cfg.Log.Error("suspend an idle sandbox", "sandbox", s.id, "error", err)

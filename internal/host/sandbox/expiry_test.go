@@ -186,7 +186,7 @@ func TestSuspendingAndItsTimeAreOneStep(t *testing.T) {
 		return s.Info()
 	}
 	w.vmms.BranchErr = errors.New("no space left on device")
-	if _, err := w.SuspendTimeless(t.Context(), id); err == nil {
+	if _, err := w.SuspendWith(t.Context(), id, Suspension{Timeless: true}); err == nil {
 		t.Fatal("a failed save suspended it")
 	}
 	if i := info(); i.State != Running || !i.ExpirySuspends || time.Until(i.Expires) < far/2 {
@@ -195,7 +195,7 @@ func TestSuspendingAndItsTimeAreOneStep(t *testing.T) {
 	w.vmms.BranchErr = nil
 	found, saved := make(chan State, 1), make(chan error, 1)
 	err := w.With(t.Context(), id, func(*Held) error {
-		go func() { _, err := w.SuspendTimeless(t.Context(), id); saved <- err }()
+		go func() { _, err := w.SuspendWith(t.Context(), id, Suspension{Timeless: true}); saved <- err }()
 		time.Sleep(20 * time.Millisecond) // time for this call to wait for the lock
 		go func() {
 			err := w.With(t.Context(), id, func(h *Held) error {
@@ -298,7 +298,7 @@ func TestTimeAmidASuspension(t *testing.T) {
 		w.expire(s)
 		return err
 	}
-	i, err := w.SuspendTimeless(t.Context(), s.id)
+	i, err := w.SuspendWith(t.Context(), s.id, Suspension{Timeless: true})
 	if err != nil || i.State != Suspended || !i.Expires.IsZero() {
 		t.Fatalf("%+v, %v", i, err)
 	}

@@ -60,30 +60,31 @@ func (h *Held) Resume(ctx context.Context, e *Expiry) error {
 // frees nothing before the snapshot is on disk. So after an error the sandbox continues (or stays
 // paused), and an earlier suspended state is unchanged.
 func (m *Manager) Suspend(ctx context.Context, id string) (Info, error) {
-	return m.suspendRequested(ctx, id, false)
+	return m.SuspendWith(ctx, id, Suspension{})
 }
 
-// SuspendTimeless is like Suspend, but the sandbox does not expire afterwards. After an error, or
-// if the daemon is killed before the end, the old expiry applies again.
-func (m *Manager) SuspendTimeless(ctx context.Context, id string) (Info, error) {
-	return m.suspendRequested(ctx, id, true)
-}
+// Suspension says how a sandbox is suspended. If Timeless is set, the sandbox does not expire
+// afterwards. After an error, or if the daemon is killed before the end, the old expiry applies
+// again. If Encrypt is set, the suspended state is encrypted, as it always is if the sandbox runs
+// from an encrypted snapshot.
+type Suspension struct{ Timeless, Encrypt bool }
 
-func (m *Manager) suspendRequested(ctx context.Context, id string, timeless bool) (i Info, err error) {
+// SuspendWith is like Suspend, with options.
+func (m *Manager) SuspendWith(ctx context.Context, id string, how Suspension) (i Info, err error) {
 	lock := func(s *Sandbox, ctx context.Context) (func(), error) { return m.lockToSuspend(ctx, s, false) }
 	if err := m.hook(ctx, id, hook.BeforeSuspend); err != nil {
 		return i, err
 	}
 	err = m.with(ctx, id, lock, func(h *Held) error {
 		s, v := h.s, h.s.live
-		if timeless {
+		if how.Timeless {
 			startTime, err := m.stopTime(s)
 			if err != nil {
 				return err
 			}
 			defer startTime()
 		}
-		err := s.explain("suspend", v, m.suspend(ctx, s, false, timeless))
+		err := s.explain("suspend", v, m.suspend(ctx, s, false, how))
 		i = h.Info()
 		return err
 	})

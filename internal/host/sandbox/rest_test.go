@@ -20,7 +20,7 @@ func TestSuspensionsCallOffBranchesThatWaitForTheGuest(t *testing.T) {
 			return err
 		},
 		"by E2B's API": func(ctx context.Context, w *world, id string) error {
-			_, err := w.SuspendTimeless(ctx, id)
+			_, err := w.SuspendWith(ctx, id, Suspension{Timeless: true})
 			return err
 		},
 		"at its expiry": func(_ context.Context, w *world, id string) error {

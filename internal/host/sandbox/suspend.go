@@ -111,10 +111,9 @@ func (m *Manager) lockToSuspend(ctx context.Context, s *Sandbox, auto bool) (unl
 	}
 }
 
-// suspend suspends a sandbox. The caller must hold s.ops and a place in m.suspends. If timeless is
-// set, the sandbox has no expiry afterwards. If auto is set and a request arrives, the suspension
-// is abandoned with errBusy.
-func (m *Manager) suspend(ctx context.Context, s *Sandbox, auto, timeless bool) error {
+// suspend suspends a sandbox. The caller must hold s.ops and a place in m.suspends. If auto is set
+// and a request arrives, the suspension is abandoned with errBusy.
+func (m *Manager) suspend(ctx context.Context, s *Sandbox, auto bool, how Suspension) error {
 	var undo cleanup.Stack
 	defer undo.Run()
 	if err := m.standStill(ctx, s, auto, &undo); err != nil {
@@ -125,7 +124,8 @@ func (m *Manager) suspend(ctx context.Context, s *Sandbox, auto, timeless bool) 
 		return err
 	}
 	b := &branch{m: m, s: s, v: v, op: "suspend", start: time.Now(), req: BranchRequest{
-		Tag: fmt.Sprintf("suspended-%s-%d", rec.ID, rec.Tops+1), Mode: vm.BranchDiff, Transient: true}}
+		Tag: fmt.Sprintf("suspended-%s-%d", rec.ID, rec.Tops+1), Mode: vm.BranchDiff, Transient: true,
+		Encrypt: how.Encrypt}}
 	if err := b.freeze(ctx); err != nil {
 		b.undo.Run()
 		return err
@@ -146,7 +146,7 @@ func (m *Manager) suspend(ctx context.Context, s *Sandbox, auto, timeless bool) 
 	suspended := s.record
 	s.mu.Unlock()
 	suspended.SuspendAs(result.Info.Tag, b.staging.ID(), auto)
-	if timeless {
+	if how.Timeless {
 		Expiry{Suspends: suspended.ExpirySuspends}.Write(&suspended)
 	}
 	if err := m.commitSuspension(s, suspended, unpin); err != nil {

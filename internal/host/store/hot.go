@@ -1,9 +1,9 @@
 package store
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
-	"github.com/forkd/forkd/internal/host/fileid"
 	"os"
 	"path/filepath"
 	"time"
@@ -13,6 +13,7 @@ import (
 	"github.com/forkd/forkd/internal/atomicfile"
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/event"
+	"github.com/forkd/forkd/internal/host/fileid"
 	"github.com/forkd/forkd/internal/host/phase"
 	"github.com/forkd/forkd/internal/host/sparse"
 	"github.com/forkd/forkd/internal/proto/vm"
@@ -186,11 +187,7 @@ func (g *Staging) linkDisk(m *snapshot.Manifest, files []*os.File) error {
 	d.Layers = append(d.Layers, snapshot.File{Owner: g.id, Bytes: uint64(st.Size())})
 	for i, l := range d.Layers {
 		if g.secret != nil {
-			from := ""
-			if m.Parent != nil {
-				from = m.Parent.ID
-			}
-			err = g.place(snapshot.DiskLayerFile, from, l.Owner, files[i])
+			err = g.place(snapshot.DiskLayerFile, cmp.Or(m.Parent, &snapshot.Ref{}).ID, l.Owner, files[i])
 		} else {
 			err = LinkFile(files[i], g.Path(snapshot.LayerFile(snapshot.DiskLayerFile, g.id, l.Owner)))
 		}

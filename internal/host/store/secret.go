@@ -25,9 +25,9 @@ import (
 
 // Encrypt makes a key for a snapshot that has memory, if the snapshot has no volumes. From then on,
 // Create and Path name files in RAM, and Publish encrypts these files and the disk layers that it is
-// given. Layers that the leased snapshot has are inherited in the form that they have there. Encrypt
-// must be called before the first file is made. If the snapshot cannot be encrypted, the error is an
-// *EncryptedError or a *vault.KeyError.
+// given. Layers that the leased snapshot has are inherited in the form that they have there; the lease
+// is nil if there is no such snapshot. Encrypt must be called before the first file is made. If the
+// snapshot cannot be encrypted, the error is an *EncryptedError or a *vault.KeyError.
 func (g *Staging) Encrypt(ctx context.Context, from *Lease, diskOnly, volumes bool) error {
 	if err := failure.CanEncrypt(g.tag, diskOnly, volumes); err != nil {
 		return err
@@ -36,17 +36,19 @@ func (g *Staging) Encrypt(ctx context.Context, from *Lease, diskOnly, volumes bo
 	if s.vault == nil {
 		return &EncryptedError{Tag: g.tag, Reason: "cannot be encrypted, because this daemon has no keys"}
 	}
-	if err := s.WaitFlushed(ctx, from.Manifest().Tag); err != nil { // Publish links its files
-		return err
+	if from != nil {
+		if err := s.WaitFlushed(ctx, from.Manifest().Tag); err != nil { // Publish links its files
+			return err
+		}
+		s.mu.Lock()
+		g.keys = slices.Clone(s.byID[from.Manifest().ID].keys) // the lease keeps the entry
+		s.mu.Unlock()
 	}
 	seal, err := s.vault.Seal(ctx)
 	if err != nil {
 		return err
 	}
-	s.mu.Lock()
-	keys := slices.Clone(s.byID[from.Manifest().ID].keys) // the lease keeps the entry
-	s.mu.Unlock()
-	g.secret, g.keys, g.first = seal, append(keys, seal.KeyID), true
+	g.secret, g.keys, g.first = seal, append(g.keys, seal.KeyID), true
 	p, err := record.EncodeEncryption(&record.Encryption{SnapshotID: g.id, Keys: g.keys})
 	if err != nil {
 		return err

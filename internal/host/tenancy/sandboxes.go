@@ -157,10 +157,10 @@ func (v *View) Suspend(ctx context.Context, id string) (sandbox.Info, error) {
 	})
 }
 
-// SuspendTimeless calls Manager.SuspendTimeless.
-func (v *View) SuspendTimeless(ctx context.Context, id string) (sandbox.Info, error) {
+// SuspendWith calls Manager.SuspendWith.
+func (v *View) SuspendWith(ctx context.Context, id string, how sandbox.Suspension) (sandbox.Info, error) {
 	return reached(ctx, v, id, func(ctx context.Context, m *sandbox.Manager) (sandbox.Info, error) {
-		return m.SuspendTimeless(ctx, id)
+		return m.SuspendWith(ctx, id, how)
 	})
 }
 

@@ -424,6 +424,8 @@ class CreateSnapshot(Record):
     """default for children"""
     unique: Literal["report", "strict"] | None = None
     """default for children"""
+    encrypt: bool | None = None
+    """encrypt the snapshot; the disk of the parent is in RAM until then"""
     rw: bool | None = None
     """of forkd 0.5; the root disk is always writable through a private layer"""
     tap: str | None = None
@@ -1423,6 +1425,14 @@ class Diff(Record):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class Suspend(Record):
+    """The message Suspend of the API."""
+
+    encrypt: bool | None = None
+    """encrypt the suspended state; always done if the sandbox runs from an encrypted snapshot"""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class Resume(Record):
     """The message Resume of the API."""
 
@@ -1656,6 +1666,8 @@ class BuildRequest(Record):
     """values of ARG instructions"""
     no_cache: bool | None = None
     """run all steps again; images that are present are not fetched again"""
+    encrypt: bool | None = None
+    """encrypt the snapshot; the snapshots of steps stay in clear"""
     vcpus: int | None = None
     """of the VM of a stage that starts from an image"""
     memory_mib: int | None = None
@@ -1670,7 +1682,7 @@ class BuildRequest(Record):
     only, and in memory only, and sends each to its registry only"""
     recipe: str | None = None
     """text of a recipe.yaml to build instead of a Dockerfile. The build context is the recipe's directory. Of the
-    other fields only tag, replace, no_cache and the following are allowed with it"""
+    other fields only tag, replace, no_cache, encrypt and the following are allowed with it"""
     boot: BuildBoot | None = None
     network: Network | None = None
     limits: Limits | None = None
@@ -2441,6 +2453,7 @@ __all__ = [
     "SnapshotInfoDetail",
     "SnapshotVolume",
     "Stats",
+    "Suspend",
     "SuspendWorkspace",
     "TTL",
     "TTYSize",

@@ -171,6 +171,11 @@ export interface components {
             limits?: components["schemas"]["Limits"];
             /** @description default for children */
             unique?: components["schemas"]["UniqueMode"];
+            /**
+             * @description encrypt the snapshot; the disk of the parent is in RAM until then
+             * @default false
+             */
+            encrypt?: boolean;
             /** @description of forkd 0.5; the root disk is always writable through a private layer */
             rw?: boolean;
             /** @description of forkd 0.5; must be empty */
@@ -991,6 +996,13 @@ export interface components {
             /** @description of a symbolic link */
             target?: string;
         };
+        Suspend: {
+            /**
+             * @description encrypt the suspended state; always done if the sandbox runs from an encrypted snapshot
+             * @default false
+             */
+            encrypt?: boolean;
+        };
         Resume: {
             /** @description the sandbox's mode from now on */
             unique?: components["schemas"]["UniqueMode"];
@@ -1172,6 +1184,11 @@ export interface components {
              */
             no_cache?: boolean;
             /**
+             * @description encrypt the snapshot; the snapshots of steps stay in clear
+             * @default false
+             */
+            encrypt?: boolean;
+            /**
              * @description of the VM of a stage that starts from an image
              * @default 1
              */
@@ -1194,7 +1211,7 @@ export interface components {
             registry_auth?: {
                 [key: string]: components["schemas"]["RegistryAuth"];
             };
-            /** @description text of a recipe.yaml to build instead of a Dockerfile. The build context is the recipe's directory. Of the other fields only tag, replace, no_cache and the following are allowed with it */
+            /** @description text of a recipe.yaml to build instead of a Dockerfile. The build context is the recipe's directory. Of the other fields only tag, replace, no_cache, encrypt and the following are allowed with it */
             recipe?: string;
             boot?: components["schemas"]["BuildBoot"];
             network?: components["schemas"]["Network"];
@@ -1734,6 +1751,13 @@ export interface components {
         };
     };
     responses: {
+        /** @description with the header Forkd-Repeat-Only, which routers send: no earlier request had this Idempotency-Key, and nothing was executed */
+        NotRepeated: {
+            headers: {
+                [name: string]: unknown;
+            };
+            content?: never;
+        };
         /** @description The problem and its solution; with Retry-After if the same request may succeed later */
         Error: {
             headers: {
