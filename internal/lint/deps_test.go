@@ -86,7 +86,7 @@ var rooms = []room{
 		packages: []string{"invalid", "debt", "excerpt", "failure", "loglimit", "event", "writers/writertest", "writers",
 			"filedigest", "fileid", "turns", "background", "sparse", "firstwrites", "phase", "reserve", "backlog", "owner",
 			"unique", "procmem",
-			"agentclient", "cgroup", "process", "feeder", "netclient", "vmmclient", "vault", "store", "atrest",
+			"agentclient", "cgroup", "process", "feeder", "netclient", "vmmclient", "vault", "store", "atrest", "hotlist",
 			"vmpool", "vmpool/suite", "vmfake",
 			"identity", "chain", "helpervm", "imagevm", "diff", "hub", "bake", "admit", "ledger", "hook", "conlog",
 			"tally", "idle", "unwatched", "volume", "mounts", "sandbox", "history", "workspace", "recent", "tenancy",

@@ -21,6 +21,7 @@ import (
 	"github.com/forkd/forkd/internal/daemon/audit"
 	"github.com/forkd/forkd/internal/daemon/auth"
 	"github.com/forkd/forkd/internal/daemon/face"
+	"github.com/forkd/forkd/internal/format/artifact"
 	"github.com/forkd/forkd/internal/host/hub"
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/sigstore"
@@ -163,6 +164,9 @@ func (s *Server) manifest(w http.ResponseWriter, r *http.Request) error {
 		if err != nil {
 			return err
 		}
+		if hot := s.hub.Hot(a); hot != nil && hot.Digest().String() == reference {
+			return sendManifest(w, hot.Manifest)
+		}
 		if reference != Tag && reference != a.Digest().String() {
 			return errNoManifest
 		}
@@ -192,6 +196,15 @@ func (s *Server) blob(w http.ResponseWriter, r *http.Request) error {
 			}
 		}
 		c, err := s.hub.OpenBlob(r.Context(), who, tag, d)
+		if errors.Is(err, hub.ErrNoBlob) {
+			a, err := s.hub.Describe(r.Context(), who, tag)
+			if err != nil {
+				return err
+			}
+			if hot := s.hub.Hot(a); hot != nil && hot.Blob(d) != nil {
+				return send(w, "application/octet-stream", hot.Blob(d))
+			}
+		}
 		if err != nil {
 			return err
 		}
@@ -217,9 +230,9 @@ func (p paced) Write(b []byte) (int, error) {
 	return p.ResponseWriter.Write(b)
 }
 
-// referrers answers with the list of the signatures of a snapshot.
+// referrers answers with the signatures of a snapshot or, if the client asks for them, with its hot frames.
 func (s *Server) referrers(w http.ResponseWriter, r *http.Request) error {
-	return s.serve(r, func(_, tag string) error {
+	return s.serve(r, func(who, tag string) error {
 		out := oci.Index{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: oci.MediaTypeImageIndex,
 			Manifests: []oci.Descriptor{}}
 		kind := r.URL.Query().Get("artifactType")
@@ -229,6 +242,15 @@ func (s *Server) referrers(w http.ResponseWriter, r *http.Request) error {
 		signatures, err := s.hub.Attached(tag)
 		if err != nil {
 			return err
+		}
+		if kind == artifact.HotType { // only for this type, because the description may take long
+			a, err := s.hub.Describe(r.Context(), who, tag)
+			if err != nil {
+				return err
+			}
+			if hot := s.hub.Hot(a); hot != nil {
+				signatures = append(signatures, *hot)
+			}
 		}
 		for _, a := range signatures {
 			var m oci.Manifest

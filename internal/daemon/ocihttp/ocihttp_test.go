@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -20,7 +21,10 @@ import (
 	"github.com/forkd/forkd/client"
 	"github.com/forkd/forkd/internal/apirig"
 	"github.com/forkd/forkd/internal/daemon/auth"
+	"github.com/forkd/forkd/internal/format/artifact"
 	"github.com/forkd/forkd/internal/guest/agent"
+	"github.com/forkd/forkd/internal/host/hotlist"
+	"github.com/forkd/forkd/internal/host/hub"
 )
 
 func TestMain(m *testing.M) { apirig.Main(m, agent.Main) }
@@ -311,5 +315,56 @@ func TestAnswers(t *testing.T) {
 	if resp, p := request(t, a, "GET", "/v2/b1/tags/list", "Origin", "https://evil.example", "Sec-Fetch-Site",
 		"cross-site"); resp.StatusCode != 403 {
 		t.Errorf("from a web page: %d %.100s", resp.StatusCode, p)
+	}
+}
+
+// A client that asks for the list of hot frames of a snapshot gets the list that is kept for it.
+func TestHotFramesOfALocalSnapshot(t *testing.T) {
+	dir := t.TempDir()
+	a := source(t, apirig.Options{Dir: dir})
+	_, text := request(t, a, "GET", "/v2/b1/manifests/latest")
+	manifest := digest.FromBytes(text)
+	var m oci.Manifest
+	if err := json.Unmarshal(text, &m); err != nil {
+		t.Fatal(err)
+	}
+	_, text = request(t, a, "GET", "/v2/b1/blobs/"+m.Config.Digest.String())
+	var local struct{ ID string }
+	if err := json.Unmarshal(text, &local); err != nil || local.ID == "" {
+		t.Fatalf("%s, %v", text, err)
+	}
+	ask := func() (list oci.Index) {
+		t.Helper()
+		path := "/v2/b1/referrers/" + manifest.String() + "?artifactType=" + url.QueryEscape(artifact.HotType)
+		resp, text := request(t, a, "GET", path)
+		if err := json.Unmarshal(text, &list); err != nil || resp.StatusCode != 200 {
+			t.Fatalf("%s, %v", text, err)
+		}
+		return list
+	}
+	if list := ask(); len(list.Manifests) != 0 {
+		t.Errorf("without a list: %+v", list)
+	}
+	hot, err := artifact.HotOf(map[digest.Digest][]int{m.Layers[0].Digest: {0}}).Encode()
+	if err == nil {
+		err = hotlist.Lists{Dir: filepath.Join(hub.Dir(filepath.Join(dir, "state")), "hot")}.Keep(local.ID, hot)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	list := ask()
+	if len(list.Manifests) != 1 || list.Manifests[0].ArtifactType != artifact.HotType {
+		t.Fatalf("%+v", list)
+	}
+	_, text = request(t, a, "GET", "/v2/b1/manifests/"+list.Manifests[0].Digest.String())
+	var about oci.Manifest
+	if err := json.Unmarshal(text, &about); err != nil || about.Subject == nil || about.Subject.Digest != manifest {
+		t.Fatalf("%s, %v", text, err)
+	}
+	if _, got := request(t, a, "GET", "/v2/b1/blobs/"+about.Layers[0].Digest.String()); string(got) != string(hot) {
+		t.Errorf("the list %q, want %q", got, hot)
+	}
+	if _, text := request(t, a, "GET", "/v2/b1/referrers/"+manifest.String()); strings.Contains(string(text), "hot") {
+		t.Errorf("a client that asks for signatures gets %s", text)
 	}
 }

@@ -25,15 +25,25 @@ const (
 	blobDir          = oci.ImageBlobsDir + "/sha256"
 )
 
+// hotAnnotation is the annotation, in index.json, with the digest of a list of hot frames. The list is
+// a blob that no manifest names, so that programs for OCI artifacts still find one artifact. They do
+// not carry the list.
+const hotAnnotation = "dev.forkd.snapshot.hot"
+
 // WriteLayout writes the tar archive of an OCI image layout (OCI image spec, image-layout.md) with
-// one artifact, which gets the name in tag. WriteLayout calls open(n) to open the blob with the
-// number n. The same arguments give the same bytes.
-func WriteLayout(w io.Writer, a *Artifact, tag string, open func(blob int) (io.ReadCloser, error)) error {
+// one artifact, which gets the name in tag. The parameter hot is an encoded list of hot frames, or
+// nil. WriteLayout calls open(n) to open the blob with the number n. The same arguments give the same
+// bytes.
+func WriteLayout(w io.Writer, a *Artifact, tag string, hot []byte, open func(blob int) (io.ReadCloser, error)) error {
 	t := &layoutWriter{tar.NewWriter(w), a.Snapshot.Created.Truncate(time.Second)}
+	annotations := map[string]string{oci.AnnotationRefName: tag}
+	if hot != nil {
+		annotations[hotAnnotation] = digest.FromBytes(hot).String()
+	}
 	index, err := json.Marshal(
 		oci.Index{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: oci.MediaTypeImageIndex,
 			Manifests: []oci.Descriptor{{MediaType: oci.MediaTypeImageManifest, ArtifactType: Type, Digest: a.Digest(),
-				Size: int64(len(a.Manifest)), Annotations: map[string]string{oci.AnnotationRefName: tag}}}},
+				Size: int64(len(a.Manifest)), Annotations: annotations}}},
 	)
 	if err != nil {
 		return err
@@ -53,6 +63,11 @@ func WriteLayout(w io.Writer, a *Artifact, tag string, open func(blob int) (io.R
 	)
 	if err != nil {
 		return err
+	}
+	if hot != nil {
+		if err := t.bytes(blobName(digest.FromBytes(hot)), hot); err != nil {
+			return err
+		}
 	}
 	seen := make(map[digest.Digest]bool)
 	for i, b := range a.Blobs {
@@ -98,17 +113,18 @@ func (t *layoutWriter) file(name string, size int64, r io.Reader) error {
 // zstdMagic begins a file that is compressed with zstd, RFC 8878 section 3.1.1.
 const zstdMagic = "\x28\xb5\x2f\xfd"
 
-// ReadLayout reads the tar archive of an OCI image layout with one artifact, and returns the digest
-// of the artifact's manifest. It calls the function put for every blob. This function must read the
-// whole blob and compare it with its digest. Entries may have any order. If the archive is invalid,
-// the error is an *Error.
+// ReadLayout reads the tar archive of an OCI image layout with one artifact. It returns the digest of
+// the artifact's manifest, and that of the list of hot frames. The latter is empty if there is no list,
+// and the list may be missing or damaged. ReadLayout calls the function put for every blob. This
+// function must read the whole blob and compare it with its digest. Entries may have any order. If the
+// archive is invalid, the error is an *Error.
 func ReadLayout(
 	r io.Reader,
 	put func(d digest.Digest, size int64, r io.Reader) error,
-) (manifest digest.Digest, err error) {
+) (manifest, hot digest.Digest, err error) {
 	compressed := bufio.NewReader(r)
 	if p, _ := compressed.Peek(len(zstdMagic)); string(p) == zstdMagic {
-		return "", invalid("the archive is compressed with zstd: decompress it; archives of forkd 0.5 must be made again " +
+		return "", "", invalid("the archive is compressed with zstd: decompress it; archives of forkd 0.5 must be made again " +
 			"from their recipe")
 	}
 	in := treetar.NewReader(compressed)
@@ -120,7 +136,7 @@ func ReadLayout(
 			break
 		}
 		if err != nil {
-			return "", invalid("read the tar archive: %w", err)
+			return "", "", invalid("read the tar archive: %w", err)
 		}
 		name := path.Clean(h.Name)
 		if h.Typeflag == tar.TypeDir && (name == "." || name == oci.ImageBlobsDir || name == blobDir) {
@@ -130,9 +146,9 @@ func ReadLayout(
 		d := digest.NewDigestFromEncoded(digest.SHA256, hex)
 		switch {
 		case h.Typeflag != tar.TypeReg || h.Size < 0:
-			return "", invalid("%.100q in the archive is not a regular file", h.Name)
+			return "", "", invalid("%.100q in the archive is not a regular file", h.Name)
 		case seen[name] || len(seen) >= maxLayoutEntries:
-			return "", invalid(
+			return "", "", invalid(
 				"%.100q appears twice in the archive, or there are more than %d files",
 				h.Name,
 				maxLayoutEntries,
@@ -143,34 +159,38 @@ func ReadLayout(
 			index, err = io.ReadAll(in)
 		case name == oci.ImageLayoutFile && h.Size <= maxLayoutIndex:
 		default:
-			return "", invalid("the archive has %.100q of %d bytes, which an OCI image layout has not", h.Name, h.Size)
+			return "", "", invalid("the archive has %.100q of %d bytes, which an OCI image layout has not", h.Name, h.Size)
 		}
 		if errors.Is(err, io.ErrUnexpectedEOF) {
-			return "", invalid("the archive is truncated")
+			return "", "", invalid("the archive is truncated")
 		}
 		if err != nil {
-			return "", err
+			return "", "", err
 		}
 		seen[name] = true
 	}
 	return manifestOf(index)
 }
 
-// manifestOf returns the digest of the only manifest in an index.json.
-func manifestOf(index []byte) (digest.Digest, error) {
+// manifestOf returns the digest of the only manifest in an index.json, and that of the list of hot
+// frames.
+func manifestOf(index []byte) (manifest, hot digest.Digest, err error) {
 	if index == nil {
-		return "", invalid(
+		return "", "", invalid(
 			"the archive has no %s: it is truncated, or no OCI image layout; archives of forkd 0.5 must be made again from their recipe",
 			oci.ImageIndexFile,
 		)
 	}
 	var x oci.Index
 	if err := json.Unmarshal(index, &x); err != nil {
-		return "", invalid("%s: %w", oci.ImageIndexFile, err)
+		return "", "", invalid("%s: %w", oci.ImageIndexFile, err)
 	}
 	if len(x.Manifests) != 1 {
-		return "", invalid("%s has %d manifests: want 1", oci.ImageIndexFile, len(x.Manifests))
+		return "", "", invalid("%s has %d manifests: want 1", oci.ImageIndexFile, len(x.Manifests))
+	}
+	if hot = digest.Digest(x.Manifests[0].Annotations[hotAnnotation]); checkDigest(hot) != nil {
+		hot = "" // it is only a hint
 	}
 	d := x.Manifests[0].Digest
-	return d, checkDigest(d)
+	return d, hot, checkDigest(d)
 }

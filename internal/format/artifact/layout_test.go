@@ -26,15 +26,15 @@ func collect(into map[digest.Digest][]byte) func(digest.Digest, int64, io.Reader
 func TestLayoutRoundTrip(t *testing.T) {
 	a, blobs := sample(t)
 	var out bytes.Buffer
-	err := WriteLayout(&out, a, "b1", func(i int) (io.ReadCloser, error) {
+	err := WriteLayout(&out, a, "b1", nil, func(i int) (io.ReadCloser, error) {
 		return io.NopCloser(bytes.NewReader(blobs[a.Blobs[i].Digest])), nil
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	got := make(map[digest.Digest][]byte)
-	d, err := ReadLayout(bytes.NewReader(out.Bytes()), collect(got))
-	if err != nil || d != a.Digest() {
+	d, hot, err := ReadLayout(bytes.NewReader(out.Bytes()), collect(got))
+	if err != nil || d != a.Digest() || hot != "" {
 		t.Fatalf("manifest %v, %v", d, err)
 	}
 	again, err := Parse(got[d], got[digest.FromBytes(a.Config)])
@@ -44,6 +44,35 @@ func TestLayoutRoundTrip(t *testing.T) {
 	for d, p := range blobs {
 		if !bytes.Equal(got[d], p) {
 			t.Errorf("blob %v differs", d)
+		}
+	}
+}
+
+// A list of hot frames is a blob of the layout, and the index still has one manifest. If its digest is
+// not valid, the list is ignored.
+func TestLayoutWithHotFrames(t *testing.T) {
+	a, blobs := sample(t)
+	list, err := HotOf(map[digest.Digest][]int{a.Blobs[0].Digest: {0}}).Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	err = WriteLayout(&out, a, "b1", list, func(i int) (io.ReadCloser, error) {
+		return io.NopCloser(bytes.NewReader(blobs[a.Blobs[i].Digest])), nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := make(map[digest.Digest][]byte)
+	d, hot, err := ReadLayout(bytes.NewReader(out.Bytes()), collect(got))
+	if err != nil || d != a.Digest() || !bytes.Equal(got[hot], list) {
+		t.Errorf("manifest %v, list %v of %q, %v", d, hot, got[hot], err)
+	}
+	text := digest.FromBytes(list).String()
+	for _, wrong := range []string{strings.Repeat("x", len(text)), "sha256:" + strings.Repeat("/", 64)} {
+		p := bytes.Replace(out.Bytes(), []byte(text), []byte(wrong), 1) // the length is the same, so the tar stays valid
+		if d, hot, err := ReadLayout(bytes.NewReader(p), collect(got)); err != nil || d != a.Digest() || hot != "" {
+			t.Errorf("%s: manifest %v, list %v, %v", wrong, d, hot, err)
 		}
 	}
 }
@@ -103,7 +132,7 @@ func TestHostileLayouts(t *testing.T) {
 		if err := w.Close(); err != nil {
 			t.Fatal(err)
 		}
-		_, err := ReadLayout(&out, collect(map[digest.Digest][]byte{}))
+		_, _, err := ReadLayout(&out, collect(map[digest.Digest][]byte{}))
 		var format *Error
 		if !errors.As(err, &format) || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v, want %q", name, err, c.want)
@@ -119,7 +148,7 @@ func TestHostileLayouts(t *testing.T) {
 		}
 	}
 	w.Close()
-	if _, err := ReadLayout(&out, collect(many)); err == nil || len(many) > maxLayoutEntries {
+	if _, _, err := ReadLayout(&out, collect(many)); err == nil || len(many) > maxLayoutEntries {
 		t.Errorf("%d entries: %v", len(many), err)
 	}
 }
@@ -128,7 +157,7 @@ func TestHostileLayouts(t *testing.T) {
 func TestTruncatedLayout(t *testing.T) {
 	a, blobs := sample(t)
 	var out bytes.Buffer
-	err := WriteLayout(&out, a, "b1", func(i int) (io.ReadCloser, error) {
+	err := WriteLayout(&out, a, "b1", nil, func(i int) (io.ReadCloser, error) {
 		return io.NopCloser(bytes.NewReader(blobs[a.Blobs[i].Digest])), nil
 	})
 	if err != nil {
@@ -136,7 +165,7 @@ func TestTruncatedLayout(t *testing.T) {
 	}
 	for cut := 0; cut < out.Len()-2048; cut += 7001 {
 		got := map[digest.Digest][]byte{}
-		d, err := ReadLayout(bytes.NewReader(out.Bytes()[:cut]), collect(got))
+		d, _, err := ReadLayout(bytes.NewReader(out.Bytes()[:cut]), collect(got))
 		if err == nil && slices.Collect(maps.Keys(got)) != nil && len(got) == len(blobs)+2 && d == a.Digest() {
 			t.Errorf("cut to %d of %d bytes: complete", cut, out.Len())
 		}

@@ -290,6 +290,9 @@ func (a *lazyPull) finish(who string, o *Offer) {
 		a.hub.cache.forgetFetched(o.Blobs)
 		a.hub.cfg.Log.Info("a snapshot was deleted before it had arrived", "snapshot", o.Snapshot.Tag)
 	case err == nil:
+		if text, err := a.hot.Encode(); err == nil {
+			a.hub.keepHot(a.staging.ID(), text)
+		}
 		a.hub.cache.forgetFetched(o.Blobs)
 		a.hub.trim()
 		a.hub.cfg.Log.Info("a snapshot has arrived", "snapshot", o.Snapshot.Tag, "bytes", a.arrived.Load())

@@ -134,7 +134,7 @@ func (h *Hub) Attached(tag string) (list []Attached, err error) {
 func (h *Hub) detachOthers() error {
 	signed, err := os.ReadDir(h.cache.path("signed", ""))
 	pulled, err2 := os.ReadDir(h.cache.path("pulled", ""))
-	if err = errors.Join(err, err2); err != nil || len(signed)+len(pulled) == 0 {
+	if err = errors.Join(err, err2); err != nil {
 		return err
 	}
 	var ids []string
@@ -145,6 +145,7 @@ func (h *Hub) detachOthers() error {
 			return nil // the damaged snapshot may have signatures, and can be mended
 		}
 	}
+	err = h.hot.Retain(ids)
 	for _, d := range signed {
 		if !slices.Contains(ids, d.Name()) {
 			err = errors.Join(err, os.RemoveAll(h.cache.attachedTo(d.Name())))

@@ -169,12 +169,34 @@ func (p *push) recordHot(a *artifact.Artifact) (s referrer, list artifact.Hot, e
 	}
 	list = artifact.HotOf(frames)
 	text, err := list.Encode()
-	if err != nil {
-		return s, nil, err
+	if err == nil {
+		s, err = hotReferrer(a, text)
 	}
-	subject := oci.Descriptor{MediaType: oci.MediaTypeImageManifest, Digest: a.Digest(), Size: int64(len(a.Manifest))}
-	s, err = newReferrer(artifact.HotType, subject, text, nil)
 	return s, list, err
+}
+
+// hotReferrer returns the artifact with an encoded list of hot frames of a snapshot.
+func hotReferrer(a *artifact.Artifact, text []byte) (referrer, error) {
+	subject := oci.Descriptor{MediaType: oci.MediaTypeImageManifest, Digest: a.Digest(), Size: int64(len(a.Manifest))}
+	return newReferrer(artifact.HotType, subject, text, nil)
+}
+
+// keepHot keeps a list of hot frames for the snapshot with the given ID. It does nothing if the list is
+// nil or invalid.
+func (h *Hub) keepHot(id string, text []byte) {
+	if err := h.hot.Keep(id, text); err != nil {
+		h.cfg.Log.Info("a list of hot frames is not kept", "snapshot", id, "reason", err)
+	}
+}
+
+// Hot returns the list of hot frames that was kept for a snapshot of this host, as an artifact that
+// refers to the snapshot's artifact. If there is none, Hot returns nil.
+func (h *Hub) Hot(a *artifact.Artifact) *Attached {
+	s, err := hotReferrer(a, h.hot.Of(a.Snapshot.ID))
+	if len(s.file) == 0 || err != nil {
+		return nil
+	}
+	return &Attached{s.text, oci.DescriptorEmptyJSON.Data, s.file}
 }
 
 // firstRun lets the snapshot run until its first answer, with files that a new forkd-feed serves from

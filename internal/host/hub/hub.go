@@ -32,8 +32,10 @@ import (
 	"github.com/forkd/forkd/internal/gate"
 	"github.com/forkd/forkd/internal/host/feeder"
 	"github.com/forkd/forkd/internal/host/helpervm"
+	"github.com/forkd/forkd/internal/host/hotlist"
 	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/owner"
+	"github.com/forkd/forkd/internal/host/sparse"
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
@@ -88,6 +90,7 @@ type Hub struct {
 	transfers *gate.Gate
 	packings  packings
 	attaching sync.Mutex // held while a signature is attached to a snapshot
+	hot       hotlist.Lists
 
 	base       http.RoundTripper // transport that all connections to registries use
 	tries      int               // maximum number of tries of a request to a registry
@@ -127,6 +130,7 @@ func New(cfg Config) (*Hub, error) {
 		cache:      c,
 		place:      gate.NewQueued(maxMoves, queue),
 		transfers:  gate.NewQueued(maxTransfers, queue),
+		hot:        hotlist.Lists{Dir: c.path("hot", "")},
 		base:       newBase(),
 		tries:      4,
 		retryWait:  time.Second,
@@ -148,7 +152,7 @@ func New(cfg Config) (*Hub, error) {
 	cfg.Store.OnGone(func(gone *snapshot.Manifest) {
 		h.packings.forget(gone.ID) // the snapshot may have been encrypted, and then is served no more
 		h.forgotten(errors.Join(h.cache.forgetParts(gone, cfg.Store.HasPart), os.RemoveAll(h.cache.attachedTo(gone.ID)),
-			h.cache.forgetPulled(gone.ID)))
+			h.cache.forgetPulled(gone.ID), h.hot.Forget(gone.ID)))
 	})
 	return h, nil
 }
@@ -198,6 +202,7 @@ func (e roomError) Unwrap() error { return e.error }
 type Package struct {
 	*artifact.Artifact
 	files blobs
+	hot   []byte // list of hot frames; may be nil
 }
 
 // Close closes the blobs.
@@ -216,7 +221,7 @@ func (h *Hub) Pack(ctx context.Context, who, tag string) (_ *Package, err error)
 		return nil, err
 	}
 	defer x.Close()
-	p := &Package{files: make(blobs)}
+	p := &Package{files: make(blobs), hot: h.hot.Of(x.Manifest.ID)}
 	defer func() {
 		if err != nil {
 			p.Close()
@@ -255,7 +260,7 @@ func (h *Hub) encode(ctx context.Context, part artifact.Part, file *os.File) (ar
 	}
 	var b artifact.Blob
 	f, err := h.cache.add(func(tmp *os.File) (digest.Digest, error) {
-		b, err = e.Encode(ctx, tmp, part, file, dataOf(file))
+		b, err = e.Encode(ctx, tmp, part, file, sparse.Finder(file))
 		return b.Digest, err
 	})
 	if err != nil {
@@ -267,24 +272,9 @@ func (h *Hub) encode(ctx context.Context, part artifact.Part, file *os.File) (ar
 	return b, f, nil
 }
 
-// dataOf returns a function that finds the data in a file with holes.
-func dataOf(f *os.File) func(at uint64) (start, end uint64, err error) {
-	return func(at uint64) (uint64, uint64, error) {
-		start, err := f.Seek(int64(at), unix.SEEK_DATA)
-		if errors.Is(err, unix.ENXIO) {
-			return 0, 0, io.EOF
-		}
-		if err != nil {
-			return 0, 0, err
-		}
-		end, err := f.Seek(start, unix.SEEK_HOLE)
-		return uint64(start), uint64(end), err
-	}
-}
-
 // WriteArchive writes a package as the tar archive of an OCI image layout.
 func (p *Package) WriteArchive(w io.Writer) error {
-	return artifact.WriteLayout(w, p.Artifact, p.Snapshot.Tag, func(i int) (io.ReadCloser, error) {
+	return artifact.WriteLayout(w, p.Artifact, p.Snapshot.Tag, p.hot, func(i int) (io.ReadCloser, error) {
 		b := p.Blobs[i]
 		return io.NopCloser(io.NewSectionReader(p.files[b.Digest], 0, b.Size)), nil
 	})
@@ -296,6 +286,7 @@ type Arrival struct {
 	Verdict Verdict
 	hub     *Hub
 	files   blobs
+	hot     []byte          // list of hot frames; may be nil
 	came    []digest.Digest // blobs that the cache did not have before
 }
 
@@ -325,7 +316,7 @@ func (h *Hub) Receive(ctx context.Context, archive io.Reader, policy Policy, bun
 			a.Close()
 		}
 	}()
-	manifest, err := artifact.ReadLayout(archive, func(d digest.Digest, size int64, r io.Reader) error {
+	manifest, hot, err := artifact.ReadLayout(archive, func(d digest.Digest, size int64, r io.Reader) error {
 		if err := errors.Join(ctx.Err(), h.checkRoom(size)); err != nil {
 			return err
 		}
@@ -348,6 +339,7 @@ func (h *Hub) Receive(ctx context.Context, archive io.Reader, policy Policy, bun
 		return a, err
 	}
 	h.warn(a.Verdict)
+	a.hot = hotlist.Read(a.files[hot])
 	a.Artifact, err = a.files.load(manifest)
 	return a, err
 }
@@ -392,8 +384,7 @@ type source interface {
 
 // publish waits for a place, and then makes a snapshot from an artifact.
 func (h *Hub) publish(ctx context.Context, who, tag string, a *artifact.Artifact, from source, on func(Progress)) (
-	store.Info, error,
-) {
+	store.Info, error) {
 	leave, err := h.wait(ctx, who)
 	if err != nil {
 		return store.Info{}, err
@@ -417,6 +408,8 @@ func (h *Hub) publish(ctx context.Context, who, tag string, a *artifact.Artifact
 	}
 	if err != nil {
 		h.forgotten(h.cache.forgetPulled(g.ID()))
+	} else if arrival, ok := from.(*Arrival); ok {
+		h.keepHot(g.ID(), arrival.hot)
 	}
 	return info, err
 }
@@ -436,11 +429,7 @@ func (h *Hub) compatible(m *snapshot.Manifest) error {
 		return refuse("%w", err)
 	}
 	if m.Machine.MemoryBytes > h.cfg.Memory {
-		return refuse(
-			"the guest has %d MiB of memory, and the host has %d",
-			m.Machine.MemoryBytes>>20,
-			h.cfg.Memory>>20,
-		)
+		return refuse("the guest has %d MiB of memory, and the host has %d", m.Machine.MemoryBytes>>20, h.cfg.Memory>>20)
 	}
 	return nil
 }

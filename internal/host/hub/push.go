@@ -28,8 +28,7 @@ type Sent struct {
 // If recordHot is set, Push also writes a list of the frames that the first forks need. For that, it lets
 // the snapshot run twice, unless the registry has such a list.
 func (h *Hub) Push(ctx context.Context, who, tag string, to Remote, recordHot bool, on func(Progress)) (
-	_ Sent, err error,
-) {
+	_ Sent, err error) {
 	target, err := to.tag()
 	if err != nil {
 		return Sent{}, err
@@ -64,8 +63,8 @@ func (h *Hub) Push(ctx context.Context, who, tag string, to Remote, recordHot bo
 		return Sent{}, c.failed(err)
 	}
 	var hot int
-	if recordHot {
-		if hot, err = p.pushHot(c, out, repo, a); err != nil {
+	if kept := h.hot.Of(p.from.Manifest.ID); recordHot || kept != nil {
+		if hot, err = p.pushHot(c, out, repo, a, recordHot, kept); err != nil {
 			return Sent{}, err
 		}
 	}
@@ -75,14 +74,23 @@ func (h *Hub) Push(ctx context.Context, who, tag string, to Remote, recordHot bo
 	return Sent{a, p.moved, hot}, nil
 }
 
-// pushHot writes a list of hot frames, unless the registry has one. The manifest of the snapshot comes
+// pushHot writes a list of hot frames, unless the registry has one: a recorded list, or the list kept
+// for the snapshot. The manifest of the snapshot comes
 // first, because a registry may refuse artifacts that refer to a manifest that it lacks. The tag comes
 // last, so that a snapshot with this tag has its list.
-func (p *push) pushHot(c *conn, out *remote.Pusher, repo name.Repository, a *artifact.Artifact) (int, error) {
-	if s, list := p.hub.findHot(p.ctx, c, a.Digest()); len(s.text) > 0 {
+func (p *push) pushHot(c *conn, out *remote.Pusher, repo name.Repository, a *artifact.Artifact, record bool,
+	kept []byte) (int, error) {
+	s, list := p.hub.findHot(p.ctx, c, a.Digest())
+	defer func() { p.hub.keepHot(p.from.Manifest.ID, s.file) }()
+	if len(s.text) > 0 {
 		return list.Frames(), nil
 	}
-	s, list, err := p.recordHot(a)
+	var err error
+	if record {
+		s, list, err = p.recordHot(a)
+	} else if list, err = artifact.ParseHot(kept); err == nil {
+		s, err = hotReferrer(a, kept)
+	}
 	if err != nil {
 		return 0, err
 	}

@@ -70,8 +70,7 @@ func (h *Hub) describe(ctx context.Context, who, tag string) (a *artifact.Artifa
 // await returns the result of the packing with the given key. If there is no such packing, await starts
 // one, which calls run.
 func (h *Hub) await(ctx context.Context, key string, run func(context.Context) (*artifact.Artifact, error)) (
-	*artifact.Artifact, error,
-) {
+	*artifact.Artifact, error) {
 	p := h.packings.start(h.cfg.Stopping, key, run)
 	timer := time.NewTimer(h.answerTime)
 	defer timer.Stop()

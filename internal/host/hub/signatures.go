@@ -114,8 +114,7 @@ func (s referrer) put(ctx context.Context, out *remote.Pusher, repo name.Reposit
 // keys are given, one of the keys that the daemon trusts. If none of these keys has signed the
 // snapshot, the error is a *TrustError, whatever the policy is.
 func (h *Hub) Verify(ctx context.Context, who string, r Remote, keys []sigstore.TrustedKey) (
-	d digest.Digest, k sigstore.TrustedKey, err error,
-) {
+	d digest.Digest, k sigstore.TrustedKey, err error) {
 	leave, err := h.transfers.Wait(ctx, owner.FairShare(who, maxTransfers))
 	if err != nil {
 		return d, k, err
@@ -211,8 +210,7 @@ func (c *conn) referrers(ctx context.Context, d digest.Digest, kind string) ([]o
 // Referrers"), and returns those artifacts that may be of the given type. It also reports whether
 // the registry has applied the filter in the query.
 func (c *conn) referrersOf(ctx context.Context, d digest.Digest, kind string, query url.Values) (
-	list []oci.Descriptor, filtered bool, err error,
-) {
+	list []oci.Descriptor, filtered bool, err error) {
 	u := c.endpoint("referrers", d.String())
 	u.RawQuery = query.Encode()
 	left := int64(maxReferrers)

@@ -182,8 +182,7 @@ type Verdict struct {
 // judge returns the verdict on a snapshot with the given digest. The function fetch returns the bundles; it is
 // not called if the policy is Off. If the policy refuses the snapshot, the error is a *TrustError.
 func (h *Hub) judge(policy Policy, source string, d digest.Digest, fetch func() ([]proof, error)) (
-	v Verdict, err error,
-) {
+	v Verdict, err error) {
 	policy = cmp.Or(policy, h.cfg.Trust.policy(source))
 	if policy == Off {
 		return v, nil
@@ -205,8 +204,7 @@ func (h *Hub) warn(v Verdict) {
 // vouched returns the trusted key that has signed a digest. If no trusted key has signed it, the
 // error is a *TrustError.
 func (h *Hub) vouched(source string, d digest.Digest, fetch func() ([]proof, error)) (
-	k sigstore.TrustedKey, err error,
-) {
+	k sigstore.TrustedKey, err error) {
 	keys, err := sigstore.ReadKeys(h.cfg.Trust.Keys)
 	if err != nil {
 		return k, &TrustError{Unknown, source, "the trusted keys cannot be used: " + err.Error()}

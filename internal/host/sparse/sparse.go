@@ -112,3 +112,19 @@ func Punch(f, like *os.File, size int64) error {
 	}
 	return nil
 }
+
+// Finder returns a function that finds the next data of a file with holes, at or after an offset. At the
+// end of the data, its error is io.EOF.
+func Finder(f *os.File) func(at uint64) (start, end uint64, err error) {
+	return func(at uint64) (uint64, uint64, error) {
+		start, err := f.Seek(int64(at), unix.SEEK_DATA)
+		if errors.Is(err, unix.ENXIO) {
+			return 0, 0, io.EOF
+		}
+		if err != nil {
+			return 0, 0, err
+		}
+		end, err := f.Seek(start, unix.SEEK_HOLE)
+		return uint64(start), uint64(end), err
+	}
+}
