@@ -83,6 +83,27 @@ func (h Hot) Encode() ([]byte, error) {
 	return p, err
 }
 
+// Fit returns a list that Encode accepts. If the frames are in too many places, it also has frames
+// between them: those of the shortest gaps.
+func (h Hot) Fit() Hot {
+	for gap := 1; ; gap *= 2 { // ends, because each blob has a single run at last
+		if _, err := h.Encode(); err == nil {
+			return h
+		}
+		fewer := make(Hot)
+		for d, runs := range h {
+			for _, r := range runs {
+				if last := len(fewer[d]) - 1; last >= 0 && r.First-fewer[d][last].End <= gap {
+					fewer[d][last].End = r.End
+					continue
+				}
+				fewer[d] = append(fewer[d], r)
+			}
+		}
+		h = fewer
+	}
+}
+
 // ParseHot decodes and checks a file. If it is not valid, the error is an *Error. The caller compares
 // the runs with the number of frames of each blob, see Hot.Of.
 func ParseHot(p []byte) (Hot, error) {

@@ -136,3 +136,45 @@ func TestFrameSizes(t *testing.T) {
 		t.Errorf("%d frames, %v", frames.Len(), err)
 	}
 }
+
+// A list of frames in too many places gets frames between them, until it can be encoded. It keeps all of
+// its frames, and a run that is far from the others stays alone.
+func TestHotFits(t *testing.T) {
+	d := digest.FromString("x")
+	var frames []int
+	for n := range 100_000 {
+		frames = append(frames, 2*n)
+		if n%10 == 0 {
+			frames = append(frames, 2*n+1)
+		}
+	}
+	const far = 1 << 20
+	h := HotOf(map[digest.Digest][]int{d: append(frames, far)})
+	if _, err := h.Encode(); err == nil {
+		t.Fatal("the list is short enough for any file")
+	}
+	text, err := h.Fit().Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	fit, err := ParseHot(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	runs := fit[d]
+	for _, n := range append(frames, far) {
+		for len(runs) > 0 && runs[0].End <= n {
+			runs = runs[1:]
+		}
+		if len(runs) == 0 || runs[0].First > n {
+			t.Fatalf("frame %d is missing", n)
+		}
+	}
+	if last := fit[d][len(fit[d])-1]; last != (FrameRun{far, far + 1}) {
+		t.Errorf("the last run is %v", last)
+	}
+	small := HotOf(map[digest.Digest][]int{d: {1, 3}})
+	if got := small.Fit(); !reflect.DeepEqual(got, small) {
+		t.Errorf("a short list becomes %v", got)
+	}
+}

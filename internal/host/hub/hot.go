@@ -167,7 +167,7 @@ func (p *push) recordHot(a *artifact.Artifact) (s referrer, list artifact.Hot, e
 	if len(frames) == 0 {
 		return s, nil, nil
 	}
-	list = artifact.HotOf(frames)
+	list = artifact.HotOf(frames).Fit()
 	text, err := list.Encode()
 	if err == nil {
 		s, err = hotReferrer(a, text)
