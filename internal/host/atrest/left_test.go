@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/forkd/forkd/internal/format/snapshot"
@@ -30,6 +31,44 @@ func TestDeletionOfADamagedSnapshot(t *testing.T) {
 		if _, err := w.store.Delete(tag, store.DeleteForce); err != nil || w.keys() != left {
 			t.Errorf("after the deletion of %s %d keys are left, want %d: %v", tag, w.keys(), left, err)
 		}
+	}
+}
+
+// If the record of keys is lost, a snapshot still works and its key is known. If the record is damaged,
+// the snapshot cannot be used, and its deletion destroys the key.
+func TestLostRecordOfKeys(t *testing.T) {
+	w := newWorld(t)
+	w.make("a", "")
+	w.make("b", "")
+	w.encrypt("a", []string{"a"}, nil)
+	w.encrypt("b", []string{"b"}, nil)
+	file := filepath.Join(w.state, "snapshots", "a", store.EncryptionFile)
+	if err := os.Remove(file); err != nil {
+		t.Fatal(err)
+	}
+	w.reopen()
+	w.holds("a")
+	if i, err := w.store.Info("a"); err != nil || !i.Encrypted {
+		t.Errorf("%+v, %v", i, err)
+	}
+	if err := os.WriteFile(file, []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	w.reopen()
+	var damaged *store.DamagedError
+	if _, err := w.store.Acquire("a"); !errors.As(err, &damaged) || !strings.Contains(err.Error(), store.EncryptionFile) {
+		t.Errorf("with a damaged record: %v", err)
+	}
+	if _, err := w.store.Delete("a", store.DeleteForce); err != nil || w.keys() != 1 {
+		t.Errorf("after the deletion of a damaged snapshot %d keys are left: %v", w.keys(), err)
+	}
+	w.holds("b")
+	if err := os.Remove(filepath.Join(w.state, "snapshots", "b", store.EncryptionFile)); err != nil {
+		t.Fatal(err)
+	}
+	w.reopen()
+	if _, err := w.store.Delete("b", store.DeleteForce); err != nil || w.keys() != 0 {
+		t.Errorf("%d keys are left: %v", w.keys(), err)
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 	"github.com/forkd/forkd/internal/format/record"
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/phase"
+	"github.com/forkd/forkd/internal/host/vault"
 )
 
 // An encrypted snapshot has a file NAME.enc (see package crypt) in place of the file NAME, and an
@@ -27,12 +28,13 @@ import (
 const EncryptionFile = "encryption.json"
 
 // keysIn returns the keys of the encrypted files in a snapshot's directory. An empty id stands for a
-// snapshot whose manifest is lost.
+// snapshot whose manifest is lost. If the EncryptionFile is missing or damaged, the keys are those that
+// the encrypted files name, so that the deletion of the snapshot destroys them.
 func (s *Store) keysIn(dir, id string) ([]string, error) {
 	path := filepath.Join(dir, EncryptionFile)
 	f, err := s.openAsIs(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil // the snapshot is not encrypted
+		return vault.KeysOf(dir), nil // none, unless the file is lost
 	}
 	if err != nil {
 		return nil, err
@@ -40,14 +42,14 @@ func (s *Store) keysIn(dir, id string) ([]string, error) {
 	f.Close()
 	p, err := s.readBounded(path, 1<<20)
 	if err != nil {
-		return nil, err
+		return vault.KeysOf(dir), err
 	}
 	r, err := record.ParseEncryption(path, p)
 	if err == nil && id != "" && r.SnapshotID != id {
 		err = fmt.Errorf("%s is that of snapshot %.40q", path, r.SnapshotID)
 	}
 	if err != nil {
-		return nil, err
+		return vault.KeysOf(dir), err
 	}
 	return r.Keys, nil
 }
