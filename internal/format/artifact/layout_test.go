@@ -171,3 +171,40 @@ func TestTruncatedLayout(t *testing.T) {
 		}
 	}
 }
+
+// Whatever an archive is, ReadLayout names only digests, reads no more than the archive has, and returns
+// digests or an error.
+func FuzzReadLayout(f *testing.F) {
+	a, blobs := sample(f)
+	for _, hot := range [][]byte{nil, []byte(`{"blobs":{}}`)} {
+		var out bytes.Buffer
+		err := WriteLayout(&out, a, "b1", hot, func(i int) (io.ReadCloser, error) {
+			return io.NopCloser(bytes.NewReader(blobs[a.Blobs[i].Digest][:min(512, a.Blobs[i].Size)])), nil
+		})
+		if err == nil {
+			f.Fatal("blobs that are too short were written")
+		}
+		f.Add(out.Bytes())
+		out.Reset()
+		err = WriteLayout(&out, a, "b1", hot, func(i int) (io.ReadCloser, error) {
+			return io.NopCloser(bytes.NewReader(blobs[a.Blobs[i].Digest])), nil
+		})
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(out.Bytes())
+	}
+	f.Fuzz(func(t *testing.T, archive []byte) {
+		read := 0
+		d, hot, err := ReadLayout(bytes.NewReader(archive), func(d digest.Digest, size int64, r io.Reader) error {
+			p, err := io.ReadAll(r)
+			if read += len(p); checkDigest(d) != nil || size < 0 || err == nil && int64(len(p)) != size || read > len(archive) {
+				t.Fatalf("blob %q of %d bytes: %d bytes, %v", d, size, len(p), err)
+			}
+			return err
+		})
+		if err == nil && (checkDigest(d) != nil || hot != "" && checkDigest(hot) != nil) {
+			t.Fatalf("manifest %q, list %q", d, hot)
+		}
+	})
+}
