@@ -8,6 +8,10 @@
 //
 // The command runs no VM. It needs docker-registry. If skopeo is not installed, its rows are empty. Tables go to
 // standard output, progress to standard error, and all figures as JSON to the file -o. scripts/bench runs it.
+//
+// With -first, the command instead measures when a sandbox on another host gives its first answer, and how many bytes
+// have crossed the network until then. This runs VMs, and needs no docker-registry: the registry is in this process,
+// behind a link with the bandwidth -link.
 package main
 
 import (
@@ -29,6 +33,10 @@ type options struct {
 	rounds int
 	parent int // MiB of the parent's memory that have content
 	child  int // MiB that the child has written
+
+	first  bool // measure the time until a first answer
+	recipe string
+	link   int // MiB per second
 }
 
 // bench is one run of this program.
@@ -48,6 +56,9 @@ func main() {
 	flag.IntVar(&b.opt.rounds, "rounds", 3, "how often everything is moved")
 	flag.IntVar(&b.opt.parent, "parent", 256, "MiB of content in the memory of the parent")
 	flag.IntVar(&b.opt.child, "child", 16, "MiB that the child has written")
+	flag.BoolVar(&b.opt.first, "first", false, "measure the time until a first answer, see above")
+	flag.StringVar(&b.opt.recipe, "recipe", "python-numpy", "with -first: image of the snapshot")
+	flag.IntVar(&b.opt.link, "link", 12, "with -first: MiB per second that the registry sends")
 	b.Main(b.opt.check, b.measure)
 }
 
@@ -55,11 +66,23 @@ func (o *options) check() error {
 	if o.rounds < 1 || o.child < 1 || o.parent < o.child || o.parent > 16<<10 {
 		return errors.New("-rounds and -child want 1 or more, -parent at least -child and at most 16384")
 	}
+	if o.link < 1 || o.link > 1<<10 {
+		return errors.New("-link wants 1 to 1024")
+	}
 	return nil
 }
 
 func (b *bench) measure(ctx context.Context) (_ *report.Report, err error) {
 	info, err := lab.Host()
+	if b.opt.first {
+		if err == nil && info.Accel == lab.AccelPVM {
+			err = lab.ErrUnfit
+		}
+		if err != nil {
+			return nil, err
+		}
+		return b.measureFirst(ctx, info)
+	}
 	if err != nil && !errors.Is(err, lab.ErrUnfit) { // this program runs no VM, so ErrUnfit does not matter
 		return nil, err
 	}

@@ -33,7 +33,7 @@ type operation struct {
 }
 
 // run measures an operation. The registries count the bytes.
-func (b *bench) run(what, program, snapshot string, registries []*registry, f func() error) error {
+func (b *bench) run(what, program, snapshot string, registries []*server, f func() error) error {
 	var o *operation
 	for _, known := range b.ops {
 		if known.what == what && known.program == program && known.snapshot == snapshot {
@@ -113,7 +113,7 @@ func (b *bench) moveAll(ctx context.Context, newMover func(dir string) mover) (e
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	m := newMover(dir)
 	defer m.close()
-	var both []*registry
+	var both []*server
 	for _, name := range []string{"a", "b"} {
 		r, err := startRegistry(ctx, filepath.Join(dir, name))
 		if err != nil {

@@ -12,20 +12,23 @@ import (
 	"path/filepath"
 	"sync/atomic"
 	"time"
+
+	"golang.org/x/time/rate"
 )
 
-// registry is Debian's registry behind a proxy that counts bytes.
-type registry struct {
-	host           string       // address of the proxy
-	received, sent atomic.Int64 // bytes that the registry has received and sent
+// server is a registry, or another server, behind a proxy that counts bytes.
+type server struct {
+	host           string        // address of the proxy
+	link           *rate.Limiter // bytes per second that the proxy passes on to clients; nil: unlimited
+	received, sent atomic.Int64  // bytes that the server has received and sent
 	stop           func()
 }
 
 // startTime is the longest time that a registry may take to start.
 const startTime = 30 * time.Second
 
-// startRegistry starts a registry with its data in a new directory.
-func startRegistry(ctx context.Context, dir string) (*registry, error) {
+// startRegistry starts Debian's registry with its data in a new directory.
+func startRegistry(ctx context.Context, dir string) (*server, error) {
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return nil, err
 	}
@@ -48,22 +51,38 @@ func startRegistry(ctx context.Context, dir string) (*registry, error) {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 	}
-	r := &registry{}
 	if err := waitFor(ctx, "http://"+inner+"/v2/"); err != nil {
 		end()
 		return nil, err
 	}
+	return before(inner, nil, end)
+}
+
+// serveHere serves HTTP from this process, behind a link with the given number of bytes per second.
+func serveHere(h http.Handler, bytesPerSecond int) (*server, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, err
+	}
+	inner := &http.Server{Handler: h}
+	go func() { _ = inner.Serve(l) }()
+	link := rate.NewLimiter(rate.Limit(bytesPerSecond), piece)
+	return before(l.Addr().String(), link, func() { _ = inner.Close() })
+}
+
+// before starts a proxy before the server at the address inner. The function end stops the server.
+func before(inner string, link *rate.Limiter, end func()) (*server, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		end()
 		return nil, err
 	}
-	r.host = l.Addr().String()
-	go r.serve(l, inner)
+	r := &server{host: l.Addr().String(), link: link}
 	r.stop = func() {
 		_ = l.Close()
 		end()
 	}
+	go r.serve(l, inner)
 	return r, nil
 }
 
@@ -96,7 +115,7 @@ func waitFor(ctx context.Context, url string) error {
 }
 
 // serve passes connections on until the listener is closed.
-func (r *registry) serve(l net.Listener, inner string) {
+func (r *server) serve(l net.Listener, inner string) {
 	for {
 		in, err := l.Accept()
 		if err != nil {
@@ -107,14 +126,14 @@ func (r *registry) serve(l net.Listener, inner string) {
 			_ = in.Close()
 			continue
 		}
-		go pass(out, in, &r.received)
-		go pass(in, out, &r.sent)
+		go pass(out, in, &r.received, nil)
+		go pass(in, out, &r.sent, r.link)
 	}
 }
 
 // pass copies one direction of a connection, and counts the bytes.
-func pass(to, from net.Conn, n *atomic.Int64) {
-	_, err := io.Copy(to, counting{from, n})
+func pass(to, from net.Conn, n *atomic.Int64, link *rate.Limiter) {
+	_, err := io.CopyBuffer(struct{ io.Writer }{to}, counting{from, n, link}, make([]byte, piece))
 	if half, ok := to.(*net.TCPConn); ok && err == nil {
 		err = half.CloseWrite()
 	}
@@ -124,14 +143,21 @@ func pass(to, from net.Conn, n *atomic.Int64) {
 	}
 }
 
+// piece is the maximum number of bytes that a proxy passes on at once.
+const piece = 32 << 10
+
 // counting is a reader that adds the number of bytes that it reads to n.
 type counting struct {
 	io.Reader
-	n *atomic.Int64
+	n    *atomic.Int64
+	link *rate.Limiter // may be nil
 }
 
 func (c counting) Read(p []byte) (int, error) {
 	n, err := c.Reader.Read(p)
+	if c.link != nil && n > 0 {
+		_ = c.link.WaitN(context.Background(), n) // at most a piece, which always passes
+	}
 	c.n.Add(int64(n))
 	return n, err
 }

@@ -65,12 +65,7 @@ func NewDaemon(host report.Host, undo *cleanup.Stack) (*Daemon, error) {
 	if d.VMMs.Bin, err = CopyBinary(d.Dir, d.Assets.VMM); err != nil {
 		return nil, err
 	}
-	program, err := embedded.Open(embedded.Net)
-	if err != nil {
-		return nil, err
-	}
-	d.net = filepath.Join(d.Dir, embedded.Net)
-	if err := os.WriteFile(d.net, program, 0o700); err != nil {
+	if d.net, err = d.install(embedded.Net); err != nil {
 		return nil, err
 	}
 	disk := machineapi.StateDir
@@ -94,6 +89,17 @@ func NewDaemon(host report.Host, undo *cleanup.Stack) (*Daemon, error) {
 	}
 	undo.Add(func() { d.Store.Close() })
 	return d, nil
+}
+
+// install writes an embedded program to a file, and returns the path of the file.
+func (d *Daemon) install(name string) (path string, err error) {
+	program, err := embedded.Open(name)
+	if err != nil {
+		return "", err
+	}
+	path = filepath.Join(d.Dir, name)
+	// Jail.Starter needs these permissions.
+	return path, errors.Join(os.WriteFile(path, program, 0o700), os.Chmod(path, 0o755))
 }
 
 // tempDir makes a directory with a short path. To the given cleanup stack, it adds a function that
