@@ -56,7 +56,7 @@ func (b *branch) finish(ctx context.Context) (result BranchResult, err error) {
 	b.figure.Ready = snapshot.Micros(time.Since(b.start))
 	m := &snapshot.Manifest{
 		Parent: parent.Ref(), Machine: parent.Machine, Guest: b.guest(),
-		Root: b.m.cfg.Store.Root(parent.ID), Memory: memory, Boot: parent.Boot, Branch: &b.figure,
+		Root: b.m.cfg.Store.Root(parent.ID), Memory: memory, Boot: parent.Boot, Branch: new(b.figure),
 		Transient: b.req.Transient}
 	disk, err := b.disk(alive, m)
 	if err == nil {
