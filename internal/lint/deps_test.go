@@ -87,7 +87,7 @@ var rooms = []room{
 			"filedigest", "fileid", "turns", "background", "sparse", "firstwrites", "phase", "reserve", "backlog", "owner",
 			"unique", "procmem",
 			"agentclient", "cgroup", "process", "feeder", "netclient", "vmmclient", "vault", "store", "atrest", "hotlist",
-			"vmpool", "vmpool/suite", "vmfake",
+			"vmpool", "vmpool/suite", "vmfake", "state",
 			"identity", "chain", "helpervm", "imagevm", "diff", "hub", "bake", "admit", "ledger", "hook", "conlog",
 			"tally", "idle", "unwatched", "volume", "mounts", "sandbox", "history", "workspace", "recent", "tenancy",
 			"fanout"},

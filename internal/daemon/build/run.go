@@ -15,6 +15,7 @@ import (
 	"github.com/forkd/forkd/internal/build/image"
 	"github.com/forkd/forkd/internal/build/plan"
 	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/admit"
 	"github.com/forkd/forkd/internal/host/agentclient"
 	"github.com/forkd/forkd/internal/host/bake"
 	failures "github.com/forkd/forkd/internal/host/failure"
@@ -466,7 +467,7 @@ func (w *work) save(ctx context.Context, i int, box string, set snapshot.Default
 		if err == nil && i == w.plan.Result {
 			return w.done()
 		}
-		if sandbox.IsBusy(err) {
+		if admit.IsBusy(err) {
 			if err = pause.For(ctx, saveAgain); err == nil {
 				continue
 			}

@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/host/backlog"
 )
 
 // Rules bound the sandboxes of a host. A zero field means no limit.
@@ -49,6 +51,13 @@ type Error struct {
 }
 
 func (e *Error) Error() string { return "not admitted: " + e.Reason }
+
+// IsBusy reports whether err refuses a branch only for the moment: either too many branches are being
+// made, or earlier branches are still being flushed to disk.
+func IsBusy(err error) bool {
+	var full *backlog.Error
+	return errors.As(err, new(*BusyError)) || errors.As(err, &full) && full.Flush == nil
+}
 
 // BusyError reports that the host, or one owner, has too many operations of one kind at a time.
 type BusyError struct {

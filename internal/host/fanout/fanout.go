@@ -23,6 +23,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/forkd/forkd/internal/host/admit"
 	"github.com/forkd/forkd/internal/host/agentclient"
 	"github.com/forkd/forkd/internal/host/failure"
 	"github.com/forkd/forkd/internal/host/sandbox"
@@ -391,7 +392,7 @@ func (t *try) promote(ctx context.Context, source, child string) (sandbox.Rollba
 	for deadline := time.Now().Add(promoteLimit); ; {
 		r, err := t.host.Promote(ctx, source, child, sandbox.BranchRequest{Mode: t.req.Mode, Queue: true},
 			unique.AsBefore)
-		if err == nil || !sandbox.IsBusy(err) || time.Now().After(deadline) {
+		if err == nil || !admit.IsBusy(err) || time.Now().After(deadline) {
 			return r, err
 		}
 		select {

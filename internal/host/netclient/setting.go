@@ -1,11 +1,14 @@
 package netclient
 
 import (
+	"context"
 	"fmt"
 	"slices"
 
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/invalid"
+	"github.com/forkd/forkd/internal/host/owner"
+	"github.com/forkd/forkd/internal/hostroute"
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
@@ -21,6 +24,21 @@ type Setting struct {
 // EndsTLS reports whether forkd-net acts as a server towards the guest, so that it needs the CA, and
 // the guest must trust the CA.
 func (s *Setting) EndsTLS() bool { return len(s.Secrets) > 0 || s.Hold.On() }
+
+// MayOpen returns an *owner.ClosedError if the requested setting opens closed networks that the present
+// policy does not open, and the client of ctx may not open them. If all is set, all clients may. Closed
+// networks need protection because forkd-net connects from the host's own network, where servers on loopback
+// and private addresses trust the host. In errors, the names of fields have the given prefix.
+func MayOpen(ctx context.Context, all bool, prefix string, asked *Setting, present netproto.Policy) error {
+	o := owner.Of(ctx)
+	if asked == nil || o.Admin || all {
+		return nil
+	}
+	if wide := asked.Policy.Widens(&present, hostroute.IsLocal); wide != nil {
+		return &owner.ClosedError{Field: prefix + wide.Field, Who: o.Name, Reason: wide.Reason}
+	}
+	return nil
+}
 
 // Default is the network setting of a sandbox for which none was given.
 func Default() Setting { return Setting{Policy: netproto.Public()} }

@@ -1,14 +1,9 @@
 package sandbox
 
 import (
-	"errors"
 	"fmt"
 
-	"github.com/forkd/forkd/internal/host/admit"
-	"github.com/forkd/forkd/internal/host/backlog"
-	"github.com/forkd/forkd/internal/host/excerpt"
-	"github.com/forkd/forkd/internal/host/vmpool"
-	"github.com/forkd/forkd/internal/proto/vm"
+	"github.com/forkd/forkd/internal/host/state"
 )
 
 type NotFoundError struct{ ID string }
@@ -17,57 +12,20 @@ func (e *NotFoundError) Error() string {
 	return fmt.Sprintf("sandbox %.100q: not found ('forkd ls' lists what there is)", e.ID)
 }
 
-// StateError reports an operation that is not possible in the present state of a sandbox.
-type StateError struct {
-	ID, Op  string
-	State   State
-	Full    bool    // with State Paused: the sandbox is paused until the host has room for its disk
-	Secret  bool    // with any State: the sandbox's memory must not be saved, see KeepSecret
-	Exit    vm.Exit // if State is Exited
-	Console string  // last lines of the sandbox's console
-}
-
-func (e *StateError) Error() string {
-	if e.Secret {
-		return fmt.Sprintf("%s sandbox %q: a step of a build has given it a secret, so its memory is not saved; "+
-			"the build ends it with the step", e.Op, e.ID)
-	}
-	msg := fmt.Sprintf("%s sandbox %q: it is %s", e.Op, e.ID, e.State)
-	switch {
-	case e.State == Exited:
-		msg += " (" + vmpool.DescribeExit(e.Exit) + ")" + excerpt.Ending(e.Console)
-	case e.Full:
-		msg += " until there is room for its disk on the host"
-	case e.State == Paused, e.State == Suspended:
-		msg += fmt.Sprintf(" ('forkd resume %s' lets it run again)", e.ID)
-	}
-	return msg
-}
-
-// cutter is an operation that ends all requests to a sandbox's guest.
-type cutter string
-
-const (
-	byDelete   cutter = "deleted"
-	bySuspend  cutter = "suspended"
-	byRollback cutter = "rolled back"
+// A sandbox's state and errors about it, see package state.
+type (
+	State       = state.State
+	StateError  = state.Error
+	CutOffError = state.CutOffError
 )
 
-// CutOffError reports a request that was being handled when its sandbox was deleted, suspended or
-// rolled back. What the request had already done in the guest is lost or, after a suspension, part
-// of the suspended state.
-type CutOffError struct {
-	ID, Op string
-	By     cutter
-}
-
-func (e *CutOffError) Error() string {
-	return fmt.Sprintf("%s sandbox %q: cut off: the sandbox was %s meanwhile", e.Op, e.ID, e.By)
-}
-
-// IsBusy reports whether err refuses a branch only for the moment: either too many branches are
-// being made, or earlier branches are still being flushed to disk.
-func IsBusy(err error) bool {
-	var full *backlog.Error
-	return errors.As(err, new(*admit.BusyError)) || errors.As(err, &full) && full.Flush == nil
-}
+// States of a sandbox.
+const (
+	Starting  = state.Starting
+	Running   = state.Running
+	Paused    = state.Paused
+	Suspended = state.Suspended
+	Restoring = state.Restoring
+	Exited    = state.Exited
+	Stopping  = state.Stopping
+)

@@ -49,7 +49,7 @@ func (s *Sandbox) event(kind event.Kind, reason string) event.Event {
 func (s *Sandbox) transition(op string, to State, change func()) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !s.state.mayBecome(to) {
+	if !s.state.MayBecome(to) {
 		return s.stateErrorLocked(op)
 	}
 	from := s.state

@@ -112,7 +112,7 @@ func (m *Manager) suspendExpired(s *Sandbox) {
 	case state == Exited && !s.hasSuspension():
 		_ = m.remove(s)
 		return
-	case !state.hasVM():
+	case !state.HasVM():
 		return // the sandbox is suspended already
 	}
 	if err = s.catchUp(); err == nil {

@@ -57,7 +57,7 @@ func (m *Manager) checkAgainst(ctx context.Context, r *ForkRequest, parent *snap
 		if r.present != nil {
 			present = *r.present
 		}
-		if err := m.mayOpen(ctx, "network.", r.Network, present.Policy); err != nil {
+		if err := netclient.MayOpen(ctx, m.cfg.OpenPrivate, "network.", r.Network, present.Policy); err != nil {
 			return err
 		}
 	}

@@ -3,6 +3,7 @@ package sandbox
 import (
 	"context"
 
+	"github.com/forkd/forkd/internal/host/netclient"
 	"github.com/forkd/forkd/internal/host/owner"
 )
 
@@ -25,7 +26,7 @@ func (m *Manager) ForkSandbox(ctx context.Context, source string, mode BranchReq
 		return ForkResult{}, BranchResult{}, err
 	}
 	// check first, so that a wrong request makes no branch
-	if err := m.mayOpen(ctx, "network.", req.Network, s.Info().Network.Policy); err != nil {
+	if err := netclient.MayOpen(ctx, m.cfg.OpenPrivate, "network.", req.Network, s.Info().Network.Policy); err != nil {
 		return ForkResult{}, BranchResult{}, err
 	}
 	// check first, so that no branch is made if there is no room

@@ -12,6 +12,7 @@ import (
 	"github.com/forkd/forkd/internal/host/agentclient"
 	"github.com/forkd/forkd/internal/host/failure"
 	"github.com/forkd/forkd/internal/host/ledger"
+	"github.com/forkd/forkd/internal/host/state"
 	"github.com/forkd/forkd/internal/host/unique"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
@@ -108,10 +109,10 @@ func TestExpiresWhileSuspended(t *testing.T) {
 // If an operation on a sandbox ends a request to the sandbox, the error of the request names the
 // operation.
 func TestRequestsThatAreCutOff(t *testing.T) {
-	for by, op := range map[cutter]func(w *world, id string) error{
-		byDelete:  func(w *world, id string) error { return w.Kill(id) },
-		bySuspend: func(w *world, id string) error { _, err := w.Suspend(t.Context(), id); return err },
-		byRollback: func(w *world, id string) error {
+	for by, op := range map[state.Cutter]func(w *world, id string) error{
+		state.ByDelete:  func(w *world, id string) error { return w.Kill(id) },
+		state.BySuspend: func(w *world, id string) error { _, err := w.Suspend(t.Context(), id); return err },
+		state.ByRollback: func(w *world, id string) error {
 			_, err := w.Rollback(t.Context(), id, "", unique.AsBefore)
 			return err
 		},
@@ -181,7 +182,7 @@ func TestBranchOfADeletedSandbox(t *testing.T) {
 	v.branch = func() error { return errors.Join(errors.New("gone"), w.Kill(s.id)) }
 	var cut *CutOffError
 	_, err := w.Branch(t.Context(), s.id, BranchRequest{Mode: vm.BranchLive})
-	if !errors.As(err, &cut) || cut.By != byDelete {
+	if !errors.As(err, &cut) || cut.By != state.ByDelete {
 		t.Errorf("branch: %v", err)
 	}
 	w.checkClean(t)

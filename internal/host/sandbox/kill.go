@@ -10,6 +10,7 @@ import (
 	"github.com/forkd/forkd/internal/host/event"
 	"github.com/forkd/forkd/internal/host/failure"
 	"github.com/forkd/forkd/internal/host/mounts"
+	"github.com/forkd/forkd/internal/host/state"
 	"github.com/forkd/forkd/internal/host/vmpool"
 )
 
@@ -95,7 +96,7 @@ func (m *Manager) remove(s *Sandbox) error {
 		}
 		volumes = s.record.Volumes
 		if v = cmp.Or(s.live, s.resuming); v != nil {
-			v.cut(&CutOffError{ID: id, By: byDelete})
+			v.cut(&CutOffError{ID: id, By: state.ByDelete})
 		}
 		if s.expiry != nil {
 			s.expiry.Stop()

@@ -25,7 +25,7 @@ func (m *Manager) SetLimits(ctx context.Context, id string, limits vm.Limits) (I
 
 func (s *Sandbox) setLimits(limits vm.Limits) error {
 	before := s.record
-	if s.live != nil && s.Info().State.hasVM() {
+	if s.live != nil && s.Info().State.HasVM() {
 		if err := vmpool.ChangeLimits(s.live.vmm, limits, before.MemoryBytes); err != nil {
 			return s.explain("limit", s.live, err)
 		}
@@ -48,7 +48,7 @@ func (m *Manager) Usage(id string) (vm.Limits, cgroup.Usage, error) {
 		return vm.Limits{}, cgroup.Usage{}, err
 	}
 	s.mu.Lock()
-	limits, v, has := s.record.Limits, s.live, s.state.hasVM()
+	limits, v, has := s.record.Limits, s.live, s.state.HasVM()
 	s.mu.Unlock()
 	if !has {
 		return limits, cgroup.Usage{}, nil

@@ -9,6 +9,7 @@ import (
 	"github.com/forkd/forkd/internal/cleanup"
 	"github.com/forkd/forkd/internal/host/failure"
 	"github.com/forkd/forkd/internal/host/ledger"
+	"github.com/forkd/forkd/internal/host/state"
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/host/vmmclient"
 	"github.com/forkd/forkd/internal/host/vmpool"
@@ -52,7 +53,7 @@ func (s *Sandbox) explain(op string, v *liveVM, err error) error {
 		}
 	}
 	if s.Info().State == Stopping {
-		return &CutOffError{ID: s.id, Op: op, By: byDelete}
+		return &CutOffError{ID: s.id, Op: op, By: state.ByDelete}
 	}
 	select {
 	case <-v.vmm.Done():
@@ -90,7 +91,7 @@ func (s *Sandbox) startVM(ctx context.Context, v *liveVM) error {
 func (s *Sandbox) withVM(op string) (ledger.Record, *liveVM, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !s.state.hasVM() {
+	if !s.state.HasVM() {
 		return ledger.Record{}, nil, s.stateErrorLocked(op)
 	}
 	return s.record, s.live, nil

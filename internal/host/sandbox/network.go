@@ -72,7 +72,7 @@ func (m *Manager) ReleaseEffects(ctx context.Context, id string) (Info, error) {
 }
 
 func (m *Manager) setNetwork(ctx context.Context, s *Sandbox, setting netclient.Setting) (err error) {
-	if err := m.mayOpen(ctx, "", &setting, s.Info().Network.Policy); err != nil {
+	if err := netclient.MayOpen(ctx, m.cfg.OpenPrivate, "", &setting, s.Info().Network.Policy); err != nil {
 		return err
 	}
 	if setting.Secrets, err = netclient.FillSecrets("", setting.Secrets, s.Info().Network.Secrets); err != nil {
@@ -130,7 +130,7 @@ func (m *Manager) Link(id string) (*netclient.Link, error) {
 func (s *Sandbox) link() *netclient.Link {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.live == nil || !s.state.hasVM() {
+	if s.live == nil || !s.state.HasVM() {
 		return nil
 	}
 	return s.live.link

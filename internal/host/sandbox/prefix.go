@@ -3,11 +3,8 @@ package sandbox
 import (
 	"context"
 
-	"github.com/forkd/forkd/internal/host/netclient"
 	"github.com/forkd/forkd/internal/host/owner"
 	"github.com/forkd/forkd/internal/host/store"
-	"github.com/forkd/forkd/internal/hostroute"
-	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
 // Reach returns a *NotFoundError if the client of a request may not see the sandbox.
@@ -51,19 +48,4 @@ func (m *Manager) MayUse(ctx context.Context, tag string) error {
 		err = &store.NotFoundError{Tag: tag}
 	}
 	return err
-}
-
-// mayOpen returns an error if the requested setting opens closed networks that the present policy
-// does not open, and the client may not open them. Closed networks need protection because
-// forkd-net connects from the host's own network, where servers on loopback and private addresses
-// trust the host. In errors, the names of fields have the given prefix.
-func (m *Manager) mayOpen(ctx context.Context, prefix string, asked *netclient.Setting, present netproto.Policy) error {
-	o := owner.Of(ctx)
-	if asked == nil || o.Admin || m.cfg.OpenPrivate {
-		return nil
-	}
-	if wide := asked.Policy.Widens(&present, hostroute.IsLocal); wide != nil {
-		return &owner.ClosedError{Field: prefix + wide.Field, Who: o.Name, Reason: wide.Reason}
-	}
-	return nil
 }

@@ -81,7 +81,7 @@ func (b *branch) rebase(ctx context.Context) (shared uint64) {
 	switch {
 	case errors.Is(err, vm.ErrNotKept):
 		b.m.cfg.Log.Info("a sandbox was not rebased onto its branch", "sandbox", b.s.id, "snapshot", b.req.Tag, "reason", err)
-	case err != nil && b.s.Info().State.hasVM():
+	case err != nil && b.s.Info().State.HasVM():
 		b.m.cfg.Log.Warn("rebase a sandbox onto its branch", "sandbox", b.s.id, "snapshot", b.req.Tag, "error", err)
 	}
 	return shared

@@ -18,6 +18,7 @@ import (
 	"github.com/forkd/forkd/internal/host/ledger"
 	"github.com/forkd/forkd/internal/host/mounts"
 	"github.com/forkd/forkd/internal/host/owner"
+	"github.com/forkd/forkd/internal/host/state"
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/host/unique"
 	"github.com/forkd/forkd/internal/host/vmpool"
@@ -130,7 +131,7 @@ func (h *Held) rollback(ctx context.Context, to string, strict unique.Strict, st
 		}))
 	}
 	err = s.transition(rollBackOp, Restoring, func() {
-		v.cut(&CutOffError{ID: s.id, By: byRollback})
+		v.cut(&CutOffError{ID: s.id, By: state.ByRollback})
 		v.calls, v.cut = context.WithCancelCause(context.Background())
 		v.link = link
 	})
@@ -156,7 +157,7 @@ func (h *Held) rollback(ctx context.Context, to string, strict unique.Strict, st
 func (m *Manager) endRolledBack(s *Sandbox, v *liveVM, to string, err error) error {
 	if s.Info().State == Stopping {
 		v.link.Close() // the deletion may have closed only the previous link
-		return &CutOffError{ID: s.id, Op: rollBackOp, By: byDelete}
+		return &CutOffError{ID: s.id, Op: rollBackOp, By: state.ByDelete}
 	}
 	failed := &failure.RollbackError{ID: s.id, Tag: to, Err: err}
 	if !errors.As(err, new(*failure.UnconfirmedError)) { // a failure.UnconfirmedError already quotes the console

@@ -21,7 +21,7 @@ import (
 func (s *Sandbox) behind() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.state.hasVM() && (s.silent || s.record.Pending != nil || s.record.Rebasing != nil)
+	return s.state.HasVM() && (s.silent || s.record.Pending != nil || s.record.Rebasing != nil)
 }
 
 // catchUp finds out the outcome of requests that the VMM of s has not answered. Then it makes the

@@ -6,7 +6,7 @@ import (
 )
 
 // For every pair of states, the test checks that the transition is permitted if it is in the
-// drawing in state.go. Every other transition must be refused, and must leave the state as it was.
+// drawing in package state. Every other transition must be refused, and must leave the state as it was.
 func TestTransitions(t *testing.T) {
 	drawn := map[[2]State]bool{
 		{Starting, Running}: true, {Starting, Suspended}: true, {Starting, Stopping}: true,

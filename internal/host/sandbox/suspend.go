@@ -14,6 +14,7 @@ import (
 	"github.com/forkd/forkd/internal/host/ledger"
 	"github.com/forkd/forkd/internal/host/netclient"
 	"github.com/forkd/forkd/internal/host/owner"
+	"github.com/forkd/forkd/internal/host/state"
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/host/unique"
 	"github.com/forkd/forkd/internal/proto/vm"
@@ -86,7 +87,7 @@ func (m *Manager) lockToSuspend(ctx context.Context, s *Sandbox, auto bool) (unl
 	var held cleanup.Stack
 	defer func() { held.Run() }()
 	if !auto {
-		held.Add(s.rests.Clear(&CutOffError{ID: s.id, Op: "branch", By: bySuspend}))
+		held.Add(s.rests.Clear(&CutOffError{ID: s.id, Op: "branch", By: state.BySuspend}))
 	}
 	for share := owner.PlaceShare(context.Background(), m.suspends, s.Info().Owner); ; {
 		leave, err := m.suspends.Wait(ctx, share)
@@ -218,7 +219,7 @@ func (m *Manager) commitSuspension(s *Sandbox, suspended ledger.Record, unpin fu
 		return err
 	}
 	s.usage.Stop()
-	v.cut(&CutOffError{ID: s.id, By: bySuspend})
+	v.cut(&CutOffError{ID: s.id, By: state.BySuspend})
 	m.killer.Kill(s.id, v.vmm)
 	s.mounts.Suspend(context.Background(), m.cfg.Log, suspended.Volumes)
 	ledger.ClearTops(s.data)

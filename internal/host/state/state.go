@@ -1,4 +1,8 @@
-package sandbox
+// Package state holds the states of a sandbox, the permitted changes of a state, and the error of an operation
+// that a state does not permit.
+//
+// It takes no locks: package sandbox keeps the state of each sandbox.
+package state
 
 import (
 	"fmt"
@@ -47,11 +51,11 @@ var next = map[State][]State{
 	Stopping:  {},
 }
 
-// mayBecome reports whether a sandbox in state s may enter the given state.
-func (s State) mayBecome(to State) bool { return slices.Contains(next[s], to) }
+// MayBecome reports whether a sandbox in state s may enter the given state.
+func (s State) MayBecome(to State) bool { return slices.Contains(next[s], to) }
 
-// hasVM reports whether a sandbox in state s has a VM that has not ended.
-func (s State) hasVM() bool { return s == Running || s == Paused }
+// HasVM reports whether a sandbox in state s has a VM that has not ended.
+func (s State) HasVM() bool { return s == Running || s == Paused }
 
 // names has the names of the states in the API.
 var names = [...]string{Starting: "starting", Running: "running", Paused: "paused", Suspended: "suspended",
