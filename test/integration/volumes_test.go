@@ -160,12 +160,10 @@ func (d *daemon) passOn(t *testing.T) {
 	box := d.forkWith(t, 1, "")[0]
 	d.wantWriter(t, "fork", box.ID)
 	d.sh(t, box.ID, fillVolume) // not synced: the deletion unmounts the volume
-	for what, mode := range map[string]string{"a second writer": "", "a reader": "ro"} {
-		_, err := d.Fork(d.ctx(t, bakeLimit), client.ForkRequest{SnapshotTag: "slots", N: 1,
-			Volumes: []client.VolumeMount{{Name: "data", Path: "/data", Mode: mode}}})
-		wantError(t, what, err, 409, "writes to it", box.ID)
-	}
-	_, err := d.Branch(d.ctx(t, bakeLimit), box.ID, client.BranchRequest{Tag: "b", DiskOnly: true})
+	_, err := d.Fork(d.ctx(t, bakeLimit), client.ForkRequest{SnapshotTag: "slots", N: 1,
+		Volumes: []client.VolumeMount{{Name: "data", Path: "/data"}}})
+	wantError(t, "a second writer", err, 409, "writes to it", box.ID)
+	_, err = d.Branch(d.ctx(t, bakeLimit), box.ID, client.BranchRequest{Tag: "b", DiskOnly: true})
 	wantError(t, "branch of the disk", err, 409, "has mounted volumes")
 	d.holds(t, "after a refused branch", box.ID)
 	d.kill(t, box)
@@ -191,6 +189,7 @@ func (d *daemon) passOn(t *testing.T) {
 	d.wantWriter(t, "readers and copies", "")
 	box = d.forkWith(t, 1, "")[0]
 	d.holds(t, "writer beside copies", box.ID)
+	readers = append(readers, d.besideWriter(t, box)...)
 
 	d.crash(t)
 	d.launch(t)
@@ -271,4 +270,29 @@ func (d *daemon) writer(t *testing.T, what string) client.Sandbox {
 	}
 	d.wantWriter(t, what, list[0].ID)
 	return list[0]
+}
+
+// besideWriter starts readers beside a sandbox that writes to the volume "data". They see it as it was when
+// the sandbox was last branched, or when it mounted the volume.
+func (d *daemon) besideWriter(t *testing.T, writer client.Sandbox) []client.Sandbox {
+	const look = "ls /data | grep -c round || true"
+	d.sh(t, writer.ID, "echo 1 >/data/round1 && sync")
+	before := d.forkWith(t, 1, "ro")[0]
+	if _, err := d.Branch(d.ctx(t, bakeLimit), writer.ID, client.BranchRequest{Tag: "v-readers"}); err != nil {
+		t.Fatal(err)
+	}
+	d.sh(t, writer.ID, "echo 2 >/data/round2 && sync")
+	after := d.forkWith(t, 1, "ro")[0]
+	for what, c := range map[string]struct{ id, want string }{
+		"a reader before the branch": {before.ID, "0\n"}, "a reader after the branch": {after.ID, "1\n"},
+		"the writer": {writer.ID, "2\n"},
+	} {
+		if got := d.sh(t, c.id, look); got != c.want {
+			t.Errorf("%s sees %q rounds, want %q", what, got, c.want)
+		}
+		d.holds(t, what, c.id)
+	}
+	d.sh(t, writer.ID, "rm /data/round*")
+	d.removeTag(t, "v-readers")
+	return []client.Sandbox{before, after}
 }

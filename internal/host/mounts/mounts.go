@@ -124,10 +124,10 @@ func Admit(ctx context.Context, st *volume.Store, mounts []Mount, parent *snapsh
 	}
 	for n, m := range mounts {
 		i := infos[n]
-		if i.Writer != "" {
+		if i.Writer != "" && m.Mode == record.MountWriter {
 			return &volume.InUseError{Name: m.Name, SandboxID: i.Writer}
 		}
-		if i.Layers >= maxLayers {
+		if i.Layers >= maxLayers && i.Writer == "" { // a writer merges them itself, see Store.MergeBelow
 			if err := st.Merge(ctx, m.Name); err != nil {
 				return err
 			}

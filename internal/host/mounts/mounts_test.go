@@ -142,9 +142,14 @@ func TestAdmit(t *testing.T) {
 	}
 	defer d.Close()
 	var used *volume.InUseError
-	if err := Admit(t.Context(), st, []Mount{{Name: "a", Path: "/a", Mode: "ro"}}, parent(1)); !errors.As(err, &used) ||
+	if err := Admit(t.Context(), st, []Mount{{Name: "a", Path: "/b"}}, parent(1)); !errors.As(err, &used) ||
 		used.SandboxID != "sb-1" {
 		t.Errorf("a volume with a writer: %v", err)
+	}
+	for _, mode := range []string{record.MountReadOnly, record.MountCopy} {
+		if err := Admit(t.Context(), st, []Mount{{Name: "a", Path: "/a", Mode: mode}}, parent(1)); err != nil {
+			t.Errorf("%s beside a writer: %v", mode, err)
+		}
 	}
 }
 

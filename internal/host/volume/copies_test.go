@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+
+	"github.com/forkd/forkd/internal/format/disklayer"
 )
 
 // A snapshot of a volume is a volume of its own.
@@ -103,6 +105,58 @@ func TestCopies(t *testing.T) {
 	d.Copy = filepath.Join(dir, "x")
 	if err := s.Copy(t.Context(), d); !isError(err, false, false) {
 		t.Errorf("a copy of a volume that was removed: %v", err)
+	}
+}
+
+// A copy beside a writer has the data as of the writer's latest branch, or of its mount. It is refused while
+// the writer's VM may still change that data, and if the VM has damaged it.
+func TestCopiesBesideAWriter(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, filepath.Join(dir, "volumes"))
+	create(t, s, "a")
+	startWriter(t, s, marks{4000: 1})
+	startWriter(t, s, marks{4001: 2})
+	copied := func(name string) (marks, error) {
+		t.Helper()
+		d := Disk{Sandbox: "sb-2", Name: "a", Copy: filepath.Join(dir, name)}
+		if err := s.Copy(t.Context(), d); err != nil {
+			if _, err := os.Lstat(d.Copy); err == nil {
+				t.Errorf("%s: files are left", name)
+			}
+			return nil, err
+		}
+		f, err := s.OpenCopy(t.Context(), d)
+		if err != nil {
+			return nil, err
+		}
+		defer f.Close()
+		return read10(t, append(f.Lower, f.Top)), nil
+	}
+	if got, err := copied("mount"); err != nil || !equal(got, marks{4000: 1}) {
+		t.Errorf("before a branch: %v, %v", got, err)
+	}
+	former, err := os.OpenFile(filepath.Join(dir, "volumes", "a", recordOf(s).Writer.Top), os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, list := swapTop(t, s, Disk{Sandbox: "sb-1", Name: "a"}, marks{4002: 3})
+	for _, f := range list {
+		f.Close()
+	}
+	var inUse *InUseError
+	s.patience = 0
+	if _, err := copied("early"); !errors.As(err, &inUse) || !inUse.Branching || inUse.SandboxID != "sb-1" {
+		t.Errorf("the former top is open for writing: %v", err)
+	}
+	former.Close()
+	if got, err := copied("branch"); err != nil || !equal(got, marks{4000: 1, 4001: 2}) {
+		t.Errorf("after a branch: %v, %v", got, err)
+	}
+	if err := os.Truncate(former.Name(), 4096); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := copied("damaged"); !errors.Is(err, disklayer.ErrFormat) {
+		t.Errorf("a damaged layer: %v", err)
 	}
 }
 

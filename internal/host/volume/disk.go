@@ -14,6 +14,7 @@ import (
 	"github.com/forkd/forkd/internal/format/record"
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/store"
+	"github.com/forkd/forkd/internal/host/writers"
 )
 
 // Disk names the disk that a sandbox has in a volume slot. It is the disk of a volume that the sandbox
@@ -39,9 +40,10 @@ func (s *Store) hold(ctx context.Context, d Disk) (v *volume, unlock func(), err
 	return &volume{Volume: *r, dir: d.Copy, private: true, phase: ready}, func() {}, nil
 }
 
-// Copy makes a sandbox's own copy of a volume, with the present content of the volume. It lacks the
-// data that a writer has written since its latest branch. The files of the copy are hard links, so
-// that the copy stays when the volume changes or is removed.
+// Copy makes a sandbox's own copy of a volume, with the present content of the volume. If the volume has
+// a writer, the content is that of the writer's latest branch, suspension or rollback, or of its mount: an
+// instant of the file system, as after a power failure. The files of the copy are hard links, so that the
+// copy stays when the volume changes or is removed.
 func (s *Store) Copy(ctx context.Context, d Disk) error {
 	v, unlock, err := s.lock(ctx, d.Name)
 	if err != nil {
@@ -51,9 +53,37 @@ func (s *Store) Copy(ctx context.Context, d Disk) error {
 	if err := s.releaseEnded(ctx, v); err != nil {
 		return err
 	}
+	if err := s.checkOwn(v); err != nil {
+		return err
+	}
 	r := v.Volume
 	r.Layers, r.Writer = slices.Clone(v.Layers), nil
 	return s.makeCopy(d, &r, func(_ int, name, to string) error { return os.Link(filepath.Join(v.dir, name), to) })
+}
+
+// checkOwn returns an error if the VM of a volume's writer may still change layers that the writer has
+// made, or if it has damaged one. The error is an *InUseError if a branch of the writer has not ended.
+func (s *Store) checkOwn(v *volume) error {
+	for _, name := range v.Layers {
+		if v.Writer == nil || !slices.Contains(v.Writer.Own, name) {
+			continue
+		}
+		path := filepath.Join(v.dir, name)
+		err := writers.None(path, s.patience)
+		if errors.As(err, new(*writers.Error)) {
+			return &InUseError{Name: v.Name, SandboxID: v.Writer.SandboxID, Branching: true}
+		}
+		if err == nil {
+			var f *os.File
+			if f, err = os.Open(path); err == nil {
+				err = errors.Join(checkLayer(v, f), f.Close())
+			}
+		}
+		if err != nil {
+			return fmt.Errorf("copy volume %q: a layer of its writer %q: %w", v.Name, v.Writer.SandboxID, err)
+		}
+	}
+	return nil
 }
 
 // CopyFrom is like Copy, with the content that a volume has in a snapshot. The parameter files has the

@@ -31,12 +31,17 @@ type InUseError struct {
 	Name      string
 	SandboxID string // the writer
 	Ended     bool   // whether the writer has ended, but its VM's process still has the volume open
+	Branching bool   // whether the writer is being branched, which would make a copy wait
 }
 
 func (e *InUseError) Error() string {
 	if e.Ended {
 		return fmt.Sprintf("volume %.100q: sandbox %q has ended, but its VM has not closed the volume yet: try again later",
 			e.Name, e.SandboxID)
+	}
+	if e.Branching {
+		return fmt.Sprintf("volume %.100q: sandbox %q, which writes to it, is being branched: try again later", e.Name,
+			e.SandboxID)
 	}
 	return fmt.Sprintf("volume %.100q: sandbox %q writes to it: end the sandbox first", e.Name, e.SandboxID)
 }

@@ -219,8 +219,9 @@ class VolumeMount(Record):
     """absolute path in the guest, which is made if it is missing; not /, and neither /proc, /sys, /dev or /run nor
     a path below them"""
     mode: Literal["ro", "copy"] | None = None
-    """empty: the sandbox writes to the volume, and no other sandbox can mount it meanwhile; ro: the content at the
-    time of the mount, read-only; copy: the same, and the sandbox may change its own copy, which ends with it"""
+    """empty: the sandbox writes to the volume, and no other sandbox can write to it meanwhile; ro: the content at
+    the time of the mount, or of the latest branch of a sandbox that writes to it, read-only; copy: the same, and
+    the sandbox may change its own copy, which ends with it"""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
