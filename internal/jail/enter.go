@@ -217,7 +217,14 @@ func LimitFiles(most uint64) error {
 	return nil
 }
 
-// LimitFilesCall is the system call that LimitFiles makes.
+// FileLimit returns the bound of LimitFiles. The process that started this process may have raised it.
+func FileLimit() (most uint64, err error) {
+	var has unix.Rlimit
+	err = unix.Prlimit(0, unix.RLIMIT_FSIZE, nil, &has)
+	return has.Cur, err
+}
+
+// LimitFilesCall is the system call that LimitFiles and FileLimit make.
 func LimitFilesCall() Call { return With(unix.SYS_PRLIMIT64, Is(0, 0), Is(1, unix.RLIMIT_FSIZE)) }
 
 // shareNoCore makes sure that, while this process runs on a core, no process with another

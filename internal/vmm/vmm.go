@@ -214,6 +214,8 @@ func (s *server) handle(kind vmmproto.Kind, r *codec.Reader, files *donated, w *
 		return s.rebase(r, files, w)
 	case vmmproto.KindNet:
 		return s.setNet(r)
+	case vmmproto.KindVolume:
+		return s.setVolume(r, files)
 	}
 	return fmt.Errorf("unknown request %d", kind)
 }

@@ -159,6 +159,16 @@ func (p *Process) SetOOMScore(score int) error {
 	return os.WriteFile(fmt.Sprintf("/proc/%d/oom_score_adj", p.pid), []byte(strconv.Itoa(score)), 0)
 }
 
+// AllowFiles lets the process write files of up to the given length in bytes, if it has bounded them to
+// less (jail.LimitFiles). The daemon needs CAP_SYS_RESOURCE for this.
+func (p *Process) AllowFiles(length uint64) error {
+	var has unix.Rlimit
+	if err := unix.Prlimit(p.pid, unix.RLIMIT_FSIZE, nil, &has); err != nil || has.Cur >= length {
+		return err
+	}
+	return unix.Prlimit(p.pid, unix.RLIMIT_FSIZE, &unix.Rlimit{Cur: length, Max: max(length, has.Max)}, nil)
+}
+
 // Kill kills the process, if it has not ended yet.
 func (p *Process) Kill() error {
 	raw, err := p.pidfd.SyscallConn()

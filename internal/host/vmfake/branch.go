@@ -178,3 +178,36 @@ func (v *VMM) Merge(ctx context.Context, req vmmproto.Merge, _ *os.File) error {
 	d.now = first + 2 // the merged layer and the top
 	return nil
 }
+
+// SetVolume implements vmpool.VMM. Every disk after the first is a volume slot.
+func (v *VMM) SetVolume(ctx context.Context, disk int, _ uint64, files []*os.File) error {
+	unlock, err := v.request(ctx)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if v.all.VolumeErr != nil {
+		return v.all.VolumeErr
+	}
+	if disk < 1 || disk >= len(v.disks) || (len(files) == 0) == (v.disks[disk].top == nil) {
+		return fmt.Errorf("disk %d cannot get %d files", disk, len(files))
+	}
+	d := &v.disks[disk]
+	d.first, d.now = len(files)-1, len(files)-1
+	if len(files) > 0 {
+		return v.swapTopLocked(d, files[len(files)-1])
+	}
+	d.top.Close()
+	d.top = nil
+	return nil
+}
+
+// volumesLocked returns the set of volume slots with disks.
+func (v *VMM) volumesLocked() (set uint32) {
+	for i, d := range v.disks {
+		if i > 0 && d.top != nil {
+			set |= 1 << (i - 1)
+		}
+	}
+	return set
+}

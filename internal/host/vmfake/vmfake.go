@@ -69,6 +69,7 @@ type VMMs struct {
 	// be nil.
 	Keep       func(*os.File) io.Closer
 	Starts     func() // called by AwaitStarts; may be nil
+	VolumeErr  error  // error of SetVolume
 	RebaseErr  error  // error of Rebase, before pages are replaced
 	LateRebase error  // error of Rebase, after pages were replaced
 

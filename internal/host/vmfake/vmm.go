@@ -310,7 +310,7 @@ func (v *VMM) Stats(ctx context.Context) (vm.Stats, error) {
 	}
 	defer unlock()
 	return vm.Stats{TopSwaps: v.Swaps, Rebases: v.Rebases, GuestDirtyBytes: v.all.GuestDirty, DiskFull: v.full,
-		Paused: !v.running}, v.all.StatsErr
+		Paused: !v.running, Volumes: v.volumesLocked()}, v.all.StatsErr
 }
 
 // Written implements vmpool.VMM.

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/forkd/forkd/internal/format/disklayer"
 	"github.com/forkd/forkd/internal/host/cgroup"
 	"github.com/forkd/forkd/internal/proto/vm"
 	"github.com/forkd/forkd/internal/proto/vmmproto"
@@ -112,6 +113,20 @@ func (v *VMM) Usage() (cgroup.Usage, error) { return v.leaf.Usage() }
 // run out of descriptors, and of memory for bitmaps.
 func (v *VMM) Merge(ctx context.Context, req vmmproto.Merge, merged *os.File) error {
 	return v.call(ctx, vmmproto.KindMerge, &req, descriptors(merged), nil)
+}
+
+// SetVolume puts a disk into an empty volume slot, or empties the slot if there are no files. The number
+// disk counts all disks. The caller keeps the files and must close them. First SetVolume lets the VMM write
+// a top of this size. If the daemon lacks the right to do so, the VMM refuses a volume that is too large.
+func (v *VMM) SetVolume(ctx context.Context, disk int, sizeBytes uint64, files []*os.File) error {
+	if err := readOnly([][]*os.File{files}); err != nil {
+		return err
+	}
+	if _, _, length := disklayer.Layout(sizeBytes); len(files) > 0 {
+		_ = v.proc.AllowFiles(length)
+	}
+	req := vmmproto.SetVolume{Disk: uint32(disk), SizeBytes: sizeBytes, Layers: uint32(len(files))}
+	return v.call(ctx, vmmproto.KindVolume, &req, descriptors(files...), nil)
 }
 
 // SetNet makes the machine use the newest frame socket of DialFrames or, if network is false, no

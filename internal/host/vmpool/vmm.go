@@ -26,6 +26,7 @@ type VMM interface {
 	WaitCopied(ctx context.Context, serial uint64) (vmmproto.Branched, error)
 	Rebase(ctx context.Context, serial uint64, layer *os.File) (vmmproto.RebaseResult, error)
 	Merge(context.Context, vmmproto.Merge, *os.File) error
+	SetVolume(ctx context.Context, disk int, sizeBytes uint64, files []*os.File) error
 	DialFrames() (*os.File, error)
 	SetNet(ctx context.Context, network bool) error
 	Stats(context.Context) (vm.Stats, error)

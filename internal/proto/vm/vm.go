@@ -76,6 +76,7 @@ type Stats struct {
 	TopSwaps        uint64 // number of branches that gave the disks new tops, since the process started
 	Rebases         uint64 // number of rebases that have begun since the process started
 	DiskFull        bool   // the VMM has paused the VM until the host has room for a write to a disk
+	Volumes         uint32 // bit n is set if volume slot n has a disk
 }
 
 // BranchMode determines how a branch saves the memory of a running machine.

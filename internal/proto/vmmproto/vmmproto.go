@@ -22,7 +22,7 @@ import (
 // Version must be changed together with any message, and together with the form of the state that a
 // VMM saves. Otherwise a VMM of an earlier daemon could save a state that the VMMs of the next
 // daemon cannot restore. A VMM refuses a daemon with another version.
-const Version = 19
+const Version = 20
 
 // Kind is the first byte of every message.
 type Kind = codec.Kind
@@ -51,6 +51,7 @@ const (
 	KindNet      // SetNet
 	KindRebase   // Rebase; the memory layer of the branch, for reading
 	KindWritten  // no body
+	KindVolume   // SetVolume; the layers of the disk
 )
 
 // Create makes the VM of this process, with memory slots, interrupt controllers, vCPUs and devices.
@@ -77,6 +78,14 @@ type Disk struct {
 	SizeBytes uint64 // at most vm.MaxVolumeBytes in a volume slot
 	Layers    uint32 // 0 only for an empty volume slot
 	Volume    bool   // whether the disk is in a volume slot
+}
+
+// SetVolume puts a disk into an empty volume slot of a machine with a guest, or empties a slot that has a
+// disk. The guest sees another capacity. The parameter Disk is the number of the slot among all disks.
+type SetVolume struct {
+	Disk      uint32
+	SizeBytes uint64 // at most vm.MaxVolumeBytes
+	Layers    uint32 // see Disk; 0: the slot becomes empty
 }
 
 // Boot loads a kernel. The VM is then paused at the kernel's first instruction.
@@ -221,6 +230,19 @@ func parseVMGenID(r *codec.Reader) (id [16]byte) {
 }
 
 // Append encodes m.
+func (m *SetVolume) Append(w *codec.Writer) {
+	w.U32(m.Disk)
+	w.U64(m.SizeBytes)
+	w.U32(m.Layers)
+}
+
+// Parse decodes m.
+func (m *SetVolume) Parse(r *codec.Reader) error {
+	*m = SetVolume{Disk: r.U32(), SizeBytes: r.U64(), Layers: r.U32()}
+	return r.Err()
+}
+
+// Append encodes m.
 func (m *Boot) Append(w *codec.Writer) {
 	w.String(m.Cmdline)
 	w.Bool(m.Initrd)
@@ -360,12 +382,13 @@ func (m *Stats) Append(w *codec.Writer) {
 	w.U64(m.TopSwaps)
 	w.U64(m.Rebases)
 	w.Bool(m.DiskFull)
+	w.U32(m.Volumes)
 }
 
 // Parse decodes m.
 func (m *Stats) Parse(r *codec.Reader) error {
 	*m = Stats{GuestDirtyBytes: r.U64(), Paused: r.Bool(), Exits: r.U64(), TopSwaps: r.U64(), Rebases: r.U64(),
-		DiskFull: r.Bool()}
+		DiskFull: r.Bool(), Volumes: r.U32()}
 	return r.Err()
 }
 

@@ -38,10 +38,12 @@ func TestMessagesRoundTrip(t *testing.T) {
 		&Branched{Serial: 7, Failed: &Error{Code: vm.ErrNoSpace, Text: "full"}, Copy: 1, Faults: 2, Stop: 3},
 		&Branched{Serial: 7, Copy: 1},
 		&Merge{Disk: 1, First: 2},
+		&SetVolume{Disk: 1, SizeBytes: 1 << 30, Layers: 3},
 		&Rebase{Serial: 7},
 		&RebaseResult{Bytes: 1, Mappings: 2, Took: 3},
 		&Error{Code: vm.ErrCPU, Text: "no avx"},
-		&Stats{GuestDirtyBytes: 1, Paused: true, Exits: 2, TopSwaps: 3, Rebases: 4, DiskFull: true},
+		&Stats{GuestDirtyBytes: 1, Paused: true, Exits: 2, TopSwaps: 3, Rebases: 4, DiskFull: true,
+			Volumes: 5},
 		&Exit{Reason: vm.ExitReason(2), Detail: "panic"},
 	} {
 		var w codec.Writer

@@ -254,5 +254,5 @@ func (m *Machine) Stats() (vm.Stats, error) {
 	dirty, err := m.tracker.DirtyBytes(m.mem)
 	paused, exits := m.cpus.stats()
 	return vm.Stats{GuestDirtyBytes: dirty, Paused: paused, Exits: exits, TopSwaps: m.topSwaps, Rebases: m.rebases,
-		DiskFull: m.stalled}, err
+		DiskFull: m.stalled, Volumes: m.volumes()}, err
 }

@@ -170,3 +170,60 @@ func TestBranchSwapsTheTopsOfVolumes(t *testing.T) {
 	}
 	w.must(w.unquiesce())
 }
+
+// A volume that is put into a slot of a running machine tells the driver about the new capacity, and so does its
+// removal. Only volume slots can change.
+func TestSetVolume(t *testing.T) {
+	w, _ := newSlotted(t)
+	const slot, size = slotFirstDisk + 2, 8 << 20
+	virtiotest.Start(t, w.mem, w.slots[slot].transport, virtio.FVersion1, 0x10000, 64)
+	register := func(offset uint64) uint32 {
+		var p [4]byte
+		w.must(w.mmio(boot.VirtioDevice(slot).Addr+guestmem.GPA(offset), p[:], false))
+		return binary.LittleEndian.Uint32(p[:])
+	}
+	set := func(i int, d Disk) error {
+		w.pause()
+		err := w.setVolume(i, d)
+		w.must(w.unquiesce())
+		return err
+	}
+	for what, c := range map[string]struct {
+		disk int
+		d    Disk
+	}{
+		"it is no volume slot":        {0, newDiskOf(t, fuzzDisk, true, 0)},
+		"there are 3 disks":           {3, Disk{Volume: true}},
+		"there are 3 disks ":          {-1, Disk{Volume: true}},
+		"slot is empty already":       {2, Disk{Volume: true}},
+		"want at least a base image":  {2, Disk{SizeBytes: size, Layers: newDiskOf(t, size, true, 0).Layers[:1]}},
+		"want a positive multiple of": {2, Disk{SizeBytes: 5, Layers: newDiskOf(t, size, true, 0).Layers}},
+	} {
+		if err := set(c.disk, c.d); err == nil || !strings.Contains(err.Error(), strings.TrimSpace(what)) {
+			t.Errorf("want %q in %v", what, err)
+		}
+	}
+	if w.volumes() != 0 || register(0xfc) != 0 {
+		t.Errorf("after errors: volumes %b, generation %d", w.volumes(), register(0xfc))
+	}
+	for i, d := range []Disk{newDiskOf(t, size, true, 0), {Volume: true}, newDiskOf(t, size/2, true, 0)} {
+		w.must(set(2, d))
+		if sectors := register(0x100); uint64(sectors) != d.SizeBytes/512 {
+			t.Errorf("change %d: %d sectors, want %d bytes", i, sectors, d.SizeBytes)
+		}
+		if status, generation := w.slots[slot].transport.InterruptStatus().Swap(0), register(0xfc); status != 2 ||
+			generation != uint32(i+1) {
+			t.Errorf("change %d: interrupt status %d, generation %d", i, status, generation)
+		}
+		if want := uint32(1 - i%2); w.volumes() != want<<1 {
+			t.Errorf("change %d: volumes %b", i, w.volumes())
+		}
+	}
+	second := newDiskOf(t, size, true, 0)
+	if err := set(2, second); err == nil || !strings.Contains(err.Error(), "has a disk already") {
+		t.Errorf("a second volume in a slot: %v", err)
+	}
+	if _, err := second.Layers[0].Stat(); err == nil {
+		t.Error("the files of a refused volume are open")
+	}
+}

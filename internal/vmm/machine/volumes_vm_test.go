@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -103,5 +104,37 @@ func TestVolumes(t *testing.T) {
 			saved.check(t, child, c.what)
 		}
 		grandchild.wantVolume(t, 1, 25, "grandchild at the end")
+
+		// A running guest gets a volume, writes to it, loses it and gets another one.
+		for _, seed := range []uint64{21, 22} {
+			child.set(t, 0, h.newVolume(t, seed))
+			child.wantVolume(t, 0, seed, "attached")
+			child.wantCapacity(t, 1, 0, "beside an attached volume")
+			child.call(t, "write-volume 0 %d 26", volumeUsed)
+			child.wantVolume(t, 0, 26, "attached, and written")
+			if seed == 22 {
+				break
+			}
+			child.set(t, 0)
+			child.wantCapacity(t, 0, 0, "detached")
+		}
+		attached := child.branch(t, empty, vm.BranchDiff)
+		last := h.fork(t, attached)
+		last.wantVolume(t, 0, 26, "a child of a branch with an attached volume")
+		saved.check(t, last, "the same child")
+		child.restore(t, empty)
+		child.wantCapacity(t, 0, 0, "rolled back to a moment before the volume")
 	})
+}
+
+// set puts a volume with the given base image into a slot of a running VM, or empties the slot.
+func (v *testVM) set(t *testing.T, slot int, base ...string) {
+	t.Helper()
+	v.volumes = slices.Clone(v.volumes)
+	if v.volumes[slot] = base; len(base) > 0 {
+		v.volumes[slot] = append(base, v.host.newTop(t))
+	}
+	if err := v.SetVolume(1+slot, disks(t, nil, v.volumes[slot])[1]); err != nil {
+		t.Fatal(err)
+	}
 }

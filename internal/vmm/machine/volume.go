@@ -1,0 +1,73 @@
+package machine
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/forkd/forkd/internal/vmm/virtio/blk"
+)
+
+// SetVolume puts a disk into an empty volume slot, or empties a slot that has a disk: then d has no layers.
+// The guest is stopped meanwhile. It gets an interrupt because of its device's other capacity (virtio 1.2
+// §5.2.6). The number i counts all disks. SetVolume takes ownership of the files. After an error the slot
+// is unchanged.
+//
+// Requests that the guest has not had answers to are served with the new disk. A guest that removes a disk
+// unmounts it first, and then there are none. For any other guest they are like requests to a disk that
+// was unplugged.
+func (m *Machine) SetVolume(i int, d Disk) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	_, err := m.atRest(func(bool) error { return m.setVolume(i, d) })
+	return err
+}
+
+// setVolume does the work of SetVolume. Preconditions: the machine is paused.
+func (m *Machine) setVolume(i int, d Disk) (err error) {
+	var overlay *blk.Overlay
+	if len(d.Layers) > 0 {
+		if overlay, err = blk.NewOverlay(d.Layers, d.SizeBytes); err != nil {
+			return fmt.Errorf("disk %d: %w", i, err)
+		}
+	}
+	if err := m.checkVolume(i, overlay == nil); err != nil {
+		if overlay != nil {
+			_ = overlay.Close() // unused
+		}
+		return fmt.Errorf("disk %d: %w", i, err)
+	}
+	if err := m.replaceDisk(i, true, overlay); err != nil {
+		return fmt.Errorf("disk %d: %w", i, err)
+	}
+	return m.slots[slotFirstDisk+i].transport.ConfigChanged()
+}
+
+// checkVolume returns an error unless disk i is a volume slot that can be emptied, or filled.
+func (m *Machine) checkVolume(i int, empty bool) error {
+	switch {
+	case i < 0 || i >= len(m.disks):
+		return fmt.Errorf("there are %d disks", len(m.disks))
+	case m.slots[slotFirstDisk+i].kind != kindVolume:
+		return errors.New("it is no volume slot")
+	case empty && m.disks[i].Empty():
+		return errors.New("the volume slot is empty already")
+	case !empty && !m.disks[i].Empty():
+		return errors.New("the volume slot has a disk already")
+	}
+	return nil
+}
+
+// volumes returns a set of the volume slots that have disks: bit n is slot n.
+func (m *Machine) volumes() (set uint32) {
+	n := 0
+	for i, d := range m.disks {
+		if m.slots[slotFirstDisk+i].kind != kindVolume {
+			continue
+		}
+		if !d.Empty() {
+			set |= 1 << n
+		}
+		n++
+	}
+	return set
+}
