@@ -43,3 +43,15 @@ func (c *Client) Volume(ctx context.Context, name string) (v Volume, err error) 
 func (c *Client) DeleteVolume(ctx context.Context, name string) error {
 	return c.call(ctx, http.MethodDelete, volumePath(name), nil, nil)
 }
+
+// AttachVolume makes a running sandbox mount a volume. Its snapshot must have a free volume slot.
+func (c *Client) AttachVolume(ctx context.Context, id string, m VolumeMount) (s Sandbox, err error) {
+	err = c.call(ctx, http.MethodPost, sandboxPath(id, "/volumes"), m, &s)
+	return s, err
+}
+
+// DetachVolume makes a running sandbox unmount a volume, which keeps the data. Of several volumes, the
+// sandbox can only detach the volume that it has mounted last.
+func (c *Client) DetachVolume(ctx context.Context, id, volume string) error {
+	return c.call(ctx, http.MethodDelete, sandboxPath(id, "/volumes/"+url.PathEscape(volume)), nil, nil)
+}

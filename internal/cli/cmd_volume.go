@@ -14,14 +14,14 @@ func newVolumeCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "volume",
 		Short: "Manage volumes: named disks that outlive sandboxes",
-		Long: "'forkd run' and 'forkd fork' mount volumes with -v NAME:/PATH. The snapshot must have volume slots\n" +
-			"('forkd build --volume-slots'). Volumes are branched, suspended and rolled back with their sandbox.\n" +
+		Long: "'forkd run' and 'forkd fork' mount volumes with -v NAME:/PATH, and 'forkd volume attach' mounts them in\n" +
+			"sandboxes that run. The snapshot must have volume slots ('forkd build --volume-slots'). Volumes are branched, suspended and rolled back with their sandbox.\n" +
 			"docs/volumes.md has the rules.",
 		Args: usageArgs(knownCommand),
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.AddCommand(newVolumeCreateCmd(), newVolumeListCmd(), newVolumeInspectCmd(), newVolumeSnapshotCmd(),
-		newVolumeRemoveCmd())
+		newVolumeRemoveCmd(), newVolumeAttachCmd(), newVolumeDetachCmd())
 	return cmd
 }
 

@@ -98,6 +98,33 @@ func TestVolumesAtTheCommandLine(t *testing.T) {
 	if f := row(run(0, "volume", "ls"), "data"); f[5] != id {
 		t.Errorf("with the writer %s: %q", id, f)
 	}
+	run(0, "volume", "create", "more", "--size", "16m")
+	if text := run(0, "volume", "attach", "more", id+":/more"); text != id+"\n" {
+		t.Errorf("attach: %q", text)
+	}
+	if f := row(run(0, "volume", "ls"), "more"); f[5] != id {
+		t.Errorf("with the writer %s: %q", id, f)
+	}
+	if text := run(1, "volume", "detach", "data", id); !strings.Contains(text, `detach "more" before "data"`) {
+		t.Error(text)
+	}
+	if text := run(0, "volume", "detach", "more", id); text != "more\n" {
+		t.Errorf("detach: %q", text)
+	}
+	if text := run(1, "volume", "detach", "more", id); !strings.Contains(text, "has not mounted it") {
+		t.Error(text)
+	}
+	run(0, "volume", "attach", "more", id+":/more:ro")
+	if f := row(run(0, "volume", "ls"), "more"); f[5] != "-" {
+		t.Errorf("attached read-only: %q", f)
+	}
+	if text := run(2, "volume", "attach", "more", id); !strings.Contains(text, "ID:/PATH") {
+		t.Error(text)
+	}
+	bare, _, _ := strings.Cut(run(0, "fork", "none"), "\n")
+	if text := run(1, "volume", "attach", "more", bare+":/more"); !strings.Contains(text, "--volume-slots 1") {
+		t.Error(text)
+	}
 	t.Chdir(t.TempDir())
 	if text := run(1, "fork", "none", "-v", "src:/x"); !strings.Contains(text, "forkd volume create") {
 		t.Error(text)

@@ -78,6 +78,7 @@ func (d *daemon) holds(t *testing.T, what, id string) {
 func TestVolumes(t *testing.T) {
 	d := volumes(t)
 	t.Run("one sandbox after another", d.passOn)
+	t.Run("a sandbox that runs", d.attached)
 	t.Run("E2B", d.mountedByE2B)
 	t.Run("a directory of this host", d.sharedDirectory)
 	t.Run("killed daemons", d.killedWithVolume)

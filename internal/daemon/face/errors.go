@@ -107,12 +107,8 @@ func codeOf(err error) code {
 		return codeNoWorkspace
 	case errors.As(err, &disk):
 		return codeOfVolume(disk)
-	case is[*volume.InUseError](err):
-		return codeVolumeInUse
-	case is[*mounts.SlotsError](err):
-		return codeNoVolumeSlots
-	case is[*mounts.HeldError](err), is[*failure.VolumesError](err):
-		return codeHasVolumes
+	case codeOfMount(err) != "":
+		return codeOfMount(err)
 	case errors.Is(err, once.ErrOther):
 		return codeKeyReused
 	case errors.Is(err, once.ErrUnknown):
@@ -156,6 +152,23 @@ func codeOfEncryption(err error) code {
 		return codeHostMemory
 	}
 	return codeEncrypted
+}
+
+// codeOfMount returns the code of an error of package mounts, or "" for another error.
+func codeOfMount(err error) code {
+	switch {
+	case is[*mounts.NotMountedError](err):
+		return codeNoVolume
+	case is[*mounts.BusyError](err):
+		return codeConflict
+	case is[*volume.InUseError](err):
+		return codeVolumeInUse
+	case is[*mounts.SlotsError](err):
+		return codeNoVolumeSlots
+	case is[*mounts.HeldError](err), is[*failure.VolumesError](err):
+		return codeHasVolumes
+	}
+	return ""
 }
 
 func codeOfVolume(err *volume.Error) code {

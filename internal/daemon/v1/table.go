@@ -153,6 +153,8 @@ func (a *api) volumeRoutes() []route {
 		{"GET /v1/volumes/{volume}", auth.Read, nil, f.Reads, get(a.getVolume)},
 		{"DELETE /v1/volumes/{volume}", auth.Run, nil, f.Ends, end(a.deleteVolume)},
 		{"POST /v1/volumes/{volume}/snapshot", auth.Run, nil, f.Work, f.Once(call(http.StatusCreated, a.snapshotVolume))},
+		{"POST /v1/sandboxes/{id}/volumes", auth.Run, nil, f.Work, call(http.StatusOK, a.attachVolume)},
+		{"DELETE /v1/sandboxes/{id}/volumes/{volume}", auth.Run, nil, f.Work, end(a.detachVolume)},
 	}
 }
 

@@ -61,3 +61,12 @@ func (a *api) getVolume(r *http.Request) (apiv1.Volume, error) {
 func (a *api) deleteVolume(r *http.Request) error {
 	return a.view(r).RemoveVolume(r.Context(), r.PathValue("volume"))
 }
+
+func (a *api) attachVolume(r *http.Request, req *apiv1.VolumeMount) (apiv1.Sandbox, error) {
+	return described(a.sandboxesFor(r))(a.view(r).AttachVolume(r.Context(), r.PathValue("id"), mounts.Mount(*req)))
+}
+
+func (a *api) detachVolume(r *http.Request) error {
+	_, err := a.view(r).DetachVolume(r.Context(), r.PathValue("id"), r.PathValue("volume"))
+	return err
+}

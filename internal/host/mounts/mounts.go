@@ -136,14 +136,15 @@ func Admit(ctx context.Context, st *volume.Store, mounts []Mount, parent *snapsh
 	return nil
 }
 
-// Error reports a volume that a guest could not mount.
+// Error reports a volume that a guest could not mount or unmount.
 type Error struct {
 	Mount
+	Op  string // "mount" or "unmount"
 	Err error
 }
 
 func (e *Error) Error() string {
-	return fmt.Sprintf("mount volume %q at %q: %v", e.Name, e.Path, e.Err)
+	return fmt.Sprintf("%s volume %q at %q: %v", e.Op, e.Name, e.Path, e.Err)
 }
 
 func (e *Error) Unwrap() error { return e.Err }
@@ -152,10 +153,17 @@ func (e *Error) Unwrap() error { return e.Err }
 // *Error.
 func InGuest(ctx context.Context, dial agentclient.DialFunc, mounts []Mount) error {
 	for i, m := range mounts {
-		v := agentproto.Volume{Slot: i, Path: m.Path, ReadOnly: m.Mode == record.MountReadOnly}
-		if err := agentclient.New(dial).Mount(ctx, v); err != nil {
-			return &Error{Mount: m, Err: err}
+		if err := inGuest(ctx, dial, i, m); err != nil {
+			return err
 		}
+	}
+	return nil
+}
+
+func inGuest(ctx context.Context, dial agentclient.DialFunc, slot int, m Mount) error {
+	v := agentproto.Volume{Slot: slot, Path: m.Path, ReadOnly: m.Mode == record.MountReadOnly}
+	if err := agentclient.New(dial).Mount(ctx, v); err != nil {
+		return &Error{Mount: m, Op: "mount", Err: err}
 	}
 	return nil
 }

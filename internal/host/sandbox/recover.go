@@ -268,6 +268,7 @@ func (m *Manager) recoverSuspended(id string) error {
 	}
 	ledger.ClearTops(data)
 	s := m.newSandbox(r)
+	s.mounts.Keep(r.Volumes) // the sandbox may have attached other volumes since, before its VM ended
 	s.since.Forget()
 	if err := s.transition("recover", Suspended, func() { s.unpin = unpin }); err != nil {
 		return err

@@ -53,8 +53,8 @@ func (s *Sandbox) catchUp() error {
 	return nil
 }
 
-// settle finds out whether the VMM has switched to a new top, and whether the VM's memory was
-// rebased. It records both facts. It also returns whether the VM is paused.
+// settle finds out whether the VMM has switched to a new top, whether the VM's memory was rebased, and
+// which volumes the VM has. It records these facts. It also returns whether the VM is paused.
 func (s *Sandbox) settle(ctx context.Context, v *liveVM) (paused bool, err error) {
 	stats, err := v.vmm.Stats(ctx)
 	if s.answered(err) != nil {
@@ -67,7 +67,7 @@ func (s *Sandbox) settle(ctx context.Context, v *liveVM) (paused bool, err error
 		return stats.Paused, err
 	}
 	if pending == nil {
-		return stats.Paused, nil
+		return stats.Paused, s.fitVolumes(ctx, v, stats.Volumes)
 	}
 	swapped := stats.TopSwaps > pending.Swaps
 	if err := s.mounts.Settle(ctx, s.record.Volumes, pending.Volumes, swapped); err != nil {

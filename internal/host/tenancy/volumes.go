@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"github.com/forkd/forkd/internal/host/mounts"
+	"github.com/forkd/forkd/internal/host/sandbox"
 	"github.com/forkd/forkd/internal/host/volume"
 )
 
@@ -92,6 +93,26 @@ func (v *View) RemoveVolumeWithID(ctx context.Context, id string) error {
 		return err
 	}
 	return v.host.volumes.RemoveID(ctx, i.Name, id)
+}
+
+// AttachVolume calls Manager.Attach, if the principal may see the sandbox and the volume.
+func (v *View) AttachVolume(ctx context.Context, id string, mount mounts.Mount) (sandbox.Info, error) {
+	return reached(ctx, v, id, func(ctx context.Context, m *sandbox.Manager) (sandbox.Info, error) {
+		if err := v.HasVolume(mount.Name); err != nil {
+			return sandbox.Info{}, err
+		}
+		return m.Attach(ctx, id, mount)
+	})
+}
+
+// DetachVolume calls Manager.Detach, if the principal may see the sandbox and the volume.
+func (v *View) DetachVolume(ctx context.Context, id, volume string) (sandbox.Info, error) {
+	return reached(ctx, v, id, func(ctx context.Context, m *sandbox.Manager) (sandbox.Info, error) {
+		if err := v.HasVolume(volume); err != nil {
+			return sandbox.Info{}, err
+		}
+		return m.Detach(ctx, id, volume)
+	})
 }
 
 // OwnerOfVolume returns the name of a volume's owner; see OwnerOf.

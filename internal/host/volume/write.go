@@ -184,24 +184,24 @@ func (s *Store) releaseEnded(ctx context.Context, v *volume) error {
 	return nil
 }
 
-// ReleaseAll calls Release for all volumes that a sandbox writes to. The sandbox's VM must have exited.
-// A nil Store has no volumes.
-func (s *Store) ReleaseAll(sandbox string) {
+// ReleaseAll calls Release for all volumes that a sandbox writes to, except those with the names in keep.
+// The sandbox's VM must have exited, or must have closed these volumes. A nil Store has no volumes.
+func (s *Store) ReleaseAll(sandbox string, keep ...string) {
 	if s == nil {
 		return
 	}
 	var names []string
 	s.mu.Lock()
 	for _, v := range s.byName {
-		if v.Writer != nil && v.Writer.SandboxID == sandbox {
+		if v.Writer != nil && v.Writer.SandboxID == sandbox && !slices.Contains(keep, v.Name) {
 			names = append(names, v.Name)
 		}
 	}
 	s.mu.Unlock()
 	for _, name := range names {
 		if err := s.Release(context.Background(), name, sandbox); err != nil {
-			s.cfg.Log.Error("a volume could not be released by a sandbox that has ended; its next use tries again",
-				"name", name, "sandbox", sandbox, "error", err)
+			s.cfg.Log.Error("a volume could not be released by a sandbox that does not use it any more; its next use tries "+
+				"again", "name", name, "sandbox", sandbox, "error", err)
 		}
 	}
 }

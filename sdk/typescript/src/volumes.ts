@@ -78,6 +78,32 @@ export class Volumes {
     return camel(info as Schemas["VolumeInfo"]);
   }
 
+  /**
+   * Mounts a volume in a running sandbox, which needs a free volume slot. Without a mode, the sandbox writes
+   * to the volume; with "ro" it reads it, and with "copy" it has a private copy.
+   */
+  async attach(
+    name: string,
+    sandboxId: string,
+    path: string,
+    options: CallOptions & { mode?: "ro" | "copy" | undefined } = {},
+  ): Promise<void> {
+    checkOptions(options, "mode", ...callOptions);
+    const mode = options.mode === undefined ? "" : `:${options.mode}`;
+    const json = mountsOf({ [path]: `${name}${mode}` })?.[0];
+    const call = `/v1/sandboxes/${tagOf(sandboxId, "sandboxId")}/volumes`;
+    await this.#client.wire.call("POST", call, { json, options, seconds: 120 });
+  }
+
+  /**
+   * Unmounts a volume in a running sandbox. The volume keeps its data. Of several volumes, the one that the
+   * sandbox has mounted last must be detached first.
+   */
+  async detach(name: string, sandboxId: string, options?: CallOptions): Promise<void> {
+    const path = `/v1/sandboxes/${tagOf(sandboxId, "sandboxId")}/volumes/${tagOf(name, "name")}`;
+    await this.#client.wire.call("DELETE", path, { options, seconds: 120 });
+  }
+
   /** Removes a volume and its data; false if it no longer existed. */
   delete(name: string, options?: CallOptions): Promise<boolean> {
     return this.#client.wire.gone(pathOf(name), "volume_not_found", { options, seconds: 120 });

@@ -52,6 +52,20 @@ class AsyncVolumes:
         body = _args.given(name=_args.name("to", to), labels=_args.strings("labels", labels))
         return await self._call("POST", name, "/snapshot", body, once=True)
 
+    async def attach(self, name: str, sandbox_id: str, path: str, *, mode: str | None = None) -> None:
+        """Mounts a volume in a running sandbox, which needs a free volume slot. Without a mode, the sandbox writes
+        to the volume; with "ro" it reads it, and with "copy" it has a private copy."""
+        mounts = _args.volumes({path: name if mode is None else f"{name}:{mode}"}) or []
+        sandbox = _args.identifier("sandbox_id", sandbox_id)
+        await self._client._transport.call("POST", f"/v1/sandboxes/{sandbox}/volumes", mounts[0])
+
+    async def detach(self, name: str, sandbox_id: str) -> None:
+        """Unmounts a volume in a running sandbox. The volume keeps its data. Of several volumes, the one that the
+        sandbox has mounted last must be detached first."""
+        sandbox = _args.identifier("sandbox_id", sandbox_id)
+        volume = quote(_args.name("name", name), safe="")
+        await self._client._transport.call("DELETE", f"/v1/sandboxes/{sandbox}/volumes/{volume}")
+
     async def delete(self, name: str) -> bool:
         """Removes a volume and its data. Returns False if it no longer existed."""
         try:

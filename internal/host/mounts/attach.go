@@ -1,0 +1,184 @@
+package mounts
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+
+	"github.com/forkd/forkd/internal/format/record"
+	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/agentclient"
+	"github.com/forkd/forkd/internal/host/invalid"
+	"github.com/forkd/forkd/internal/host/ledger"
+	"github.com/forkd/forkd/internal/host/vmpool"
+	"github.com/forkd/forkd/internal/host/writers"
+	"github.com/forkd/forkd/internal/proto/agentproto"
+	"github.com/forkd/forkd/internal/proto/vm"
+)
+
+// Live is a running sandbox whose volumes change. The volumes of a sandbox are always in its first slots,
+// so a sandbox attaches a volume in the slot after its other volumes, and detaches the volume in its last
+// slot that has one.
+//
+// The sandbox's record names the volumes. It names a volume before the VM gets the volume, and until the
+// guest has unmounted it. If the daemon is killed in between, Fit makes the record, the VM and the records
+// of the volumes consistent: then the volume is attached if the VM and the record both have it.
+type Live struct {
+	*Set
+	VMM    vmpool.VMM
+	Dial   agentclient.DialFunc
+	Mounts []Mount
+	Save   func([]Mount) error // writes other mounts into the sandbox's record
+	Settle func() error        // calls Fit
+}
+
+// NotMountedError reports a volume that a sandbox has not mounted.
+type NotMountedError struct{ Sandbox, Name string }
+
+func (e *NotMountedError) Error() string {
+	return fmt.Sprintf("volume %.100q: sandbox %q has not mounted it", e.Name, e.Sandbox)
+}
+
+// BusyError reports a volume that a guest has refused to unmount, usually because a program uses it.
+type BusyError struct {
+	Mount
+	Sandbox string
+	Err     error
+}
+
+func (e *BusyError) Error() string {
+	return fmt.Sprintf("detach volume %q from sandbox %q: %v", e.Name, e.Sandbox, e.Err)
+}
+
+// CheckMore checks whether a sandbox can mount another volume. The parameter parent is the snapshot that
+// the sandbox runs from. It merges the layers of the volume if there are too many. The errors are those of
+// Admit.
+func (l *Live) CheckMore(ctx context.Context, m Mount, parent *snapshot.Manifest) error {
+	if err := check(m, l.Mounts, 1); err != nil {
+		return invalid.Errorf(err.Field, "%s", err.Reason)
+	}
+	slots := *parent
+	slots.Volumes = make([]snapshot.Volume, len(l.Mounts)) // the volumes that take slots now
+	for i, has := range l.Mounts {
+		slots.Volumes[i] = snapshot.Volume{Name: has.Name, Path: has.Path}
+	}
+	return Admit(ctx, l.Store, []Mount{m}, &slots)
+}
+
+// Attach makes the sandbox mount another volume. CheckMore must have returned nil. After an error, the
+// sandbox has its former volumes, unless the daemon could not write a record or ask the VMM: then the
+// next call of Settle does the rest.
+func (l *Live) Attach(ctx context.Context, m Mount) error {
+	slot := len(l.Mounts)
+	if err := l.Save(append(slices.Clone(l.Mounts), m)); err != nil {
+		return err
+	}
+	err := l.put(ctx, slot, m)
+	if err == nil {
+		err = inGuest(ctx, l.Dial, slot, m)
+	}
+	if err == nil {
+		return nil
+	}
+	if failed := (*Error)(nil); errors.As(err, &failed) {
+		failed.Err = vmpool.Cause(ctx, failed.Err)
+	}
+	undo := l.Save(l.Mounts)
+	if undo == nil {
+		undo = l.Settle()
+	}
+	return errors.Join(err, undo)
+}
+
+// put gives the VM the disk of a volume.
+func (l *Live) put(ctx context.Context, slot int, m Mount) error {
+	disk := l.disk(slot, m)
+	if disk.Copy != "" { // an earlier copy, whose removal failed
+		if err := writers.RemoveAll(disk.Copy, writers.Patience); err != nil {
+			return err
+		}
+	}
+	d := &Disks{}
+	defer d.Close()
+	o := &opening{Disks: d, set: l.Set, ctx: ctx, mount: m, disk: disk}
+	f, err := o.open()
+	if err != nil {
+		return err
+	}
+	d.files = append(f.Lower, f.Top)
+	// The outcome must be known, even if the client gives up.
+	return l.VMM.SetVolume(context.WithoutCancel(ctx), 1+slot, f.SizeBytes, d.files)
+}
+
+// Detach makes the sandbox unmount a volume, which then has no writer. If a program uses the volume, or if
+// the guest does not answer, it stays attached. The error is a *NotMountedError, a *HeldError, a *BusyError, or an
+// *Error. After another error, the next call of Settle does the rest.
+func (l *Live) Detach(ctx context.Context, name string) error {
+	last := len(l.Mounts) - 1
+	switch i := slices.IndexFunc(l.Mounts, func(m Mount) bool { return m.Name == name }); {
+	case i < 0:
+		return &NotMountedError{Sandbox: l.Sandbox, Name: name}
+	case i < last:
+		return &HeldError{Op: "detach a volume from", ID: l.Sandbox, Why: fmt.Sprintf("volumes are detached in the "+
+			"reverse order of their slots: detach %q before %q", l.Mounts[last].Name, name)}
+	}
+	m := l.Mounts[last]
+	if err := agentclient.New(l.Dial).Unmount(ctx, agentproto.Volume{Slot: last, Path: m.Path}); err != nil {
+		if refused := (*agentclient.Error)(nil); errors.As(err, &refused) {
+			return &BusyError{Sandbox: l.Sandbox, Mount: m, Err: err}
+		}
+		return &Error{Mount: m, Op: "unmount", Err: vmpool.Cause(ctx, err)}
+	}
+	// An earlier suspended state must not change the content of a volume that another sandbox may use by
+	// then. With that state, the sandbox gets its own copy of the content.
+	err := ledger.UpdateSuspended(l.Dir, func(r *ledger.Record) {
+		r.Volumes = slices.Clone(r.Volumes)
+		for i, v := range r.Volumes {
+			if v.Name == name && v.Mode == record.MountWriter {
+				r.Volumes[i].Mode = record.MountCopy
+			}
+		}
+	})
+	if err == nil {
+		err = l.Save(slices.Clone(l.Mounts[:last]))
+	}
+	if err != nil {
+		return errors.Join(err, inGuest(ctx, l.Dial, last, m))
+	}
+	return l.Settle()
+}
+
+// Fit finds out which of its volumes a sandbox has, after an interrupted Attach or Detach, and returns how
+// many these are. The parameter filled is the VMM's set of slots with disks (vm.Stats). The VM loses the
+// disks in other slots, and volumes in no slot have no writer afterwards. If nothing was interrupted, Fit
+// does nothing.
+func (s *Set) Fit(ctx context.Context, v vmpool.VMM, filled uint32, mounts []Mount) (kept int, err error) {
+	for kept < len(mounts) && filled&(1<<kept) != 0 {
+		kept++
+	}
+	for slot := kept; slot < vm.MaxVolumeSlots; slot++ {
+		if filled&(1<<slot) != 0 {
+			if err := v.SetVolume(ctx, 1+slot, 0, nil); err != nil {
+				return kept, err
+			}
+			// What cannot be removed is removed with the sandbox.
+			_ = writers.RemoveAll(filepath.Join(s.Dir, fmt.Sprint(ledger.VolumeFiles, slot)), 0)
+		}
+	}
+	s.Keep(mounts[:kept])
+	return kept, nil
+}
+
+// Keep makes a sandbox stop to be the writer of volumes that are not among its mounts. The VM of the sandbox
+// must have closed these volumes.
+func (s *Set) Keep(mounts []Mount) {
+	var names []string
+	for _, m := range mounts {
+		if m.Mode == record.MountWriter {
+			names = append(names, m.Name)
+		}
+	}
+	s.Store.ReleaseAll(s.Sandbox, names...)
+}
