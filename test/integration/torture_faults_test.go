@@ -86,6 +86,48 @@ func (x *fire) killDaemon() {
 	x.d.audit(x.t)
 }
 
+// apply applies the tree of files that a child has written onto the source, while both write elsewhere. The
+// daemon is killed in the middle. Then the source has all files of the child or its former files, and so it
+// has after the next apply. Nothing else of the source and nothing of the child has changed.
+func (x *fire) apply() {
+	const tree = "/srv/applied"
+	const look = "test ! -e " + tree + " || { cd " + tree + " && sha256sum --quiet -c sums && cat sums && ls; }"
+	child := x.fork(x.last)
+	p, of := x.mark(x.source.ID), x.mark(child.ID)
+	before := x.d.sh(x.t, x.source.ID, look)
+	x.d.sh(x.t, child.ID, fmt.Sprintf("mkdir -p %s && cd %s && for i in $(seq 40); do echo %d $i >f$i; done && "+
+		"sha256sum f* >sums && sync", tree, tree, of.Mark))
+	after := x.d.sh(x.t, child.ID, look)
+	req := client.ApplyRequest{From: child.ID, Paths: []string{tree}, Prefer: "from"}
+	delay, answered := x.millis(2000), make(chan error)
+	go func() {
+		_, err := x.d.Apply(x.d.ctx(x.t, stepLimit), x.source.ID, req)
+		answered <- err
+	}()
+	time.Sleep(delay)
+	x.d.crash(x.t)
+	err := <-answered
+	x.report.Count(&x.report.DaemonKills)
+	x.d.launch(x.t)
+	now := x.d.sh(x.t, x.source.ID, look)
+	x.t.Logf("apply, cut off after %v: %v, applied %t", delay.Round(time.Millisecond), err, now == after)
+	if now != after && (now != before || err == nil) {
+		x.t.Fatalf("an apply that was cut off (%v) left %q, want %q or %q", err, now, before, after)
+	}
+	if _, err := x.d.Apply(x.d.ctx(x.t, stepLimit), x.source.ID, req); err != nil {
+		x.t.Fatal(err)
+	}
+	for _, id := range []string{x.source.ID, child.ID} {
+		if now := x.d.sh(x.t, id, look); now != after {
+			x.t.Fatalf("after an apply, sandbox %s has %q, want %q", id, now, after)
+		}
+	}
+	x.verifySource(p)
+	x.still(func() { x.fail(x.verifyCopy(child.ID, of)) })
+	x.d.kill(x.t, child)
+	x.d.audit(x.t)
+}
+
 // killVMM kills the source's VMM in the middle of a branch. The source is then reported as exited,
 // and no other sandbox is affected.
 func (x *fire) killVMM() {

@@ -109,7 +109,8 @@ func rounds() []rig.Card[round] {
 		{Weight: 2, Do: round{"suspend", (*fire).suspend}},
 		{Weight: 1, Do: round{"remove", (*fire).remove}},
 		{Weight: 1, Do: round{"no room", (*fire).noRoom}},
-		{Weight: 4, Do: round{"kill the daemon", (*fire).killDaemon}},
+		{Weight: 3, Do: round{"kill the daemon", (*fire).killDaemon}},
+		{Weight: 1, Do: round{"apply", (*fire).apply}},
 		{Weight: 2, Do: round{"kill the VMM", (*fire).killVMM}},
 	}
 }
