@@ -75,14 +75,21 @@ func parse(name string, p []byte) (Mutant, error) {
 			m.Files = append(m.Files, strings.TrimSpace(file))
 		}
 	}
+	if len(m.Files) == 0 {
+		return m, fmt.Errorf("no line begins with '+++ b/', so the patch changes no file")
+	}
 	return m, nil
 }
 
 // Overlay writes the patched files of the module at root into the empty directory dir. It returns
 // them as an overlay: the path of each original file, with the path of the file that replaces it.
-// Overlay fails if the patch does not apply exactly.
+// Overlay fails if the patch does not apply exactly. A Mutant without files is the product without a
+// defect; its overlay is empty.
 func (m *Mutant) Overlay(root, dir string) (map[string]string, error) {
 	replaced := map[string]string{}
+	if len(m.Files) == 0 {
+		return replaced, nil
+	}
 	for _, name := range m.Files {
 		p, err := os.ReadFile(filepath.Join(root, name))
 		if err != nil {

@@ -66,6 +66,15 @@ func TestPatchThatDoesNotFit(t *testing.T) {
 	}
 }
 
+// Command run also runs the torture without a defect.
+func TestOverlayWithoutDefect(t *testing.T) {
+	m := Mutant{Name: "none", Run: VMM}
+	replaced, err := m.Overlay(t.TempDir(), filepath.Join(t.TempDir(), "tree"))
+	if err != nil || len(replaced) != 0 {
+		t.Errorf("got %v, %v", replaced, err)
+	}
+}
+
 func writeFiles(t *testing.T, root string, names []string, content string) {
 	t.Helper()
 	for _, name := range names {
@@ -91,6 +100,9 @@ func TestParse(t *testing.T) {
 		if m, err := parse("x", []byte(bad)); err == nil {
 			t.Errorf("%q: got %+v", bad, m)
 		}
+	}
+	if m, err := parse("x", []byte("Something is wrong.\n\nRun: vmm\n\ndiff --git a/x.go b/x.go\n")); err == nil {
+		t.Errorf("a patch that changes no file: got %+v", m)
 	}
 	if m, err := parse("x", nil); err == nil {
 		t.Errorf("an empty file: got %+v", m)
