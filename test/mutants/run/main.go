@@ -19,6 +19,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -80,20 +81,27 @@ func (r *runner) run(ctx context.Context, only string) error {
 		}
 	}
 	var survived []string
+	var failed error // a mutant that cannot be tried does not keep the others from being tried
+	n := 0
 	for _, m := range chosen {
 		found, err := r.try(ctx, m)
-		if err != nil {
-			return err
-		}
-		if found == "" {
+		switch {
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case err != nil:
+			fmt.Printf("%-24s not tried: %v\n", m.Name, err)
+			failed = errors.Join(failed, err)
+		case found == "":
 			survived = append(survived, m.Name)
+		default:
+			n++
 		}
 	}
-	fmt.Printf("mutants: %d of %d were found\n", len(chosen)-len(survived), len(chosen))
+	fmt.Printf("mutants: %d of %d were found\n", n, len(chosen))
 	if len(survived) > 0 {
-		return fmt.Errorf("the torture did not find %s", strings.Join(survived, ", "))
+		failed = errors.Join(failed, fmt.Errorf("the torture did not find %s", strings.Join(survived, ", ")))
 	}
-	return nil
+	return failed
 }
 
 // choose returns the mutants with the given names, or all.
@@ -167,7 +175,7 @@ func (r *runner) try(ctx context.Context, m mutants.Mutant) (found string, err e
 	if found == "" {
 		word = "the torture passed"
 	}
-	fmt.Printf("%-24s %4.0f s  %s\n", m.Name, time.Since(start).Seconds(), word)
+	fmt.Printf("%-24s %4.0f s, %s branches  %s\n", m.Name, time.Since(start).Seconds(), branchesIn(string(out)), word)
 	return found, nil
 }
 
@@ -230,6 +238,16 @@ func (r *runner) torture(ctx context.Context, m mutants.Mutant, overlay, assets 
 	test.Env = append(os.Environ(), "CGO_ENABLED=0", "FORKD_TEST_KVM=1", "FORKD_TEST_ASSETS="+assets,
 		"FORKD_TEST_LIMIT="+(runLimit+time.Minute).String())
 	return test.CombinedOutput()
+}
+
+var branchesLine = regexp.MustCompile(`(?m)_test\.go:.* ([0-9]+) branches \(live `)
+
+// branchesIn returns how many branches a torture test has made, according to its output, or "?".
+func branchesIn(out string) string {
+	if m := branchesLine.FindStringSubmatch(out); m != nil {
+		return m[1]
+	}
+	return "?"
 }
 
 // verdict reads the output of a torture test. It returns what the test has found, or "" if the test

@@ -32,6 +32,20 @@ func TestVerdict(t *testing.T) {
 	}
 }
 
+func TestBranchesIn(t *testing.T) {
+	const out = "08:03:13 9.8 s: 7 branches (live 1\n    torture_test.go:64: 12 branches (live 9, diff 3, full 0), 1 children\n"
+	if n := branchesIn(out); n != "12" {
+		t.Errorf("%q, want 12", n)
+	}
+	if n := branchesIn("ok\n"); n != "?" {
+		t.Errorf("%q without counts", n)
+	}
+	const daemon = "    torture_test.go:52: seed 1: 22 branches (live 9, diff 3, full 0)\n"
+	if n := branchesIn(daemon); n != "22" {
+		t.Errorf("%q through a daemon, want 22", n)
+	}
+}
+
 func TestChoose(t *testing.T) {
 	all, err := choose("")
 	if err != nil || len(all) < 2 {
