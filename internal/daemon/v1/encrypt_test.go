@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/forkd/forkd/client"
 )
@@ -158,6 +159,10 @@ func TestEncryption(t *testing.T) {
 		t.Fatal(err)
 	}
 	f2, err := cl.ShredSnapshot(ctx, "a.b")
+	for n := 0; errors.Is(err, client.ErrSnapshotInUse) && n < 100; n++ { // Kill does not wait for the VM's files
+		time.Sleep(50 * time.Millisecond)
+		f2, err = cl.ShredSnapshot(ctx, "a.b")
+	}
 	slices.Sort(f2.Tags)
 	if err != nil || !slices.Equal(f2.Tags, []string{"a.b", "diff", "full", "live"}) {
 		t.Errorf("shred: %+v, %v", f2, err)
