@@ -103,7 +103,11 @@ func (c *Client) Suspend(ctx context.Context, id string) (s Sandbox, err error) 
 
 // SuspendWith is like Suspend, but accepts all fields of the request.
 func (c *Client) SuspendWith(ctx context.Context, id string, req SuspendRequest) (s Sandbox, err error) {
-	err = c.call(ctx, http.MethodPost, sandboxPath(id, "/suspend"), req, &s)
+	var body any
+	if req != (SuspendRequest{}) { // daemons of earlier releases read none
+		body = req
+	}
+	err = c.call(ctx, http.MethodPost, sandboxPath(id, "/suspend"), body, &s)
 	return s, err
 }
 
