@@ -78,15 +78,8 @@ func (b *bench) measureFirst(ctx context.Context, info report.Host) (*report.Rep
 	if err := (&host{hub: h}).packTo(ctx, firstTag, f.archive); err != nil {
 		return nil, err
 	}
-	for i := range b.opt.rounds {
-		if i > 0 && b.TimeIsUp() {
-			b.Progress("the time of -budget is up after %d rounds", i)
-			break
-		}
-		b.Progress("round %d of %d", i+1, b.opt.rounds)
-		if err := f.round(ctx); err != nil {
-			return nil, err
-		}
+	if err := b.Rounds(b.opt.rounds, func() error { return f.round(ctx) }); err != nil {
+		return nil, err
 	}
 	r := b.Report(info)
 	r.Tables = append(r.Tables, f.table())

@@ -106,15 +106,8 @@ func (b *bench) measure(ctx context.Context) (_ *report.Report, err error) {
 	if err := b.home.makeFamily(ctx, b.opt.parent, b.opt.child); err != nil {
 		return nil, err
 	}
-	for i := range b.opt.rounds {
-		if i > 0 && b.TimeIsUp() {
-			b.Progress("the time of -budget is up after %d rounds", i)
-			break
-		}
-		b.Progress("round %d of %d", i+1, b.opt.rounds)
-		if err := b.round(ctx); err != nil {
-			return nil, err
-		}
+	if err := b.Rounds(b.opt.rounds, func() error { return b.round(ctx) }); err != nil {
+		return nil, err
 	}
 	r := b.Report(info)
 	r.Tables = append(r.Tables, b.table())

@@ -86,17 +86,16 @@ func (b *bench) measure(ctx context.Context) (*report.Report, error) {
 	if err != nil {
 		return nil, err
 	}
-	for i := range b.opt.rounds {
-		if i > 0 && b.TimeIsUp() {
-			b.Progress("the time of -budget is up after %d rounds", i)
-			break
-		}
-		b.Progress("round %d of %d", i+1, b.opt.rounds)
+	err = b.Rounds(b.opt.rounds, func() error {
 		for _, p := range peers {
 			if err := p.round(b.opt.each); err != nil {
-				return nil, err
+				return err
 			}
 		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
 	}
 	r := b.Report(host)
 	r.Tables = append(r.Tables, peersTable(peers), m.table())

@@ -79,6 +79,22 @@ func (p *Program) Progress(format string, args ...any) {
 // TimeIsUp reports whether the time of -budget is used up.
 func (p *Program) TimeIsUp() bool { return time.Now().After(p.Deadline()) }
 
+// Rounds calls round up to n times. It calls round at least once, and not again when the time of -budget is
+// used up.
+func (p *Program) Rounds(n int, round func() error) error {
+	for i := range n {
+		if i > 0 && p.TimeIsUp() {
+			p.Progress("the time of -budget is up after %d rounds", i)
+			break
+		}
+		p.Progress("round %d of %d", i+1, n)
+		if err := round(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // Deadline returns the time when -budget is used up.
 func (p *Program) Deadline() time.Time { return p.begin.Add(p.budget) }
 
