@@ -7,14 +7,9 @@
 package bake
 
 import (
-	"bufio"
 	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
 	"log/slog"
-	"net"
 	"os"
 	"path/filepath"
 	"time"
@@ -250,35 +245,6 @@ func (b *bake) run(ctx context.Context) error {
 	return nil
 }
 
-// ramInterval is how often a bake checks whether RAM has room for the disk of an encrypted parent.
-const ramInterval = 200 * time.Millisecond
-
-// whileRAM returns a context that is canceled when the disk of an encrypted parent, which is in RAM,
-// gets too large. The cause is then a *vault.RoomError.
-func (b *bake) whileRAM(ctx context.Context) (context.Context, func()) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	if !b.req.Encrypt {
-		return ctx, func() { cancel(nil) }
-	}
-	go func() {
-		for tick := time.Tick(ramInterval); ; {
-			select {
-			case <-ctx.Done():
-				return
-			case <-tick:
-			}
-			top, err := os.Open(b.staging.Path(snapshot.DiskLayerFile))
-			if err != nil {
-				continue // the parent has not been booted yet, or the disk is encrypted already
-			}
-			if err := errors.Join(b.staging.CheckRoom([]*os.File{top}), top.Close()); err != nil {
-				cancel(err)
-			}
-		}
-	}()
-	return ctx, func() { cancel(nil) }
-}
-
 // bootLimits returns the limits of the children, but with no limit on memory. In a child, only the
 // changed pages are private memory. In a parent that boots, all of the guest's memory is private,
 // so many parents could not boot within the memory limit of their children. The size of the guest's
@@ -395,54 +361,6 @@ func (b *bake) network() *snapshot.Network {
 		return b.from.Manifest().Guest.Network
 	}
 	return nil
-}
-
-// waitReady waits until the agent reports that it is ready.
-func (b *bake) waitReady(ctx context.Context) (agentproto.Ready, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, b.req.Ready,
-		fmt.Errorf("no announcement within %v: look at the console, or raise ready_timeout_secs", b.req.Ready))
-	defer cancel()
-	for {
-		select {
-		case <-ctx.Done():
-			return agentproto.Ready{}, context.Cause(ctx)
-		case c, ok := <-b.vmm.Conns():
-			switch {
-			case !ok:
-				<-ctx.Done() // the VM is about to exit, and its exit is the cause
-			case c.Port != agentproto.ReadyPort:
-				c.Conn.Close() // the host has no server for other ports
-			default:
-				ready, err := readReady(ctx, c.Conn)
-				return ready, vmpool.Cause(ctx, err)
-			}
-		}
-	}
-}
-
-// maxReady is the maximum size of the agent's report, in bytes.
-const maxReady = 64 << 10
-
-func readReady(ctx context.Context, conn net.Conn) (agentproto.Ready, error) {
-	defer conn.Close()
-	stop := context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })
-	defer stop()
-	var ready agentproto.Ready
-	line, err := bufio.NewReader(io.LimitReader(conn, maxReady)).ReadBytes('\n')
-	if err != nil && len(line) == 0 {
-		return ready, fmt.Errorf("read the agent's announcement: %w", err)
-	}
-	if err := json.Unmarshal(line, &ready); err != nil {
-		return ready, fmt.Errorf("read the agent's announcement: %w", err)
-	}
-	if ready.Version != agentproto.Version {
-		return ready, fmt.Errorf("the agent in the initramfs speaks protocol %d, this forkd %d: build the image again",
-			ready.Version, agentproto.Version)
-	}
-	if err := snapshot.CheckReport(ready.Kernel, ready.Warm); err != nil {
-		return ready, fmt.Errorf("read the agent's announcement: %w", err)
-	}
-	return ready, nil
 }
 
 // save stops the parent and branches it. The branch writes the state and the memory of the parent,
