@@ -143,8 +143,9 @@ func (b *bootFlags) volumes() (list []client.VolumeMount, err error) {
 	return list, nil
 }
 
-// bootSuffix is the suffix of the tag of a temporary parent, which bakeWith makes and removes. bakeWith
-// also removes the one of an earlier call that was killed, so the suffix is none that users choose.
+// bootSuffix is the suffix of the tag of a temporary parent, which bakeWith makes and removes. An earlier
+// call that was killed may have left a parent with this tag, which bakeWith removes too. Users must not
+// choose such tags.
 const bootSuffix = ".forkd-boot"
 
 // setUpSecs is the TTL of the sandbox of bakeWith, in seconds. It applies if this process is killed.

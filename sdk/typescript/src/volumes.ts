@@ -96,8 +96,8 @@ export class Volumes {
   }
 
   /**
-   * Unmounts a volume in a running sandbox. The volume keeps its data. Of several volumes, the one that the
-   * sandbox has mounted last must be detached first.
+   * Unmounts a volume in a running sandbox. The volume keeps its data. A sandbox detaches its volumes
+   * in the reverse order of their mounts.
    */
   async detach(name: string, sandboxId: string, options?: CallOptions): Promise<void> {
     const path = `/v1/sandboxes/${tagOf(sandboxId, "sandboxId")}/volumes/${tagOf(name, "name")}`;

@@ -179,7 +179,7 @@ class ForkdProvisioner(KernelProvisionerBase):
         return {"transport": "tcp", "ip": "127.0.0.1", "signature_scheme": "hmac-sha256", **ports}
 
     def _carry(self, port: int, sandbox: AsyncSandbox | None = None) -> Any:
-        """Returns a handler that forwards a connection to a port of a sandbox, by default of the one that is open."""
+        """Returns a handler that forwards a connection to a port of a sandbox, by default of the open sandbox."""
 
         async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             try:
