@@ -212,26 +212,40 @@ func (b *book) writeLocked(c *container, s *state) error {
 	return atomicfile.Write(filepath.Join(b.dir, c.id+suffix), p, 0o600)
 }
 
-// drop forgets a container whose sandbox has been deleted. It returns the container, or nil if it
-// was not known.
+// drop forgets a container whose sandbox has been deleted, and removes its files. It returns the container, or nil if
+// the container was not known. A concurrent call may be removing the files: then drop waits for it, and returns nil.
 func (b *book) drop(id string) (*container, error) {
 	b.mu.Lock()
 	c := b.all[id]
-	delete(b.all, id)
+	b.mu.Unlock()
 	if c == nil {
-		b.mu.Unlock()
 		return nil, nil
 	}
+	first, err := c.discard(filepath.Join(b.dir, id+suffix))
+	b.mu.Lock()
+	delete(b.all, id)
+	b.mu.Unlock()
+	if !first {
+		return nil, nil
+	}
+	return c, err
+}
+
+// discard ends a container and removes its output and its record. It reports whether this was the first call. The next
+// daemon removes files that remain after an error.
+func (c *container) discard(file string) (first bool, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	b.mu.Unlock()
+	if c.gone {
+		return false, nil
+	}
 	c.gone = true
 	c.notifyLocked()
 	c.out.rush(nil)
 	c.out.end()
-	err := c.out.discard() // the next daemon removes files that remain
-	if failed := os.Remove(filepath.Join(b.dir, id+suffix)); !errors.Is(failed, fs.ErrNotExist) {
+	err = c.out.discard()
+	if failed := os.Remove(file); !errors.Is(failed, fs.ErrNotExist) {
 		err = errors.Join(err, failed)
 	}
-	return c, err
+	return true, err
 }
