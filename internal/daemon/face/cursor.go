@@ -5,8 +5,10 @@ import (
 	"fmt"
 	"net/url"
 	"strconv"
+	"strings"
 	"time"
 
+	"github.com/forkd/forkd/internal/host/byage"
 	"github.com/forkd/forkd/internal/host/invalid"
 )
 
@@ -23,7 +25,7 @@ func Cursor(key string) string { return base64.RawURLEncoding.EncodeToString([]b
 func KeyOfCursor(cursor string) (string, error) {
 	key, err := base64.RawURLEncoding.DecodeString(cursor)
 	if err != nil || len(cursor) > maxCursor {
-		return "", invalid.Errorf("cursor", "%.100q: want a cursor from the Link header of an earlier answer", cursor)
+		return "", wrongCursor(cursor)
 	}
 	return string(key), nil
 }
@@ -40,6 +42,28 @@ func Limit(q url.Values) (int, error) {
 		return 0, invalid.Errorf("limit", "%.100q: want 1 to %d", text, maxPage)
 	}
 	return limit, nil
+}
+
+// PlaceOfCursor returns the place in the list of sandboxes that a cursor names: the key in the cursor is
+// a SandboxKey. An empty cursor is the beginning of the list.
+func PlaceOfCursor(cursor string) (p byage.Place, err error) {
+	if cursor == "" {
+		return p, nil
+	}
+	key, err := KeyOfCursor(cursor)
+	if err != nil {
+		return p, err
+	}
+	text, id, ok := strings.Cut(key, " ")
+	nanos, err := strconv.ParseInt(text, 10, 64)
+	if !ok || err != nil {
+		return p, wrongCursor(cursor)
+	}
+	return byage.Place{Created: time.Unix(0, nanos), ID: id}, nil
+}
+
+func wrongCursor(cursor string) error {
+	return invalid.Errorf("cursor", "%.100q: want a cursor from the Link header of an earlier answer", cursor)
 }
 
 // SandboxKey returns the key of a sandbox in a list, which is sorted by keys: oldest first.

@@ -52,7 +52,8 @@ func TestLabelsOfSandboxes(t *testing.T) {
 	if err != nil || !maps.Equal(s.Labels, map[string]string{"job": "9"}) {
 		t.Errorf("changed: %v, %v", s.Labels, err)
 	}
-	for _, query := range []string{"label==x", "label=", "limit=0", "limit=x", "limit=10001", "cursor=!"} {
+	for _, query := range []string{"label==x", "label=", "limit=0", "limit=x", "limit=10001", "cursor=!",
+		"cursor=bm8gdGltZQ", "cursor=OQ"} {
 		if status, answer := request(t, http.MethodGet, url+"/v1/sandboxes?"+query, ""); status != http.StatusBadRequest ||
 			answer["field"] == nil {
 			t.Errorf("%s: %d %v", query, status, answer)

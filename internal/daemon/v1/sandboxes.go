@@ -1,8 +1,8 @@
 package v1
 
 import (
+	"math"
 	"net/http"
-	"slices"
 	"time"
 
 	apiv1 "github.com/forkd/forkd/api/v1"
@@ -145,9 +145,20 @@ func (a *api) listSandboxes(r *http.Request) (l list[sandbox.Info, apiv1.Sandbox
 	if err != nil {
 		return l, err
 	}
-	infos := slices.DeleteFunc(a.view(r).Sandboxes(), func(i sandbox.Info) bool {
-		return !wanted.Match(i.Labels)
-	})
+	q := r.URL.Query()
+	at, err := face.PlaceOfCursor(q.Get("cursor"))
+	if err != nil {
+		return l, err
+	}
+	limit, err := face.Limit(q)
+	if err != nil {
+		return l, err
+	}
+	most := math.MaxInt
+	if limit > 0 {
+		most = limit + 1 // one more than the page, so that write knows whether there is another page
+	}
+	infos := a.view(r).SandboxPage(at, most, func(i sandbox.Info) bool { return wanted.Match(i.Labels) })
 	key := func(i sandbox.Info) string { return face.SandboxKey(i.Created, i.ID) }
 	return list[sandbox.Info, apiv1.Sandbox]{infos, key, a.sandboxesFor(r)}, nil
 }

@@ -79,22 +79,22 @@ func ClearForks(runDir, dataDir string) {
 	}
 }
 
-// FindSuspended returns nil if a data directory has a suspended state that clients may use. If it has
+// FindSuspended returns the suspended state in a data directory, if clients may use it. If there is
 // none, or if the sandbox's fork was not finished, the error is os.ErrNotExist. Any other error means
 // that the state cannot be read.
-func FindSuspended(runDir, data string) error {
+func FindSuspended(runDir, data string) (Record, error) {
 	r, err := ReadSuspended(data)
 	if errors.Is(err, fs.ErrNotExist) {
-		return err
+		return r, err
 	}
 	if err != nil {
-		return fmt.Errorf("read suspended sandbox: %w", err)
+		return r, fmt.Errorf("read suspended sandbox: %w", err)
 	}
 	unfinished, err := IsUnfinished(runDir, filepath.Dir(data), r.Fork)
 	if unfinished {
 		err = fs.ErrNotExist
 	}
-	return err
+	return r, err
 }
 
 // IsUnfinished reports whether the children of a fork were not handed out. The parameter fork is

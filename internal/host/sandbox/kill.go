@@ -114,7 +114,7 @@ func (m *Manager) remove(s *Sandbox) error {
 	}
 	m.free(s)
 	m.mu.Lock()
-	delete(m.sandboxes, id)
+	m.sandboxes.Delete(id)
 	m.mu.Unlock()
 	s.events.Emit(s.event(event.SandboxDeleted, reason))
 	return nil

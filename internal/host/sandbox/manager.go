@@ -3,18 +3,18 @@ package sandbox
 import (
 	"cmp"
 	"log/slog"
-	"maps"
+	"math"
 	"os"
 	"path/filepath"
 	"runtime"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/gate"
 	"github.com/forkd/forkd/internal/host/admit"
+	"github.com/forkd/forkd/internal/host/byage"
 	"github.com/forkd/forkd/internal/host/event"
 	"github.com/forkd/forkd/internal/host/loglimit"
 	"github.com/forkd/forkd/internal/host/netclient"
@@ -97,7 +97,7 @@ type Manager struct {
 
 	mu sync.Mutex
 	// +checklocks:mu
-	sandboxes  map[string]*Sandbox
+	sandboxes  byage.Set[*Sandbox]
 	watchers   sync.WaitGroup
 	background sync.WaitGroup                   // branches started with NoWait, and other background work
 	unwatched  *unwatched.Branches              // branches started with NoWait
@@ -129,7 +129,6 @@ func New(cfg Config) (*Manager, error) {
 		wave:      wavePerCPU * runtime.NumCPU(),
 		branches:  gate.New(cfg.Branches),
 		suspends:  gate.New(maxSuspends),
-		sandboxes: make(map[string]*Sandbox),
 		unwatched: unwatched.New(),
 		exits:     loglimit.New(loglimit.PerSecond, loglimit.AtOnce),
 		writers:   writers.Patience,
@@ -154,25 +153,25 @@ func (m *Manager) vmDir(id string) string { return filepath.Join(m.cfg.RunDir, i
 func (m *Manager) Get(id string) (*Sandbox, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	s := m.sandboxes[id]
-	if s == nil {
-		return nil, &NotFoundError{ID: id}
+	if s := m.sandboxes.Get(id); s != nil {
+		return s, nil
 	}
-	return s, nil
+	return nil, &NotFoundError{ID: id}
 }
 
 // List returns the Info of all sandboxes that clients may use, oldest first.
-func (m *Manager) List() []Info {
+func (m *Manager) List() []Info { return m.After(byage.Place{}, math.MaxInt) }
+
+// After returns the part of List after a place, but at most the given number of sandboxes. Its cost does
+// not depend on the sandboxes before and after that part.
+func (m *Manager) After(at byage.Place, most int) []Info {
 	m.mu.Lock()
-	all := slices.Collect(maps.Values(m.sandboxes))
+	part := m.sandboxes.After(at, most)
 	m.mu.Unlock()
-	infos := make([]Info, len(all))
-	for i, s := range all {
+	infos := make([]Info, len(part))
+	for i, s := range part {
 		infos[i] = s.Info()
 	}
-	slices.SortFunc(infos, func(a, b Info) int {
-		return cmp.Or(a.Created.Compare(b.Created), strings.Compare(a.ID, b.ID))
-	})
 	return infos
 }
 
@@ -180,7 +179,7 @@ func (m *Manager) List() []Info {
 func (m *Manager) IDs() []string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return slices.Collect(maps.Keys(m.sandboxes))
+	return m.sandboxes.IDs()
 }
 
 // Has reports whether a sandbox with the given id exists, or was left alone and may still run.

@@ -6,11 +6,13 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
+	"github.com/forkd/forkd/internal/gate"
 	"github.com/forkd/forkd/internal/host/event"
 	"github.com/forkd/forkd/internal/host/ledger"
 	"github.com/forkd/forkd/internal/host/mounts"
@@ -32,23 +34,19 @@ func (m *Manager) Recover() (int, error) {
 	release := m.cfg.Store.HoldTransient()
 	m.readoptAll(entries)
 	data, err := os.ReadDir(m.cfg.DataDir)
-	if err != nil {
-		return len(m.List()), fmt.Errorf("recover sandboxes: %w", err)
+	if err == nil {
+		err = m.recoverAllData(data)
 	}
-	for _, d := range data {
-		id := d.Name()
-		if vmpool.IsID(id) && !m.Has(id) {
-			if err := m.recoverData(id); err != nil {
-				return len(m.List()), fmt.Errorf("recover sandboxes: %w", err)
-			}
-		}
+	slices.SortFunc(m.left, func(a, b left) int { return strings.Compare(a.ID, b.ID) })
+	if err != nil {
+		return len(m.IDs()), fmt.Errorf("recover sandboxes: %w", err)
 	}
 	if len(m.left) == 0 { // otherwise forks of sandboxes that were left alone would count as finished
 		ledger.ClearForks(m.cfg.RunDir, m.cfg.DataDir)
 	}
 	release(len(m.left) == 0)
 	m.coolSuspended()
-	return len(m.List()), nil
+	return len(m.IDs()), nil
 }
 
 // LeftAlone returns the sandboxes that Recover did not touch.
@@ -69,7 +67,6 @@ func (m *Manager) LeftAlone() (list []LeftAlone) {
 func (m *Manager) readoptAll(entries []os.DirEntry) {
 	found := make(chan struct{}, vmpool.AtOnce)
 	var group sync.WaitGroup
-	var mu sync.Mutex
 	for _, e := range entries {
 		id := e.Name()
 		if !vmpool.IsID(id) {
@@ -90,14 +87,32 @@ func (m *Manager) readoptAll(entries []os.DirEntry) {
 				if a := (*aloneError)(nil); errors.As(err, &a) {
 					l.PID, l.ended = a.vmm.PID(), a.vmm.Done()
 				}
-				mu.Lock()
-				m.left = append(m.left, l)
-				mu.Unlock()
+				m.leave(l)
 			}
 		})
 	}
 	group.Wait()
-	slices.SortFunc(m.left, func(a, b left) int { return strings.Compare(a.ID, b.ID) })
+}
+
+// leave adds a sandbox to those that are left alone.
+func (m *Manager) leave(l left) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.left = append(m.left, l)
+}
+
+// recoverAllData calls recoverData for each sandbox that has no VM. It uses all CPUs, because a host can
+// have 100,000 suspended sandboxes. The parameter entries is the content of the data directory.
+func (m *Manager) recoverAllData(entries []os.DirEntry) error {
+	var ids []string
+	for _, d := range entries {
+		if id := d.Name(); vmpool.IsID(id) && !m.Has(id) {
+			ids = append(ids, id)
+		}
+	}
+	errs := make([]error, len(ids))
+	gate.Each(runtime.NumCPU(), ids, func(i int, id string) { errs[i] = m.recoverData(id) })
+	return errors.Join(errs...)
 }
 
 // recoverData handles the data directory of a sandbox that has no VM. It takes over a suspended
@@ -105,17 +120,17 @@ func (m *Manager) readoptAll(entries []os.DirEntry) {
 // removes the directory.
 func (m *Manager) recoverData(id string) error {
 	dir := filepath.Join(m.cfg.DataDir, id)
-	err := ledger.FindSuspended(m.cfg.RunDir, dir)
+	r, err := ledger.FindSuspended(m.cfg.RunDir, dir)
 	if errors.Is(err, os.ErrNotExist) {
 		return os.RemoveAll(dir)
 	}
 	if err == nil { // otherwise it is unknown what the record contains
-		err = m.recoverSuspended(id)
+		err = m.recoverSuspended(id, r)
 	}
 	if err != nil {
 		// Keep the files, because the sandbox's snapshot may be repaired.
 		m.cfg.Log.Error("suspended sandbox cannot be taken over", "sandbox", id, "reason", err)
-		m.left = append(m.left, left{LeftAlone: LeftAlone{ID: id, Reason: err.Error()}})
+		m.leave(left{LeftAlone: LeftAlone{ID: id, Reason: err.Error()}})
 	}
 	return nil
 }
@@ -245,28 +260,21 @@ func (m *Manager) settleTakenOver(s *Sandbox) error {
 	return nil
 }
 
-// recoverSuspended takes over a suspended sandbox of an earlier daemon.
-func (m *Manager) recoverSuspended(id string) error {
-	data := filepath.Join(m.cfg.DataDir, id)
-	r, err := ledger.ReadSuspended(data)
-	if err != nil {
-		return fmt.Errorf("read suspended sandbox: %w", err)
-	}
+// recoverSuspended takes over a suspended sandbox of an earlier daemon. The record r is that of its
+// suspended state.
+func (m *Manager) recoverSuspended(id string, r ledger.Record) error {
 	if r.ID != id {
 		return fmt.Errorf("%s names sandbox %q", ledger.SuspendedFile, r.ID)
-	}
-	detail, err := m.cfg.Store.Detail(r.SnapshotTag)
-	if err != nil {
-		return err
-	}
-	if detail.ID != r.SnapshotID {
-		return &store.ReplacedError{Tag: r.SnapshotTag}
 	}
 	unpin, err := m.cfg.Store.Pin(r.SnapshotTag)
 	if err != nil {
 		return err
 	}
-	ledger.ClearTops(data)
+	if !m.cfg.Store.Has(r.SnapshotTag, r.SnapshotID) {
+		unpin() // deletes nothing, because Recover holds all transient snapshots
+		return &store.ReplacedError{Tag: r.SnapshotTag}
+	}
+	ledger.ClearTops(filepath.Join(m.cfg.DataDir, id))
 	s := m.newSandbox(r)
 	s.mounts.Keep(r.Volumes) // the sandbox may have attached other volumes since, before its VM ended
 	s.since.Forget()

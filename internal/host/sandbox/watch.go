@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/forkd/forkd/internal/format/console"
+	"github.com/forkd/forkd/internal/host/byage"
 	"github.com/forkd/forkd/internal/host/event"
 	"github.com/forkd/forkd/internal/host/idle"
 	"github.com/forkd/forkd/internal/host/ledger"
@@ -33,7 +34,7 @@ func (m *Manager) add(s *Sandbox, kind event.Kind) {
 	e := s.event(kind, "")
 	m.mu.Lock()
 	s.events.Emit(e)
-	m.sandboxes[s.id] = s
+	m.sandboxes.Add(byage.Place{Created: s.record.Created, ID: s.id}, s)
 	m.mu.Unlock()
 	m.setTimer(s)
 }

@@ -34,18 +34,22 @@ func (s *Store) dropTransientLocked(e *entry) {
 // for a later daemon that knows all sandboxes.
 func (s *Store) HoldTransient() (release func(allKnown bool)) {
 	held := make(map[string]func()) // functions that end the references, by tag
-	for _, info := range s.List() {
-		if !info.Transient {
-			continue
+	s.mu.Lock()
+	for tag, e := range s.byTag {
+		if e.manifest != nil && e.manifest.Transient {
+			held[tag] = nil
 		}
-		if unpin, err := s.Pin(info.Tag); err == nil { // an error means that the snapshot is being deleted
-			held[info.Tag] = unpin
+	}
+	s.mu.Unlock()
+	for tag := range held {
+		if unpin, err := s.Pin(tag); err == nil { // an error means that the snapshot is being deleted
+			held[tag] = unpin
 		}
 	}
 	return func(allKnown bool) {
-		for _, info := range s.List() {
+		for tag, unpin := range held {
 			const own = 1 // the pin that HoldTransient has made
-			if unpin := held[info.Tag]; unpin != nil && (allKnown || info.Leases > own) {
+			if info, err := s.Info(tag); err == nil && unpin != nil && (allKnown || info.Leases > own) {
 				unpin()
 			}
 		}

@@ -9,6 +9,7 @@ import (
 	"github.com/forkd/forkd/internal/format/console"
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/agentclient"
+	"github.com/forkd/forkd/internal/host/byage"
 	"github.com/forkd/forkd/internal/host/cgroup"
 	"github.com/forkd/forkd/internal/host/conlog"
 	"github.com/forkd/forkd/internal/host/netclient"
@@ -68,6 +69,28 @@ func (v *View) Sandboxes() []sandbox.Info {
 		return nil
 	}
 	return slices.DeleteFunc(v.host.manager.List(), func(i sandbox.Info) bool { return !v.p.Prefix.HasLabels(i.Labels) })
+}
+
+// SandboxPage returns the Info of sandboxes that the principal may see, and for which keep returns true:
+// of those after a place in the list, at most the given number. It does not look at sandboxes before and
+// after the page.
+func (v *View) SandboxPage(at byage.Place, most int, keep func(sandbox.Info) bool) (page []sandbox.Info) {
+	for !v.isEmpty() && most > 0 {
+		next := v.host.manager.After(at, most)
+		for _, i := range next {
+			if v.p.Prefix.HasLabels(i.Labels) && keep(i) {
+				page = append(page, i)
+			}
+			if len(page) == most {
+				return page
+			}
+			at = byage.Place{Created: i.Created, ID: i.ID}
+		}
+		if len(next) < most {
+			break
+		}
+	}
+	return page
 }
 
 // Fork calls Manager.Fork.

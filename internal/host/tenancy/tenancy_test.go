@@ -14,6 +14,7 @@ import (
 	"github.com/forkd/forkd/internal/format/disklayer"
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/bake"
+	"github.com/forkd/forkd/internal/host/byage"
 	"github.com/forkd/forkd/internal/host/event"
 	"github.com/forkd/forkd/internal/host/mounts"
 	"github.com/forkd/forkd/internal/host/owner"
@@ -120,9 +121,10 @@ func isMissing(err error) bool {
 
 // The variable unnamed lists the methods of View that do not take the name of an existing object.
 // The tests below call each of them.
-var unnamed = []string{"Limited", "MayName", "Events", "Fork", "Sandboxes", "Snapshots", "Workspaces", "LeftAlone",
-	"Machine", "TagOf", "BaseImage", "UnnamedBytes", "CreateWorkspace", "Diff", "Export", "Apply", "MayUnpack", "Unpack",
-	"Pull", "PullLazily", "Copy", "Find", "Sign", "Verify", "OwnerOf", "Volumes", "CreateVolume", "OwnerOfVolume", "Key"}
+var unnamed = []string{"Limited", "MayName", "Events", "Fork", "Sandboxes", "SandboxPage", "Snapshots",
+	"Workspaces", "LeftAlone", "Machine", "TagOf", "BaseImage", "UnnamedBytes", "CreateWorkspace", "Diff",
+	"Export", "Apply", "MayUnpack", "Unpack", "Pull", "PullLazily", "Copy", "Find", "Sign", "Verify", "OwnerOf",
+	"Volumes", "CreateVolume", "OwnerOfVolume", "Key"}
 
 // call calls a method of a View with a name as the first argument, and zero values as all other
 // arguments. It returns the method's error.
@@ -211,6 +213,20 @@ func TestLists(t *testing.T) {
 	} {
 		if n := len(c.view.Sandboxes()); n != c.sandboxes {
 			t.Errorf("%s: %d sandboxes, want %d", c.name, n, c.sandboxes)
+		}
+		if n := len(c.view.SandboxPage(byage.Place{}, 100, func(sandbox.Info) bool { return true })); n != c.sandboxes {
+			t.Errorf("%s: %d sandboxes on a page, want %d", c.name, n, c.sandboxes)
+		}
+		var paged []sandbox.Info
+		for at := (byage.Place{}); ; {
+			page := c.view.SandboxPage(at, 1, func(sandbox.Info) bool { return true })
+			if paged = append(paged, page...); len(page) == 0 {
+				break
+			}
+			at = byage.Place{Created: page[0].Created, ID: page[0].ID}
+		}
+		if !reflect.DeepEqual(paged, c.view.Sandboxes()) && len(paged)+len(c.view.Sandboxes()) > 0 {
+			t.Errorf("%s: the pages have %d sandboxes, the list %d", c.name, len(paged), len(c.view.Sandboxes()))
 		}
 		if n := len(c.view.Snapshots()); n != c.snapshots {
 			t.Errorf("%s: %d snapshots, want %d", c.name, n, c.snapshots)
