@@ -113,7 +113,7 @@ func codeOf(err error) code {
 		return codeKeyReused
 	case errors.Is(err, once.ErrUnknown):
 		return codeOutcomeUnknown
-	case errors.Is(err, syscall.ENOSPC):
+	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EMLINK): // EMLINK: of a layer, see package hardlink
 		return codeNoSpace
 	case is[*backlog.Error](err): // checked after ENOSPC, because a backlog may be caused by a full disk
 		return codeBusy

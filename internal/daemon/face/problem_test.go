@@ -71,6 +71,7 @@ func TestProblems(t *testing.T) {
 		{&agentclient.Error{Code: agentclient.CodeNotFound}, codeNoFile, "", ""},
 		{&agentclient.Error{Code: "new"}, codeGuestFailed, "", ""},
 		{fmt.Errorf("write: %w", syscall.ENOSPC), codeNoSpace, "", ""},
+		{fmt.Errorf("link: %w", syscall.EMLINK), codeNoSpace, "", ""},
 		{&failure.ForkError{First: fmt.Errorf("restore: %w", vmmclient.ErrGone)}, codeVMEnded, "", ""},
 		{&failure.RollbackError{Err: &vmpool.ExitError{}}, codeVMEnded, "", ""},
 		{&failure.RollbackError{Err: &unique.Error{}}, codeNotUnique, "", ""},

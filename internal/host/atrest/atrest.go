@@ -21,6 +21,7 @@ import (
 	"github.com/forkd/forkd/internal/format/crypt"
 	"github.com/forkd/forkd/internal/format/record"
 	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/hardlink"
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/host/vault"
 )
@@ -342,9 +343,9 @@ func (w *work) each(m store.Member, from, to, suffix string,
 
 // linkAny links a file in its present form.
 func linkAny(from, to, name string) error {
-	err := os.Link(filepath.Join(from, name), filepath.Join(to, name))
+	err := hardlink.Link(filepath.Join(from, name), filepath.Join(to, name))
 	if errors.Is(err, unix.ENOENT) {
-		err = os.Link(filepath.Join(from, name+crypt.Suffix), filepath.Join(to, name+crypt.Suffix))
+		err = hardlink.Link(filepath.Join(from, name+crypt.Suffix), filepath.Join(to, name+crypt.Suffix))
 	}
 	return err
 }

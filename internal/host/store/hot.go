@@ -14,6 +14,7 @@ import (
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/event"
 	"github.com/forkd/forkd/internal/host/fileid"
+	"github.com/forkd/forkd/internal/host/hardlink"
 	"github.com/forkd/forkd/internal/host/phase"
 	"github.com/forkd/forkd/internal/host/sparse"
 	"github.com/forkd/forkd/internal/proto/vm"
@@ -189,23 +190,11 @@ func (g *Staging) linkDisk(m *snapshot.Manifest, files []*os.File) error {
 		if g.secret != nil {
 			err = g.place(snapshot.DiskLayerFile, cmp.Or(m.Parent, &snapshot.Ref{}).ID, l.Owner, files[i])
 		} else {
-			err = LinkFile(files[i], g.Path(snapshot.LayerFile(snapshot.DiskLayerFile, g.id, l.Owner)))
+			err = hardlink.File(files[i], g.Path(snapshot.LayerFile(snapshot.DiskLayerFile, g.id, l.Owner)))
 		}
 		if err != nil {
 			return err
 		}
-	}
-	return nil
-}
-
-// LinkFile gives an open file another name by a link, unless the file already has this name. The
-// file may have been renamed since it was opened, but must still have a name.
-func LinkFile(f *os.File, to string) error {
-	if id, err := fileid.Of(f); err == nil && id == fileid.OfPath(to) {
-		return nil
-	}
-	if err := unix.Linkat(unix.AT_FDCWD, procPath(f), unix.AT_FDCWD, to, unix.AT_SYMLINK_FOLLOW); err != nil {
-		return fmt.Errorf("link %s to %s: %w", f.Name(), to, err)
 	}
 	return nil
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/forkd/forkd/internal/atomicfile"
 	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/hardlink"
 	"github.com/forkd/forkd/internal/host/sparse"
 )
 
@@ -187,5 +188,5 @@ func (s *Store) linkLayer(m *snapshot.Manifest, below, owner, dir string) (bool,
 	if from == "" {
 		return false, nil
 	}
-	return true, os.Link(from, layerPath(dir, m, owner))
+	return true, hardlink.Link(from, layerPath(dir, m, owner))
 }

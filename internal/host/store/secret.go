@@ -15,6 +15,7 @@ import (
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/failure"
 	"github.com/forkd/forkd/internal/host/fileid"
+	"github.com/forkd/forkd/internal/host/hardlink"
 	"github.com/forkd/forkd/internal/host/vault"
 	"github.com/forkd/forkd/internal/host/writers"
 )
@@ -89,9 +90,9 @@ func (g *Staging) linkFrom(kind, from, owner, to string) (bool, error) {
 	}
 	path := filepath.Join(e.dir, snapshot.LayerFile(kind, from, owner))
 	s.mu.Unlock()
-	err := os.Link(path, to)
+	err := hardlink.Link(path, to)
 	if errors.Is(err, fs.ErrNotExist) {
-		err = os.Link(path+crypt.Suffix, to+crypt.Suffix)
+		err = hardlink.Link(path+crypt.Suffix, to+crypt.Suffix)
 	}
 	if errors.Is(err, fs.ErrNotExist) { // it has a layer of another kind with this owner
 		return false, nil

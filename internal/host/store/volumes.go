@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 
 	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/hardlink"
 )
 
 // LinkVolumes gives the snapshot its own links to the files of volumes, so that it keeps their content
@@ -12,7 +13,7 @@ import (
 func (g *Staging) LinkVolumes(volumes []snapshot.Volume, files [][]*os.File) error {
 	for i, v := range volumes {
 		for n, f := range v.Files {
-			if err := LinkFile(files[i][n], g.Path(volumeFile(g.id, f))); err != nil {
+			if err := hardlink.File(files[i][n], g.Path(volumeFile(g.id, f))); err != nil {
 				return err
 			}
 		}

@@ -18,6 +18,7 @@ import (
 	"github.com/forkd/forkd/internal/format/record"
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/admit"
+	"github.com/forkd/forkd/internal/host/hardlink"
 	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/ledger"
 )
@@ -75,7 +76,7 @@ func (s *Store) Snapshot(ctx context.Context, from string, req Request) (Info, e
 	v.Layers = slices.Clone(source.Layers)
 	return s.finish(v, func(dir string) error {
 		for _, f := range append([]string{baseFile}, v.Layers...) {
-			if err := os.Link(filepath.Join(source.dir, f), filepath.Join(dir, f)); err != nil {
+			if err := hardlink.Link(filepath.Join(source.dir, f), filepath.Join(dir, f)); err != nil {
 				return err
 			}
 		}

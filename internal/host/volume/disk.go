@@ -13,7 +13,7 @@ import (
 	"github.com/forkd/forkd/internal/atomicfile"
 	"github.com/forkd/forkd/internal/format/record"
 	"github.com/forkd/forkd/internal/format/snapshot"
-	"github.com/forkd/forkd/internal/host/store"
+	"github.com/forkd/forkd/internal/host/hardlink"
 	"github.com/forkd/forkd/internal/host/writers"
 )
 
@@ -58,7 +58,7 @@ func (s *Store) Copy(ctx context.Context, d Disk) error {
 	}
 	r := v.Volume
 	r.Layers, r.Writer = slices.Clone(v.Layers), nil
-	return s.makeCopy(d, &r, func(_ int, name, to string) error { return os.Link(filepath.Join(v.dir, name), to) })
+	return s.makeCopy(d, &r, func(_ int, name, to string) error { return hardlink.Link(filepath.Join(v.dir, name), to) })
 }
 
 // checkOwn returns an error if the VM of a volume's writer may still change layers that the writer has
@@ -91,7 +91,7 @@ func (s *Store) checkOwn(v *volume) error {
 func (s *Store) CopyFrom(d Disk, from *snapshot.Volume, files []*os.File) error {
 	r := &record.Volume{ID: from.ID, Name: from.Name, Created: time.Now().UTC(), SizeBytes: from.SizeBytes,
 		Layers: layersOf(from)}
-	return s.makeCopy(d, r, func(i int, _, to string) error { return store.LinkFile(files[i], to) })
+	return s.makeCopy(d, r, func(i int, _, to string) error { return hardlink.File(files[i], to) })
 }
 
 // layersOf returns the names of the layers of a volume that is in a snapshot.
@@ -275,7 +275,7 @@ func (s *Store) GoBack(ctx context.Context, d Disk, to *snapshot.Volume, files [
 	}
 	b = &Back{store: s, disk: d, layers: layersOf(to)}
 	for i, name := range b.layers {
-		if err := store.LinkFile(files[i+1], filepath.Join(v.dir, name)); err != nil {
+		if err := hardlink.File(files[i+1], filepath.Join(v.dir, name)); err != nil {
 			b.drop(v)
 			return nil, fmt.Errorf("volume %q: %w", d.Name, err)
 		}
@@ -335,7 +335,7 @@ func (b *Back) linkAgain(v *volume) error {
 		if _, err := os.Lstat(path); err == nil {
 			continue
 		}
-		if err := store.LinkFile(b.Files.Lower[i+1], path); err != nil {
+		if err := hardlink.File(b.Files.Lower[i+1], path); err != nil {
 			return err
 		}
 		missing = true
