@@ -15,6 +15,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/opencontainers/go-digest"
@@ -119,8 +120,38 @@ func TestBackgroundIsHeldBack(t *testing.T) {
 	q.last = time.Now().Add(time.Hour) // a reader that never is quiet
 	var got [][2]int
 	err := q.run(t.Context(), 50*time.Millisecond, fetched(&got))
-	if err != nil || len(got) < 21 || got[len(got)-1] != [2]int{20, 64} {
+	if err != nil || len(got) < 21 || got[len(got)-1][1] != 64 {
 		t.Errorf("%d, %v", got, err)
+	}
+}
+
+// A reader that needs a frame of the background's request does not wait for a megabyte, if the registry
+// is slow. The requests are large, if it is fast.
+func TestBackgroundRequestsFitTheRegistry(t *testing.T) {
+	for _, c := range []struct {
+		perFrame time.Duration // time for each frame of 16 KiB
+		most     int           // frames of the longest request after the first one
+	}{{time.Second, 1}, {50 * time.Millisecond, 5}, {time.Microsecond, 56}} {
+		synctest.Test(t, func(t *testing.T) {
+			in := arrivingBlob(t)
+			q := newQueue([]*incoming{in})
+			q.start(func(feedproto.Frame) error { return nil })
+			most, fetched := 0, 0
+			err := q.run(t.Context(), time.Millisecond, func(_ context.Context, _ *incoming, first, end int, came func(int)) error {
+				if fetched > 0 {
+					most = max(most, end-first)
+				}
+				for i := first; i < end; i++ {
+					time.Sleep(c.perFrame)
+					came(i)
+					fetched++
+				}
+				return nil
+			})
+			if err != nil || most != c.most || fetched != in.frames.Len() {
+				t.Errorf("with %v per frame: requests for up to %d frames, want %d; %d fetched, %v", c.perFrame, most, c.most, fetched, err)
+			}
+		})
 	}
 }
 

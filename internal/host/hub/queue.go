@@ -151,11 +151,24 @@ func (q *queue) take() (f feedproto.Frame, ok bool) {
 	return f, true
 }
 
-// runBytes is about how many bytes the background fetches with one request.
-const runBytes = 1 << 20
+// The background fetches about as many bytes with one request as arrive in runTime, because a reader
+// that comes to need the last frame of a request waits for all of its frames.
+const (
+	runTime  = time.Second / 4
+	firstRun = 128 << 10 // size of the first request, in bytes
+	mostRun  = 1 << 20   // maximum size of a request, in bytes
+)
 
-// takeRun returns the next missing frames of a file for the background.
-func (q *queue) takeRun() (file, first, end int, ok bool) {
+// nextRun returns the size of the background's next request, in bytes. The last request had the given
+// size, and its frames arrived in the given time.
+func nextRun(size int64, took time.Duration) int64 {
+	perSecond := float64(size) / max(took, time.Microsecond).Seconds()
+	return int64(min(max(1, perSecond*runTime.Seconds()), mostRun))
+}
+
+// takeRun returns the next missing frames of a file for the background. They have about the given number
+// of bytes, and are at least one frame.
+func (q *queue) takeRun(size int64) (file, first, end int, ok bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for n, in := range q.files {
@@ -164,7 +177,7 @@ func (q *queue) takeRun() (file, first, end int, ok bool) {
 		}
 		if in.left < len(in.have) {
 			first := in.left
-			in.left = in.takeLocked(first, len(in.have), runBytes)
+			in.left = in.takeLocked(first, len(in.have), size)
 			return n, first, in.left, true
 		}
 	}
@@ -182,6 +195,15 @@ func (in *incoming) takeLocked(first, limit int, bytes int64) (end int) {
 		in.have[end] = true
 	}
 	return end
+}
+
+// bytes returns the size of the frames first to end-1 in the blob.
+func (in *incoming) bytes(first, end int) (n int64) {
+	for i := first; i < end; i++ {
+		_, size := in.frames.Place(i)
+		n += size
+	}
+	return n
 }
 
 // workers is the number of concurrent requests for needed and hot frames. One worker fetches no hot
@@ -205,15 +227,18 @@ func (q *queue) run(ctx context.Context, quiet time.Duration, fetch fetcher) err
 	done := make(chan struct{}) // closed when the background has fetched all that was left
 	g.Go(func() error {
 		defer close(done)
+		size := int64(firstRun)
 		err := q.calm(ctx, firstLull*quiet, firstMost*quiet)
 		for ; err == nil; err = q.calm(ctx, lull*quiet, most*quiet) {
-			file, first, end, ok := q.takeRun()
+			file, first, end, ok := q.takeRun(size)
 			if !ok {
 				return nil
 			}
+			begin := time.Now()
 			if err := q.fetch(ctx, fetch, file, first, end); err != nil {
 				return err
 			}
+			size = nextRun(q.files[file].bytes(first, end), time.Since(begin))
 		}
 		return err
 	})
