@@ -14,21 +14,23 @@ import (
 )
 
 // rebase rebases v onto its branch p. If another operation on v has followed the branch, the VMM
-// refuses the rebase, and v keeps its layers.
+// refuses the rebase, and v keeps its layers. Before that, rebase asks for a rebase onto an earlier
+// branch of v, which the VMM must refuse: v may have written since then.
 func (v *running) rebase(p *pending) error {
 	if !p.result.Kept {
 		return nil
 	}
 	v.asking.Lock() // a branch that is requested during the rebase would be based on the old layers
 	defer v.asking.Unlock()
-	layer, err := os.Open(fmt.Sprintf("/proc/self/fd/%d", p.layer.Fd())) // opens the layer for reading only
-	if err != nil {
-		return err
+	if v.rebased != nil {
+		if _, err := v.rebaseOnto(v.rebased); !errors.Is(err, vm.ErrNotKept) {
+			return fmt.Errorf("%s: rebase onto %s after branch %s: %v, want %v",
+				v.name, v.rebased.snap.name, p.snap.name, err, vm.ErrNotKept)
+		}
+		v.rig.rep.Count(&v.rig.rep.Outdated)
 	}
-	defer layer.Close()
-	ctx, cancel := context.WithTimeout(context.Background(), stepLimit)
-	defer cancel()
-	result, err := v.Rebase(ctx, p.result.Serial, layer)
+	v.rebased = p
+	result, err := v.rebaseOnto(p)
 	if errors.Is(err, vm.ErrNotKept) {
 		v.rig.rep.Count(&v.rig.rep.NotKept)
 		return nil
@@ -39,6 +41,18 @@ func (v *running) rebase(p *pending) error {
 	v.base = p.snap
 	v.rig.rep.rebased(result)
 	return nil
+}
+
+// rebaseOnto asks the VMM for a rebase onto the branch p.
+func (v *running) rebaseOnto(p *pending) (result vmmproto.RebaseResult, err error) {
+	layer, err := os.Open(fmt.Sprintf("/proc/self/fd/%d", p.layer.Fd())) // opens the layer for reading only
+	if err != nil {
+		return result, err
+	}
+	defer layer.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), stepLimit)
+	defer cancel()
+	return v.Rebase(ctx, p.result.Serial, layer)
 }
 
 // Parameters of a long line.

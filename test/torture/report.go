@@ -34,7 +34,9 @@ type Report struct {
 	Merges      int `json:"merges"`   // of disk layers of a running source
 	Rebases     int `json:"rebases"`
 	// Branches that could not be rebased, because another operation followed them.
-	NotKept      int    `json:"not_rebased"`
+	NotKept int `json:"not_rebased"`
+	// Refused rebases onto a branch that was not the last one.
+	Outdated     int    `json:"outdated_rebases"`
 	MostShared   uint64 `json:"most_shared_kib"` // largest amount that a single rebase has made shared
 	MostMappings uint64 `json:"most_mappings"`
 	DeepestChain int    `json:"deepest_chain"` // most memory layers above the base
@@ -116,12 +118,12 @@ func (r *Report) Line() string {
 	defer r.Unlock()
 	return fmt.Sprintf("%d branches (live %d, diff %d, full %d), %d children and %d sources verified, depth %d, "+
 		"%d kills of VMMs and %d of the daemon, %d branches cut off, %d rollbacks, %d suspensions, %d removals, "+
-		"%d rebases (%d refused, up to %d mappings), %d races, %d refused, "+
+		"%d rebases (%d refused, %d outdated, up to %d mappings), %d races, %d refused, "+
 		"%d without room (%d under fire), %d on full file systems, %d write faults, "+
 		"%d storms, up to %d MiB dirty, %d mismatches, %.0f s",
 		r.Branches, r.ByMode["live"], r.ByMode["diff"], r.ByMode["full"], r.ChildrenVerified, r.SourcesVerified,
 		r.DeepestChain, r.Kills, r.DaemonKills, r.CutOff, r.Rollbacks, r.Suspensions, r.Removals,
-		r.Rebases, r.NotKept, r.MostMappings, r.Races, r.Refused,
+		r.Rebases, r.NotKept, r.Outdated, r.MostMappings, r.Races, r.Refused,
 		r.Failed, r.FailedUnderFire, r.FullFS, r.Faults,
 		r.Storms, r.MostDirtyMiB, r.Mismatches, r.Elapsed())
 }

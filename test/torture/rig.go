@@ -108,9 +108,10 @@ type running struct {
 	origin *Snapshot // snapshot that the VM was restored from; equals base until the first rebase
 	size   uint64    // size of the disk in bytes
 
-	asking sync.Mutex
-	files  []*os.File // files of the disk, the private file last
-	agent  *agentclient.Client
+	asking  sync.Mutex
+	files   []*os.File // files of the disk, the private file last
+	rebased *pending   // branch of the last request for a rebase; nil: none
+	agent   *agentclient.Client
 }
 
 func (r *Rig) spawn(ctx context.Context, kind string) (*running, error) {
