@@ -149,6 +149,8 @@ type Options struct {
 
 	SSH *SSH // configuration of the SSH server; nil: the rig serves no SSH
 
+	Keyless bool // the rig has no key file, so it can make no encrypted snapshots
+
 	NoKVM error // reason why the host cannot run VMs; nil: it can
 
 	Unchecked bool // traffic is not compared with the document, because another program does so
@@ -183,7 +185,7 @@ func New(t T, o Options) *Rig {
 	r := &Rig{agents: &agents{t: t, command: o.Agent, dial: o.Dial, running: map[*guest]bool{}}}
 	dir, part := o.state(t)
 	events := event.NewRing(64)
-	st, crypter := openStore(t, dir, events)
+	st, crypter := openStore(t, dir, events, o.Keyless)
 	counts, discard := metrics.New("test"), slog.New(slog.DiscardHandler)
 	vmms, run := &vmfake.VMMs{GuestDirty: 8192}, filepath.Join(dir, "run")
 	o.prepare(r, vmms, dir)
@@ -329,12 +331,15 @@ func (r *Rig) observe(m *sandbox.Manager, counts *metrics.Metrics) {
 }
 
 // openStore returns a store, and its Crypter.
-func openStore(t T, dir string, events *event.Ring) (*store.Store, *atrest.Crypter) {
+func openStore(t T, dir string, events *event.Ring, keyless bool) (*store.Store, *atrest.Crypter) {
 	t.Helper()
 	secret, ram := filepath.Join(dir, "secret"), filepath.Join(dir, "ram")
 	err := os.WriteFile(secret, []byte(strings.Repeat("s", 32)), 0o600)
 	if err != nil {
 		t.Fatal(err)
+	}
+	if keyless {
+		secret = ""
 	}
 	keys, err := vault.Open(vault.Config{Dir: filepath.Join(dir, "state", "keys"), RAM: ram, KeyFile: secret,
 		AnyDisk: true})

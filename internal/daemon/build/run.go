@@ -18,7 +18,6 @@ import (
 	"github.com/forkd/forkd/internal/host/admit"
 	"github.com/forkd/forkd/internal/host/agentclient"
 	"github.com/forkd/forkd/internal/host/bake"
-	failures "github.com/forkd/forkd/internal/host/failure"
 	"github.com/forkd/forkd/internal/host/imagevm"
 	"github.com/forkd/forkd/internal/host/owner"
 	"github.com/forkd/forkd/internal/host/sandbox"
@@ -89,8 +88,10 @@ func (b *Builder) carryOut(ctx context.Context, req Request, p *plan.Plan, files
 		w.isCached(p.Result)
 		return w.count, nil
 	}
-	if err := failures.CanEncrypt(req.Tag, !w.memory[p.Result], false); req.Encrypt && err != nil {
-		return Result{}, err
+	if req.Encrypt { // the last step would fail after all others
+		if err := b.cfg.Manager.Snapshots().CanEncrypt(req.Tag, !w.memory[p.Result], false); err != nil {
+			return Result{}, err
+		}
 	}
 	if d, err := b.cfg.Manager.Snapshots().Detail(req.Tag); err == nil && (!req.Replace || d.Writing) {
 		return Result{}, &store.ExistsError{Tag: req.Tag, InFlight: d.Writing}

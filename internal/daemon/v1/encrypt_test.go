@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/forkd/forkd/client"
+	"github.com/forkd/forkd/internal/apirig"
 )
 
 // TestNewSnapshotsAreEncrypted bakes, builds and suspends over the API. The snapshots are encrypted from
@@ -91,6 +92,21 @@ func TestNewSnapshotsAreEncrypted(t *testing.T) {
 		if strings.HasPrefix(s.Tag, "suspended-") && !s.Encrypted {
 			t.Errorf("%s is in clear", s.Tag)
 		}
+	}
+}
+
+// TestBuildWithoutKeys builds an encrypted snapshot on a daemon that has no keys. The build fails before
+// its first step.
+func TestBuildWithoutKeys(t *testing.T) {
+	r := start(t, apirig.Options{Keyless: true})
+	if _, err := r.Bake(t.Context(), r.Parent); err != nil {
+		t.Fatal(err)
+	}
+	_, _, err := built(t, r.Client, client.BuildRequest{Tag: "made", Encrypt: true,
+		Dockerfile: "FROM a.b\nRUN true\nRUN false\n"}, nil)
+	var e *client.Error
+	if !errors.As(err, &e) || e.Code != string(client.ErrKeyUnavailable) {
+		t.Errorf("%v, want the code %s", err, client.ErrKeyUnavailable)
 	}
 }
 

@@ -30,12 +30,9 @@ import (
 // is nil if there is no such snapshot. Encrypt must be called before the first file is made. If the
 // snapshot cannot be encrypted, the error is an *EncryptedError or a *vault.KeyError.
 func (g *Staging) Encrypt(ctx context.Context, from *Lease, diskOnly, volumes bool) error {
-	if err := failure.CanEncrypt(g.tag, diskOnly, volumes); err != nil {
-		return err
-	}
 	s := g.store
-	if s.vault == nil {
-		return &EncryptedError{Tag: g.tag, Reason: "cannot be encrypted, because this daemon has no keys"}
+	if err := s.CanEncrypt(g.tag, diskOnly, volumes); err != nil {
+		return err
 	}
 	if from != nil {
 		if err := s.WaitFlushed(ctx, from.Manifest().Tag); err != nil { // Publish links its files
@@ -58,6 +55,18 @@ func (g *Staging) Encrypt(ctx context.Context, from *Lease, diskOnly, volumes bo
 	return s.Essential(func() error {
 		return atomicfile.WriteDurable(filepath.Join(g.dir, EncryptionFile), p, 0o600)
 	})
+}
+
+// CanEncrypt returns an error if Encrypt would refuse a new snapshot with the given tag, and no other
+// system needs to be asked to know that: an *EncryptedError or a *vault.KeyError.
+func (s *Store) CanEncrypt(tag string, diskOnly, volumes bool) error {
+	if err := failure.CanEncrypt(tag, diskOnly, volumes); err != nil {
+		return err
+	}
+	if s.vault == nil {
+		return &EncryptedError{Tag: tag, Reason: "cannot be encrypted, because this daemon has no keys"}
+	}
+	return s.vault.CanSeal()
 }
 
 // place puts a layer of an encrypted snapshot into its directory: as a link to the layer of the

@@ -61,10 +61,19 @@ type Seal struct {
 	key   crypt.Key
 }
 
-// Seal makes a key, as New does. It fails if the directory for decrypted files is not on a RAM file system,
-// because callers write the files there before they encrypt them.
+// CanSeal returns an error if Seal would fail without asking the program of --kms-command. That is so if
+// nothing wraps keys, or if the directory for decrypted files is not on a RAM file system: callers write
+// the files there before they encrypt them.
+func (v *Vault) CanSeal() error {
+	if v.cfg.KeyFile == "" && len(v.cfg.Command) == 0 {
+		return errNoSecret
+	}
+	return v.checkRAM()
+}
+
+// Seal makes a key, as New does, if CanSeal returns no error.
 func (v *Vault) Seal(ctx context.Context) (*Seal, error) {
-	if err := v.checkRAM(); err != nil {
+	if err := v.CanSeal(); err != nil {
 		return nil, err
 	}
 	id, key, err := v.New(ctx)

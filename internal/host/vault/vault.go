@@ -115,6 +115,8 @@ func Open(cfg Config) (*Vault, error) {
 
 func (v *Vault) path(id string) string { return filepath.Join(v.cfg.Dir, id+".json") }
 
+var errNoSecret = &KeyError{Err: errors.New("this daemon cannot encrypt: start it with --key-file or --kms-command")}
+
 // New makes a key. When it returns, the wrapped key is on disk, and was unwrapped once as a test.
 func (v *Vault) New(ctx context.Context) (id string, key crypt.Key, err error) {
 	id = crypt.NewID()
@@ -129,7 +131,7 @@ func (v *Vault) New(ctx context.Context) (id string, key crypt.Key, err error) {
 		rec.Wrap = record.WrapCommand
 		wrapped, err = v.run(ctx, "wrap", id, key[:])
 	default:
-		err = errors.New("this daemon cannot encrypt: start it with --key-file or --kms-command")
+		return "", key, errNoSecret
 	}
 	if err != nil {
 		return "", key, &KeyError{Err: err}
