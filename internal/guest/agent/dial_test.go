@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"testing"
@@ -36,6 +37,25 @@ func server(t *testing.T, address string, f func(*net.TCPConn)) uint16 {
 	return uint16(l.Addr().(*net.TCPAddr).Port)
 }
 
+// unheard returns a port of 127.0.0.1 on which nobody listens. No other program can listen on it until
+// the test ends.
+func unheard(t *testing.T) uint16 {
+	t.Helper()
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Close(fd) })
+	if err := unix.Bind(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}); err != nil {
+		t.Fatal(err)
+	}
+	name, err := unix.Getsockname(fd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return uint16(name.(*unix.SockaddrInet4).Port)
+}
+
 // summing reads its input to the end, and then sends a digest of the input. This works only if the
 // two directions of a stream can end separately.
 func summing(conn *net.TCPConn) {
@@ -57,7 +77,8 @@ func dial(t *testing.T, c *agentclient.Client, port uint16) agentclient.PortConn
 
 func TestDialPortCarriesBothDirections(t *testing.T) {
 	c := serve(t, nil)
-	for _, address := range []string{"127.0.0.1:0", "[::1]:0"} {
+	// The agent tries 127.0.0.1 first, where nobody listens on the port of the second server.
+	for _, address := range []string{"127.0.0.1:0", fmt.Sprintf("[::1]:%d", unheard(t))} {
 		s := dial(t, c, server(t, address, summing))
 		sent := make([]byte, 3<<20+7)
 		rand.Read(sent)
@@ -77,14 +98,8 @@ func TestDialPortCarriesBothDirections(t *testing.T) {
 func TestDialPortSaysWhyNot(t *testing.T) {
 	c := serve(t, nil)
 	free := server(t, "127.0.0.1:0", func(*net.TCPConn) {})
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	closed := uint16(l.Addr().(*net.TCPAddr).Port)
-	l.Close()
 	var answer *agentclient.Error
-	if _, err := c.DialPort(t.Context(), closed); !errors.As(err, &answer) || answer.Code != agentclient.CodeRefused {
+	if _, err := c.DialPort(t.Context(), unheard(t)); !errors.As(err, &answer) || answer.Code != agentclient.CodeRefused {
 		t.Errorf("a port that nobody listens on: %v", err)
 	}
 	for range agentproto.MaxDialed {
