@@ -71,13 +71,21 @@ func (q *Queue[T]) Retry() {
 func (q *Queue[T]) Later(x T) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	q.laterLocked(x)
+}
+
+// laterLocked is like Later.
+//
+// +checklocks:q.mu
+func (q *Queue[T]) laterLocked(x T) {
 	q.failed = append(q.failed, x)
 	if len(q.failed) == 1 && !q.ended {
 		time.AfterFunc(q.cfg.Retry, q.Retry)
 	}
 }
 
-// Close waits until the queue is empty. Objects that failed are tried once more.
+// Close waits until the queue is empty. Objects that have failed are tried once more, also those whose
+// attempt was in progress when Close was called.
 func (q *Queue[T]) Close() {
 	q.mu.Lock()
 	q.ended = true
@@ -94,9 +102,10 @@ func (q *Queue[T]) run(awaited bool) {
 		x, ok := q.nextLocked(awaited)
 		switch {
 		case ok:
+			last := q.ended
 			q.mu.Unlock()
 			if q.cfg.Do(x) != nil {
-				q.Later(x)
+				q.failedIn(x, last)
 			}
 			q.cfg.After()
 			q.mu.Lock()
@@ -106,6 +115,18 @@ func (q *Queue[T]) run(awaited bool) {
 			q.wake.Wait()
 		}
 	}
+}
+
+// failedIn makes an object be tried again after a failed attempt. The parameter last says that Close was
+// called before the attempt.
+func (q *Queue[T]) failedIn(x T, last bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.ended && !last {
+		q.queue = append(q.queue, x)
+		return
+	}
+	q.laterLocked(x)
 }
 
 // nextLocked removes an object from the queue and returns it. It chooses the owner whose latest turn

@@ -1,8 +1,12 @@
 package turns
 
 import (
+	"errors"
 	"slices"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
+	"time"
 )
 
 type object struct {
@@ -33,4 +37,25 @@ func TestOwnersTakeTurns(t *testing.T) {
 			t.Errorf("%v, want %v", order, c.want)
 		}
 	}
+}
+
+// An object whose attempt fails while the queue is being closed is tried once more, and only once.
+func TestCloseTriesAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var attempts atomic.Int32
+		q := New(Config[object]{
+			Do:      func(object) error { attempts.Add(1); time.Sleep(time.Second); return errors.New("no space") },
+			After:   func() {},
+			Owner:   func(o object) string { return o.owner },
+			Awaited: func(o object) bool { return o.awaited },
+			Retry:   time.Hour,
+		})
+		q.Add(object{name: "a"})
+		q.Add(object{name: "b", awaited: true})
+		synctest.Wait() // both attempts are in progress
+		q.Close()
+		if n := attempts.Load(); n != 4 {
+			t.Errorf("%d attempts for two objects, want 4", n)
+		}
+	})
 }
