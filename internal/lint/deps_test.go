@@ -85,7 +85,7 @@ var rooms = []room{
 		folder: "internal/host",
 		packages: []string{"invalid", "debt", "excerpt", "failure", "loglimit", "event", "writers/writertest", "writers",
 			"filedigest", "fileid", "turns", "background", "sparse", "firstwrites", "phase", "reserve", "backlog", "owner",
-			"unique", "procmem", "byage", "hardlink",
+			"unique", "procmem", "byage", "hardlink", "framequeue",
 			"agentclient", "cgroup", "process", "feeder", "netclient", "vmmclient", "vault", "store", "atrest", "hotlist",
 			"vmpool", "vmpool/suite", "vmfake", "state",
 			"identity", "chain", "helpervm", "imagevm", "diff", "hub", "bake", "admit", "ledger", "hook", "conlog",

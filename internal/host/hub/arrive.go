@@ -13,6 +13,7 @@ import (
 	"github.com/forkd/forkd/internal/format/artifact"
 	"github.com/forkd/forkd/internal/format/disklayer"
 	"github.com/forkd/forkd/internal/host/feeder"
+	"github.com/forkd/forkd/internal/host/framequeue"
 	"github.com/forkd/forkd/internal/host/owner"
 	"github.com/forkd/forkd/internal/host/store"
 )
@@ -119,7 +120,7 @@ type lazyPull struct {
 	feeder  *feeder.Feeder
 	arrival *feeder.Arrival
 	staging *store.Staging
-	queue   *queue
+	queue   *framequeue.Queue
 }
 
 func (a *lazyPull) close() {
@@ -191,7 +192,7 @@ func (a *lazyPull) newIncoming(ctx context.Context, b artifact.Blob) (*incoming,
 	if err != nil {
 		return nil, err
 	}
-	in := &incoming{b: b, f: f, frames: frames, have: make([]bool, frames.Len()), fresh: true}
+	in := &incoming{b: b, f: f, frames: frames, fresh: true}
 	if _, err := f.WriteAt(p, b.Size-b.IndexBytes); err != nil {
 		in.close()
 		return nil, err
@@ -225,15 +226,14 @@ func (a *lazyPull) begin(ctx context.Context, who, tag string, o *Offer, on func
 		defer data.Close()
 		files = append(files, feeder.File{Blob: in.b, Data: data})
 	}
-	a.queue = newQueue(a.served)
-	a.queue.count = a.hub.cfg.Counts.FrameArrived
-	if err := a.queue.setHot(a.hot); err != nil {
+	a.queue = queueOf(a.served, a.hub.cfg.Counts.FrameArrived)
+	if err := a.queue.SetHot(a.hot); err != nil {
 		a.hub.cfg.Log.Info("a list of hot frames cannot be used", "snapshot", o.Digest(), "reason", err)
 	}
-	if a.feeder, err = a.hub.cfg.Feeder.Start(files, a.queue.need); err != nil {
+	if a.feeder, err = a.hub.cfg.Feeder.Start(files, a.queue.Need); err != nil {
 		return store.Info{}, err
 	}
-	a.queue.start(a.feeder.Have)
+	a.queue.Start(a.feeder.Have)
 	if a.staging, err = a.hub.cfg.Store.Stage(tag); err != nil {
 		return store.Info{}, err
 	}
@@ -376,7 +376,7 @@ func (a *lazyPull) fetchFrames(ctx context.Context) error {
 		case <-ctx.Done():
 		}
 	}()
-	err := a.queue.run(ctx, a.hub.quiet, a.fetchRange)
+	err := a.queue.Run(ctx, a.hub.quiet, a.fetchRange)
 	if cause := context.Cause(ctx); err != nil && cause != nil {
 		return cause
 	}
@@ -385,14 +385,14 @@ func (a *lazyPull) fetchFrames(ctx context.Context) error {
 
 // fetchRange fetches consecutive frames of a blob. If a source fails, fetchRange tries it again for
 // mirrorPatience, or for Config.LazyTimeout if there is no other source.
-func (a *lazyPull) fetchRange(ctx context.Context, in *incoming, first, end int, came func(frame int)) error {
+func (a *lazyPull) fetchRange(ctx context.Context, blob, first, end int, came func(frame int)) error {
 	return a.from.use(ctx, func(ctx context.Context, c *conn, last bool) error {
 		since, patience := time.Now(), a.hub.cfg.LazyTimeout
 		if !last {
 			patience = min(patience, mirrorPatience)
 		}
 		for n := 1; ; n++ {
-			err := a.fetchOnce(ctx, c, in, first, end, func(frame int) {
+			err := a.fetchOnce(ctx, c, a.served[blob], first, end, func(frame int) {
 				first, since, n = frame+1, time.Now(), 0
 				came(frame)
 			})

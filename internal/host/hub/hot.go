@@ -78,58 +78,6 @@ func (s referrer) putHot(ctx context.Context, out *remote.Pusher, repo name.Repo
 	return s.put(ctx, out, repo, oci.DescriptorEmptyJSON.Data)
 }
 
-// setHot makes the queue fetch hot frames first. If the list names a frame that does not exist, setHot
-// ignores the whole list.
-func (q *queue) setHot(list artifact.Hot) error {
-	var hot []hotRun
-	for n, in := range q.files {
-		if in.have == nil {
-			continue // all of its frames are there
-		}
-		runs, err := list.Of(in.b.Digest, in.frames.Len())
-		if err != nil {
-			return err
-		}
-		for _, r := range runs {
-			hot = append(hot, hotRun{n, r})
-		}
-	}
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	q.hot = hot
-	return nil
-}
-
-// hotRun is a run of hot frames of a file.
-type hotRun struct {
-	file int
-	artifact.FrameRun
-}
-
-// hotBytes is the approximate size of a request for hot frames, in bytes.
-const hotBytes = 256 << 10
-
-// takeHot returns the next missing hot frames of a file.
-func (q *queue) takeHot() (file, first, end int, ok bool) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	for len(q.hot) > 0 {
-		r := &q.hot[0]
-		in := q.files[r.file]
-		for r.First < r.End && in.have[r.First] {
-			r.First++
-		}
-		if r.First == r.End {
-			q.hot = q.hot[1:]
-			continue
-		}
-		first := r.First
-		r.First = in.takeLocked(first, r.End, hotBytes)
-		return r.file, first, r.First, true
-	}
-	return 0, 0, 0, false
-}
-
 // recordHot returns the list of hot frames of a snapshot that is being pushed: the frames that both of
 // two first runs needed for their first answers.
 func (p *push) recordHot(a *artifact.Artifact) (s referrer, list artifact.Hot, err error) {
@@ -231,20 +179,20 @@ func (p *push) firstRun(a *artifact.Artifact) (files []*incoming, seen map[feedp
 	}
 	var mu sync.Mutex // guards seen
 	seen = make(map[feedproto.Frame]bool)
-	q := newQueue(files)
+	q := queueOf(files, noCounts{}.FrameArrived)
 	f, err := p.hub.cfg.Feeder.Start(serve, func(x feedproto.Frame) {
-		if q.exists(x) {
+		if q.Exists(x) {
 			mu.Lock()
 			seen[x] = true
 			mu.Unlock()
 		}
-		q.need(x)
+		q.Need(x)
 	})
 	if err != nil {
 		return files, nil, err
 	}
 	defer f.Close()
-	q.start(f.Have)
+	q.Start(f.Have)
 	if err := p.rehearse(a, f); err != nil {
 		return files, nil, err
 	}

@@ -106,7 +106,7 @@ type Hub struct {
 	longest    time.Duration     // the constant longest, except in tests
 
 	hotTime time.Duration // the constant hotTime, except in tests
-	quiet   time.Duration // see queue.run
+	quiet   time.Duration // see framequeue.Queue.Run
 	indexes int64         // maximum bytes of the indexes of a snapshot that is pulled lazily
 }
 

@@ -1,6 +1,7 @@
 package store
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -60,13 +61,7 @@ func (g *Staging) Encrypt(ctx context.Context, from *Lease, diskOnly, volumes bo
 // CanEncrypt returns an error if Encrypt would refuse a new snapshot with the given tag, and no other
 // system needs to be asked to know that: an *EncryptedError or a *vault.KeyError.
 func (s *Store) CanEncrypt(tag string, diskOnly, volumes bool) error {
-	if err := failure.CanEncrypt(tag, diskOnly, volumes); err != nil {
-		return err
-	}
-	if s.vault == nil {
-		return &EncryptedError{Tag: tag, Reason: "cannot be encrypted, because this daemon has no keys"}
-	}
-	return s.vault.CanSeal()
+	return cmp.Or(failure.CanEncrypt(tag, diskOnly, volumes), s.vault.CanSeal())
 }
 
 // place puts a layer of an encrypted snapshot into its directory: as a link to the layer of the

@@ -61,11 +61,12 @@ type Seal struct {
 	key   crypt.Key
 }
 
-// CanSeal returns an error if Seal would fail without asking the program of --kms-command. That is so if
-// nothing wraps keys, or if the directory for decrypted files is not on a RAM file system: callers write
-// the files there before they encrypt them.
+// CanSeal returns an error if Seal would fail, as far as that is known without the program of
+// --kms-command. Seal fails if nothing wraps keys, or if v is nil. It also fails if the directory for
+// decrypted files is not on a RAM file system, because callers write the files there before they
+// encrypt them.
 func (v *Vault) CanSeal() error {
-	if v.cfg.KeyFile == "" && len(v.cfg.Command) == 0 {
+	if v == nil || v.cfg.KeyFile == "" && len(v.cfg.Command) == 0 {
 		return errNoSecret
 	}
 	return v.checkRAM()

@@ -1,12 +1,9 @@
-package hub
+// Package framequeue decides in which order the frames of blobs are fetched: first those that readers
+// wait for, and hot frames, then all others in the background. It fetches nothing itself.
+package framequeue
 
 import (
 	"context"
-	"crypto/sha256"
-	"errors"
-	"fmt"
-	"io"
-	"os"
 	"sync"
 	"time"
 
@@ -17,91 +14,80 @@ import (
 	"github.com/forkd/forkd/internal/proto/feedproto"
 )
 
-// incoming is a blob whose frames arrive in any order. Its index is there.
-type incoming struct {
-	b      artifact.Blob
-	f      *os.File
-	frames *artifact.Frameset
-	fresh  bool // the file has a temporary name, and close removes it
-
-	have []bool // frames that are there, or on their way; guarded by queue.mu
-	left int    // first frame that the background has not taken; guarded by queue.mu
+// Blob describes a blob whose frames are in the queue.
+type Blob struct {
+	Digest   digest.Digest
+	Frames   *artifact.Frameset
+	Complete bool // all frames are there already
 }
 
-// readIncoming returns a blob of the cache, all of whose frames are there.
-func readIncoming(f *os.File, b artifact.Blob) (*incoming, error) {
-	p := make([]byte, b.IndexBytes)
-	_, err := f.ReadAt(p, b.Size-b.IndexBytes)
-	if err == nil || errors.Is(err, io.EOF) {
-		var frames *artifact.Frameset
-		if frames, err = artifact.ParseFrames(p, b); err == nil {
-			return &incoming{b: b, f: f, frames: frames, left: frames.Len()}, nil
-		}
-	}
-	return nil, errors.Join(err, f.Close())
+// blob is a blob whose frames arrive in any order.
+type blob struct {
+	Blob
+	have []bool // frames that are there, or on their way; nil if the blob is complete
+	left int    // first frame that the background has not taken
 }
 
-func (in *incoming) close() {
-	if in.fresh {
-		_ = os.Remove(in.f.Name()) // the next daemon tries again
+// size returns the size of the frames first to end-1, in bytes.
+func (b *blob) size(first, end int) (n int64) {
+	for i := first; i < end; i++ {
+		_, bytes := b.Frames.Place(i)
+		n += bytes
 	}
-	_ = in.f.Close()
+	return n
 }
 
-// check compares the whole blob with its digest.
-func (in *incoming) check() error {
-	sum := sha256.New()
-	if _, err := io.Copy(sum, io.NewSectionReader(in.f, 0, in.b.Size)); err != nil {
-		return err
-	}
-	if got := digest.NewDigestFromBytes(digest.SHA256, sum.Sum(nil)); got != in.b.Digest {
-		return &artifact.Error{Err: fmt.Errorf("blob %s of %s: its digest is %s", in.b.Digest, in.b.Part.Name, got)}
-	}
-	return nil
-}
-
-// queue decides which frames are fetched next.
-type queue struct {
-	files []*incoming
-	count func(awaited bool, bytes int64) // called when a frame has arrived; must not block
+// Queue decides which frames are fetched next. Its methods may be called concurrently.
+type Queue struct {
+	blobs []*blob
+	count func(awaited bool, bytes int64)
 
 	mu      sync.Mutex
-	answer  func(feedproto.Frame) error // tells the feeder that a frame is there; nil before start
+	answer  func(feedproto.Frame) error // tells the feeder that a frame is there; nil before Start
 	waiting map[feedproto.Frame]bool    // frames that a reader waits for
 	came    map[feedproto.Frame]bool    // frames that have arrived
 	todo    []feedproto.Frame           // needed frames that nothing fetches yet
 	last    time.Time                   // when a reader last needed a frame that was missing
-	hot     []hotRun                    // see setHot; some of their frames may have arrived
+	hot     []hotRun                    // see SetHot; some of their frames may have arrived
 	wake    chan struct{}               // has a value if todo may have frames
 }
 
-func newQueue(files []*incoming) *queue {
-	return &queue{files: files, count: noCounts{}.FrameArrived,
-		waiting: make(map[feedproto.Frame]bool), came: make(map[feedproto.Frame]bool),
+// New returns a Queue. A frame names its blob by the index in blobs. The function count is called when a
+// frame has arrived, and must not block. It gets the size of the frame, and whether a reader waited.
+func New(blobs []Blob, count func(awaited bool, bytes int64)) *Queue {
+	q := &Queue{count: count, waiting: make(map[feedproto.Frame]bool), came: make(map[feedproto.Frame]bool),
 		last: time.Now(), wake: make(chan struct{}, 1)}
+	for _, b := range blobs {
+		in := &blob{Blob: b}
+		if !b.Complete {
+			in.have = make([]bool, b.Frames.Len())
+		}
+		q.blobs = append(q.blobs, in)
+	}
+	return q
 }
 
-// start sets the function that tells the feeder about arrived frames.
-func (q *queue) start(answer func(feedproto.Frame) error) {
+// Start sets the function that tells the feeder about arrived frames.
+func (q *Queue) Start(answer func(feedproto.Frame) error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.answer = answer
 }
 
-// exists reports whether a frame exists. The feeder is not trusted: it decodes what the registry has
+// Exists reports whether a frame exists. The feeder is not trusted: it decodes what the registry has
 // sent.
-func (q *queue) exists(f feedproto.Frame) bool {
-	return int(f.File) < len(q.files) && int(f.Frame) < q.files[f.File].frames.Len()
+func (q *Queue) Exists(f feedproto.Frame) bool {
+	return int(f.File) < len(q.blobs) && int(f.Frame) < q.blobs[f.File].Frames.Len()
 }
 
-// need records that a reader waits for a frame.
-func (q *queue) need(f feedproto.Frame) {
+// Need records that a reader waits for a frame.
+func (q *Queue) Need(f feedproto.Frame) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if !q.exists(f) || q.waiting[f] {
+	if !q.Exists(f) || q.waiting[f] {
 		return
 	}
-	in := q.files[f.File]
+	in := q.blobs[f.File]
 	if in.have == nil || q.came[f] {
 		if q.answer != nil {
 			_ = q.answer(f) // fails if the process has exited
@@ -117,7 +103,7 @@ func (q *queue) need(f feedproto.Frame) {
 	}
 }
 
-func (q *queue) signal() {
+func (q *Queue) signal() {
 	select {
 	case q.wake <- struct{}{}:
 	default:
@@ -125,11 +111,11 @@ func (q *queue) signal() {
 }
 
 // arrived records that a frame is there.
-func (q *queue) arrived(f feedproto.Frame) {
+func (q *Queue) arrived(f feedproto.Frame) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.came[f] = true
-	_, bytes := q.files[f.File].frames.Place(int(f.Frame))
+	_, bytes := q.blobs[f.File].Frames.Place(int(f.Frame))
 	q.count(q.waiting[f], bytes)
 	if q.waiting[f] {
 		delete(q.waiting, f)
@@ -138,7 +124,7 @@ func (q *queue) arrived(f feedproto.Frame) {
 }
 
 // take returns the next needed frame.
-func (q *queue) take() (f feedproto.Frame, ok bool) {
+func (q *Queue) take() (f feedproto.Frame, ok bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if len(q.todo) == 0 {
@@ -168,10 +154,10 @@ func nextRun(size int64, took time.Duration) int64 {
 
 // takeRun returns the next missing frames of a file for the background. They have about the given number
 // of bytes, and are at least one frame.
-func (q *queue) takeRun(size int64) (file, first, end int, ok bool) {
+func (q *Queue) takeRun(size int64) (file, first, end int, ok bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	for n, in := range q.files {
+	for n, in := range q.blobs {
 		for in.left < len(in.have) && in.have[in.left] {
 			in.left++
 		}
@@ -187,23 +173,14 @@ func (q *queue) takeRun(size int64) (file, first, end int, ok bool) {
 // takeLocked takes consecutive missing frames, beginning with first. It stops before a frame that is
 // present or has the number limit, or when the frames have at least the given number of bytes. It
 // returns the number of the next frame. Preconditions: queue.mu is held, and first is missing.
-func (in *incoming) takeLocked(first, limit int, bytes int64) (end int) {
+func (in *blob) takeLocked(first, limit int, bytes int64) (end int) {
 	size := int64(0)
 	for end = first; end < limit && !in.have[end] && size < bytes; end++ {
-		_, n := in.frames.Place(end)
+		_, n := in.Frames.Place(end)
 		size += n
 		in.have[end] = true
 	}
 	return end
-}
-
-// bytes returns the size of the frames first to end-1 in the blob.
-func (in *incoming) bytes(first, end int) (n int64) {
-	for i := first; i < end; i++ {
-		_, size := in.frames.Place(i)
-		n += size
-	}
-	return n
 }
 
 // workers is the number of concurrent requests for needed and hot frames. One worker fetches no hot
@@ -216,13 +193,14 @@ const (
 	lull, most           = 1, 3  // before each other request
 )
 
-// fetcher fetches consecutive frames of a file, and calls came after each frame.
-type fetcher func(ctx context.Context, in *incoming, first, end int, came func(frame int)) error
+// Fetcher fetches the frames first to end-1 of a blob, and calls came after each frame. The parameter
+// blob is the index of the blob.
+type Fetcher func(ctx context.Context, blob, first, end int, came func(frame int)) error
 
-// run fetches all frames by calling fetch: first hot frames and frames that readers need, then all
+// Run fetches all frames by calling fetch: first hot frames and frames that readers need, then all
 // others in the background. Before each request, the background waits until all hot frames were
 // requested, and no reader has needed a frame for a lull. It never waits longer than most.
-func (q *queue) run(ctx context.Context, quiet time.Duration, fetch fetcher) error {
+func (q *Queue) Run(ctx context.Context, quiet time.Duration, fetch Fetcher) error {
 	g, ctx := errgroup.WithContext(ctx)
 	done := make(chan struct{}) // closed when the background has fetched all that was left
 	g.Go(func() error {
@@ -238,7 +216,7 @@ func (q *queue) run(ctx context.Context, quiet time.Duration, fetch fetcher) err
 			if err := q.fetch(ctx, fetch, file, first, end); err != nil {
 				return err
 			}
-			size = nextRun(q.files[file].bytes(first, end), time.Since(begin))
+			size = nextRun(q.blobs[file].size(first, end), time.Since(begin))
 		}
 		return err
 	})
@@ -249,7 +227,7 @@ func (q *queue) run(ctx context.Context, quiet time.Duration, fetch fetcher) err
 }
 
 // work fetches needed frames and, if hot is set, hot frames, until done is closed.
-func (q *queue) work(ctx context.Context, hot bool, done <-chan struct{}, fetch fetcher) error {
+func (q *Queue) work(ctx context.Context, hot bool, done <-chan struct{}, fetch Fetcher) error {
 	for {
 		f, ok := q.take()
 		file, first, end := int(f.File), int(f.Frame), int(f.Frame)+1
@@ -273,7 +251,7 @@ func (q *queue) work(ctx context.Context, hot bool, done <-chan struct{}, fetch 
 }
 
 // drain fetches the needed frames that remain when the background has finished.
-func (q *queue) drain(ctx context.Context, fetch fetcher) error {
+func (q *Queue) drain(ctx context.Context, fetch Fetcher) error {
 	for f, ok := q.take(); ok; f, ok = q.take() {
 		if err := q.fetch(ctx, fetch, int(f.File), int(f.Frame), int(f.Frame)+1); err != nil {
 			return err
@@ -283,15 +261,15 @@ func (q *queue) drain(ctx context.Context, fetch fetcher) error {
 }
 
 // fetch fetches the frames first to end-1 of a file by calling run.
-func (q *queue) fetch(ctx context.Context, run fetcher, file, first, end int) error {
-	return run(ctx, q.files[file], first, end, func(i int) {
+func (q *Queue) fetch(ctx context.Context, run Fetcher, file, first, end int) error {
+	return run(ctx, file, first, end, func(i int) {
 		q.arrived(feedproto.Frame{File: uint32(file), Frame: uint32(i)})
 	})
 }
 
 // calm waits until there are no hot frames left and no reader has needed a frame for the time quiet,
 // but at most for the time most.
-func (q *queue) calm(ctx context.Context, quiet, most time.Duration) error {
+func (q *Queue) calm(ctx context.Context, quiet, most time.Duration) error {
 	for begin := time.Now(); ; {
 		q.mu.Lock()
 		busy := len(q.hot) > 0 || len(q.waiting) > 0 || time.Since(q.last) < quiet
@@ -305,4 +283,56 @@ func (q *queue) calm(ctx context.Context, quiet, most time.Duration) error {
 		case <-time.After(min(quiet, 50*time.Millisecond)):
 		}
 	}
+}
+
+// SetHot makes the queue fetch hot frames first. If the list names a frame that does not exist, SetHot
+// ignores the whole list.
+func (q *Queue) SetHot(list artifact.Hot) error {
+	var hot []hotRun
+	for n, in := range q.blobs {
+		if in.have == nil {
+			continue // all of its frames are there
+		}
+		runs, err := list.Of(in.Digest, in.Frames.Len())
+		if err != nil {
+			return err
+		}
+		for _, r := range runs {
+			hot = append(hot, hotRun{n, r})
+		}
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.hot = hot
+	return nil
+}
+
+// hotRun is a run of hot frames of a file.
+type hotRun struct {
+	file int
+	artifact.FrameRun
+}
+
+// hotBytes is the approximate size of a request for hot frames, in bytes.
+const hotBytes = 256 << 10
+
+// takeHot returns the next missing hot frames of a file.
+func (q *Queue) takeHot() (file, first, end int, ok bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for len(q.hot) > 0 {
+		r := &q.hot[0]
+		in := q.blobs[r.file]
+		for r.First < r.End && in.have[r.First] {
+			r.First++
+		}
+		if r.First == r.End {
+			q.hot = q.hot[1:]
+			continue
+		}
+		first := r.First
+		r.First = in.takeLocked(first, r.End, hotBytes)
+		return r.file, first, r.First, true
+	}
+	return 0, 0, 0, false
 }
