@@ -129,6 +129,14 @@ def test_export_takes_snapshots_and_sandboxes(sandbox: Sandbox, tmp_path: Path) 
     snapshot.delete()
 
 
+def test_an_encrypted_suspended_state(rig: Any, client: Client) -> None:
+    with client.fork(rig.snapshot, 1) as (one,):
+        assert one.suspend(encrypt=True).state == "suspended"
+        states = [s for s in client.snapshots.list() if s.tag.startswith(f"suspended-{one.id}")]
+        assert [s.info.encrypted for s in states] == [True]
+        assert one.resume().state == "running"
+
+
 def test_pause_resume_suspend(sandbox: Sandbox) -> None:
     assert sandbox.pause().state == "paused"
     with pytest.raises(SandboxStateError):

@@ -79,6 +79,12 @@ def test_the_daemon_receives_the_volumes(rig: Any, client: Client, sandbox: Sand
             sandbox.fork(volumes={"/data": "py.mounted"})
         with pytest.raises(VolumeNotFoundError):
             client.fork(rig.snapshot, volumes={"/data": "py.none"})
+        with pytest.raises(NoVolumeSlotsError):
+            client.volumes.attach("py.mounted", sandbox.id, "/data", mode="ro")
+        with pytest.raises(VolumeNotFoundError):
+            client.volumes.attach("py.none", sandbox.id, "/data")
+        with pytest.raises(VolumeNotFoundError):
+            client.volumes.detach("py.mounted", sandbox.id)
     finally:
         client.volumes.delete("py.mounted")
 

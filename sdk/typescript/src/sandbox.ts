@@ -396,9 +396,13 @@ export class Sandbox implements AsyncDisposable {
     return this.#changed("POST", "/resume", { unique: options.unique }, options);
   }
 
-  /** Saves the sandbox to disk and frees its memory. */
-  suspend(options?: CallOptions): Promise<SandboxInfo> {
-    return this.#changed("POST", "/suspend", {}, options, 600);
+  /**
+   * Saves the sandbox to disk and frees its memory. With `encrypt` the saved state is encrypted, as it
+   * always is if the sandbox runs from an encrypted snapshot.
+   */
+  suspend(options: CallOptions & { encrypt?: boolean | undefined } = {}): Promise<SandboxInfo> {
+    checkOptions(options, "encrypt", ...callOptions);
+    return this.#changed("POST", "/suspend", { encrypt: options.encrypt || undefined }, options, 600);
   }
 
   /** Runs code in a warm interpreter and returns its results, its output and its exception. */

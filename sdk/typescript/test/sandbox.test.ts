@@ -85,6 +85,18 @@ test("fork, branch and rollback", async () => {
   await Promise.all([children.kill(), grandchildren.kill(), more!.kill()]);
 });
 
+test("an encrypted suspended state", async () => {
+  const one = await Sandbox.create(rig.snapshot, { client });
+  assert.equal((await one.suspend({ encrypt: true })).state, "suspended");
+  const states = (await client.snapshots.list()).filter(({ tag }) => tag.startsWith(`suspended-${one.id}`));
+  assert.deepEqual(
+    states.map(({ info }) => info.encrypted),
+    [true],
+  );
+  assert.equal((await one.resume()).state, "running");
+  await one.kill();
+});
+
 test("pause, resume and suspend", async () => {
   const one = await Sandbox.create(rig.snapshot, { client });
   assert.equal((await one.pause()).state, "paused");

@@ -50,6 +50,11 @@ test("the daemon receives the volumes of a fork", async () => {
   await assert.rejects(client.fork(rig.snapshot, 1, { volumes }), NoVolumeSlotsError);
   await assert.rejects(Sandbox.create(rig.snapshot, { client, volumes }), NoVolumeSlotsError);
   await assert.rejects(client.fork(rig.snapshot, 1, { volumes: { "/data": "ts.none" } }), VolumeNotFoundError);
+  const [child] = await client.fork(rig.snapshot, 1);
+  await assert.rejects(client.volumes.attach("ts.mounted", child!.id, "/data", { mode: "ro" }), NoVolumeSlotsError);
+  await assert.rejects(client.volumes.attach("ts.none", child!.id, "/data"), VolumeNotFoundError);
+  await assert.rejects(client.volumes.detach("ts.mounted", child!.id), VolumeNotFoundError);
+  await child!.kill();
   await client.volumes.delete("ts.mounted");
 });
 

@@ -577,9 +577,10 @@ class AsyncSandbox(metaclass=NamesOfE2B):
         """Continues after a pause, or restores the sandbox after a suspension."""
         return await self._changed("POST", "/resume", _args.given(unique=_args.one_of("unique", unique, UNIQUE_MODES)))
 
-    async def suspend(self) -> SandboxInfo:
-        """Saves the sandbox to disk and frees its memory."""
-        return await self._changed("POST", "/suspend", {})
+    async def suspend(self, *, encrypt: bool = False) -> SandboxInfo:
+        """Saves the sandbox to disk and frees its memory. With encrypt=True the saved state is encrypted, as it
+        always is if the sandbox runs from an encrypted snapshot."""
+        return await self._changed("POST", "/suspend", _args.given(encrypt=encrypt or None))
 
     # Code.
 
