@@ -54,7 +54,7 @@ type Config struct {
 	// forks that found too few waiting VMMs
 	PoolMost int
 	Admit    admit.Rules   // limits for the sandboxes of the host
-	Confirm  time.Duration // how long a child may take to confirm its identity; 0: 30 s
+	Confirm  time.Duration // how long a child may take to confirm its identity; 0: a minute
 	Observer Observer
 	Events   *event.Ring // nil: events are dropped
 	Log      *slog.Logger
@@ -68,8 +68,9 @@ type Config struct {
 	OpenPrivate bool
 }
 
-// defaultConfirm is long enough for hosts that have an emulated CPU or are heavily overloaded.
-const defaultConfirm = 30 * time.Second
+// defaultConfirm is long enough for hosts that have an emulated CPU or are heavily overloaded. A guest
+// with many processes takes longest, because its agent searches each of them for generators.
+const defaultConfirm = time.Minute
 
 // These constants limit the work for each CPU of the host: restoresPerCPU is how many children of
 // the daemon may be restored at a time, confirmsPerCPU is how many may be confirming, and
