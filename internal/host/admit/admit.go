@@ -92,9 +92,9 @@ type Host struct {
 	// +checklocks:mu
 	free uint64 // latest result of available
 	// +checklocks:mu
-	asked time.Time // time when free was last read
+	asked time.Time // time of the latest reading
 	// +checklocks:mu
-	since int // number of VMs for which Enter reserved places after free was read
+	since int // number of VMs for which Enter has reserved places since that reading
 }
 
 // askEvery is the maximum age of the figure of the host's available memory. The kernel takes tens
@@ -108,7 +108,8 @@ func New(rules Rules, dir string, ended func() bool) *Host {
 	return &Host{rules: rules, dir: dir, available: memAvailable, room: FreeBytes, ended: ended}
 }
 
-// again calls check again if check refuses for lack of memory, and memory has been given back since.
+// again calls check. If check refuses for lack of memory, and memory has been given back since, it
+// calls check a second time.
 func (h *Host) again(check func() error) error {
 	err, refused := check(), (*Error)(nil)
 	if !errors.As(err, &refused) || refused.Code != CodeHostMemory || !h.ended() {
@@ -209,7 +210,8 @@ func (r *Rules) Room(memory uint64, disk *os.File) error {
 // than the reserve.
 func (r *Rules) RoomOnDisk(disk *os.File) error { return r.RoomForFiles(disk, 0) }
 
-// RoomForFiles is like RoomOnDisk, but the reserve must also be free when this many more bytes are used.
+// RoomForFiles is like RoomOnDisk, but the reserve must still be free after this many more bytes
+// are used.
 func (r *Rules) RoomForFiles(disk *os.File, bytes uint64) error {
 	if r.DiskReserve == 0 && bytes == 0 {
 		return nil

@@ -16,7 +16,7 @@ func wantRefused(t *testing.T, code string, err error) {
 	}
 }
 
-// none is the argument ended of New for a host without killed VMs.
+// none is passed to New as the parameter ended. It stands for a host without killed VMs.
 func none() bool { return false }
 
 func TestRulesLookAtTheHost(t *testing.T) {

@@ -134,8 +134,8 @@ func (c *Client) Mount(ctx context.Context, v agentproto.Volume) error {
 }
 
 // Unmount makes the guest write the data of a volume to its disk, and then unmount the volume. If
-// the error is an *Error, the guest has answered. Usually the reason is then that programs use the
-// volume, and its data is on the disk.
+// the error is an *Error, the guest has answered. In this case, programs are usually still using
+// the volume, and its data is on the disk.
 func (c *Client) Unmount(ctx context.Context, v agentproto.Volume) error {
 	_, err := c.control(ctx, agentproto.Request{Op: agentproto.OpUnmount, Volume: &v})
 	return err

@@ -310,8 +310,8 @@ func (n noted) Read([]byte) (int, error) {
 }
 
 // Even if a guest reports twice that the command has started, the command's input is sent only
-// once. Otherwise two goroutines would read from one reader at the same time, which can crash the
-// daemon.
+// once. If it were sent twice, two goroutines would read from one reader at the same time, which
+// can crash the daemon.
 func TestInputIsSentOnceWhateverTheGuestSays(t *testing.T) {
 	guest := peer(func(c net.Conn) {
 		req, err := http.ReadRequest(bufio.NewReader(c))
@@ -378,7 +378,7 @@ func TestEvalEndsAtATotal(t *testing.T) {
 	<-ended // the closed connection makes the guest interrupt the code
 }
 
-// The text of an error that a guest answers is bounded, like all texts of guests.
+// The text of an error from a guest is bounded, like all texts from guests.
 func TestErrorsOfGuestsAreCut(t *testing.T) {
 	c := New(peer(func(conn net.Conn) {
 		_, _ = bufio.NewReader(conn).ReadString('\n')

@@ -19,7 +19,7 @@ import (
 type CodeRequest struct {
 	Code      string
 	ContextID string            // empty: the language's default context
-	Language  string            // empty: python; not together with ContextID
+	Language  string            // empty: python; cannot be combined with ContextID
 	Env       map[string]string // for this call only
 	Repr      bool              // a string that is a result is shown with quotes
 	// 0 means no timeout. After the timeout, the guest interrupts the code, and kills the interpreter
@@ -181,7 +181,7 @@ func (c *codeRun) line(line []byte) (done bool, err error) {
 }
 
 // formsOf returns the forms of a result, by media type. It does not decode the forms, because a
-// guest could choose bytes that become many more when decoded.
+// guest could choose bytes whose decoded form is many times larger.
 func formsOf(line []byte) (main bool, data map[string]json.RawMessage, err error) {
 	data = map[string]json.RawMessage{}
 	err = eachField(line, func(name string, value json.RawMessage) error {

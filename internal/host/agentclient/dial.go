@@ -26,9 +26,9 @@ const sendBuffer = 32 << 10
 // Limits on connections to guests. A closed connection counts until the VMM has read its data. So a
 // connection stands for up to 2 * sendBuffer bytes of the daemon's memory.
 const (
-	// maxHeld is the limit of closed connections to the ports of one guest. Connections to its agent
-	// have a separate limit of the same size. So strangers who connect to a server that does not read
-	// cannot keep the owner from commands and files.
+	// maxHeld is the limit of closed connections to the ports of one guest. Connections to its
+	// agent have a separate limit of the same size. So strangers who connect to a server that does
+	// not read cannot block the owner's commands and file transfers.
 	maxHeld = 64
 	// maxOwner limits the connections to the guests of one owner, open and closed. The limits on
 	// concurrent requests permit fewer open connections, so only guests that do not read let an
@@ -49,7 +49,7 @@ type Owners struct {
 	all int
 }
 
-// DialUnix is like the function DialUnix, for the VMM of a sandbox of the given owner.
+// DialUnix is like the function DialUnix, but for the VMM of a sandbox of the given owner.
 func (o *Owners) DialUnix(owner, path string) DialFunc {
 	guest := &guestConns{owners: o, owner: owner}
 	ports, agent := &linger.Set{}, &linger.Set{}

@@ -19,7 +19,7 @@ import (
 // EvalOptions are the optional parameters of Eval.
 type EvalOptions struct {
 	ContextID string            // empty: the language's default context
-	Language  string            // empty: python; not together with ContextID
+	Language  string            // empty: python; cannot be combined with ContextID
 	Env       map[string]string // for this call only
 	// 0 means no timeout. After the timeout, the guest interrupts the code, and kills the interpreter
 	// if the code does not end.

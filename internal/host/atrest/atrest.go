@@ -1,9 +1,9 @@
 // Package atrest encrypts snapshots on the disk, decrypts them, and destroys their keys.
 //
-// A family of snapshots is a snapshot and all snapshots that have data of it. One call encrypts the
-// files of a family that no other snapshot has, with one new key. Base images, boot files and
+// A family of snapshots is a snapshot and all snapshots that have data of it. One call encrypts,
+// with one new key, the files that only the snapshots of a family have. Base images, boot files and
 // manifests stay in clear. Package store exchanges the files of a snapshot in one step, package
-// vault keeps the keys, and package crypt is the format of the files.
+// vault keeps the keys, and package crypt defines the format of the files.
 package atrest
 
 import (
@@ -33,11 +33,11 @@ type Config struct {
 	Log   *slog.Logger
 }
 
-// Crypter encrypts and decrypts families of snapshots. Its methods may be called concurrently, and
-// then wait for each other.
+// Crypter encrypts and decrypts families of snapshots. Its methods may be called concurrently;
+// concurrent calls wait for each other.
 type Crypter struct {
 	cfg   Config
-	place chan struct{} // has a value while a family is changed
+	place chan struct{} // has a value while a family is being changed
 }
 
 // New returns a Crypter.
@@ -46,10 +46,10 @@ func New(cfg Config) *Crypter { return &Crypter{cfg: cfg, place: make(chan struc
 // Result says what a call has done.
 type Result struct {
 	Tags   []string // snapshots that were encrypted, decrypted or deleted
-	Others []string // snapshots with layers that the family has too, and which therefore stay in clear
+	Others []string // snapshots that share layers with the family; the shared layers stay in clear
 }
 
-// enter waits until no other family is changed.
+// enter waits until no other family is being changed.
 func (c *Crypter) enter(ctx context.Context) (leave func(), err error) {
 	select {
 	case c.place <- struct{}{}:
@@ -96,8 +96,8 @@ func (c *Crypter) Encrypt(ctx context.Context, tag string) (r Result, err error)
 	return r, nil
 }
 
-// maxRounds bounds how often Encrypt looks for more. While it encrypts a snapshot, a client can fork
-// the snapshot and make a branch, which then has its layers in clear.
+// maxRounds bounds how often Encrypt looks for more snapshots. While it encrypts a snapshot, a
+// client can fork the snapshot and make a branch, whose layers are then in clear.
 const maxRounds = 8
 
 // begin returns the snapshots of a family that have files to encrypt.
@@ -119,7 +119,7 @@ func (w *work) begin(tag string) (todo []store.Member, err error) {
 	return todo, nil
 }
 
-// Decrypt decrypts the family of a snapshot. Keys that no snapshot has any more are destroyed.
+// Decrypt decrypts the family of a snapshot. It destroys keys that no snapshot uses any longer.
 func (c *Crypter) Decrypt(ctx context.Context, tag string) (r Result, err error) {
 	leave, err := c.enter(ctx)
 	if err != nil {
@@ -182,7 +182,7 @@ type work struct {
 	family []store.Member
 
 	todo   map[string]map[string]bool // files to change: for each snapshot ID, their names without crypt.Suffix
-	bytes  map[inode]uint64           // what the files to change take on the disk
+	bytes  map[inode]uint64           // bytes that the files to change take on the disk
 	others []string                   // see Result.Others
 
 	keyID string
@@ -227,7 +227,7 @@ func (w *work) count(suffix string) error {
 		for name, owner := range names(m.Manifest) {
 			var st unix.Stat_t
 			err := unix.Lstat(filepath.Join(m.Dir, name+suffix), &st)
-			if errors.Is(err, unix.ENOENT) { // it has the other form
+			if errors.Is(err, unix.ENOENT) { // the file is already in the other form
 				continue
 			}
 			if err != nil {
@@ -265,7 +265,7 @@ func (w *work) nameOf(id string) string {
 	return id
 }
 
-// room returns an error if the disk has too little room for the changed files. The old ones are
+// room returns an error if the disk has too little room for the changed files. The old files are
 // removed only later.
 func (w *work) room() error {
 	need := uint64(0)
@@ -312,8 +312,9 @@ func (w *work) decrypt(m store.Member, from, to string) error {
 	})
 }
 
-// each writes the files of one snapshot to the directory to. It calls the function change for the
-// files to change, whose new names get the suffix, and makes links to all others.
+// each writes the files of one snapshot from one directory to another. It calls the function change
+// for each file that must change, and adds the suffix to the name of its new form. It links all
+// other files.
 func (w *work) each(m store.Member, from, to, suffix string,
 	change func(name string, src, dst *os.File) error) error {
 	manifest, err := os.ReadFile(filepath.Join(from, snapshot.ManifestFile))
@@ -350,8 +351,9 @@ func linkAny(from, to, name string) error {
 	return err
 }
 
-// convert makes the file at to from the file at from. If the file was already converted for another
-// snapshot of the family, convert makes a link to the result.
+// convert converts one file. The parameters from and to are the paths of its old and its new form.
+// If the file was already converted for another snapshot of the family, convert makes a link to the
+// result.
 func (w *work) convert(m store.Member, from, to, name string,
 	change func(name string, src, dst *os.File) error) error {
 	src, err := os.OpenFile(from, os.O_RDONLY|unix.O_NOFOLLOW, 0)
@@ -374,6 +376,6 @@ func (w *work) convert(m store.Member, from, to, name string,
 	if err := errors.Join(change(name, src, dst), dst.Sync(), dst.Close()); err != nil {
 		return err
 	}
-	w.done[i] = filepath.Join(m.Dir, filepath.Base(to)) // where it is when the snapshot is rewritten
+	w.done[i] = filepath.Join(m.Dir, filepath.Base(to)) // path of the new form after the snapshot's rewrite
 	return nil
 }

@@ -73,8 +73,8 @@ func (w *world) reopen() {
 // secretOf returns the text that is in the memory, the state and the disk of a snapshot.
 func secretOf(tag string) string { return "secret of " + tag + " in every file" }
 
-// make makes a snapshot with secretOf(tag) in every file. If from is not empty, the snapshot is a branch
-// of it.
+// make makes a snapshot with secretOf(tag) in every file. If the parameter from is not empty, the
+// new snapshot is a branch of that snapshot.
 func (w *world) make(tag, from string) {
 	w.t.Helper()
 	s := w.store
@@ -119,7 +119,7 @@ func (w *world) make(tag, from string) {
 		w.t.Fatal(err)
 	}
 	defer top.Close()
-	// The layers are whole pages; the last one is that of this snapshot.
+	// The layers consist of whole pages. The last layer is this snapshot's own.
 	extent := []vm.Extent{{GPA: 0, Length: 2 * vm.PageSize, Layer: uint32(len(m.Memory)), Offset: 0}}
 	if _, err := g.Publish(m, extent, append(slices.Clone(lower), top)); err != nil {
 		w.t.Fatal(err)
@@ -128,10 +128,10 @@ func (w *world) make(tag, from string) {
 		w.t.Fatal(err)
 	}
 	os.Remove(g.Path("top"))
-	os.Remove(filepath.Join(w.state, "snapshots", tag, "top")) // a sandbox removes its name of the layer, too
+	os.Remove(filepath.Join(w.state, "snapshots", tag, "top")) // a sandbox also removes its own link to the layer
 }
 
-// useBase gives a snapshot that is being made a base image.
+// useBase adds a base image to a snapshot that is being made.
 func (w *world) useBase(g *store.Staging) {
 	w.t.Helper()
 	base := filepath.Join(w.t.TempDir(), "base")
@@ -148,7 +148,7 @@ func (w *world) useBase(g *store.Staging) {
 	}
 }
 
-// plain returns the files below the state directory and RAM that have the secret of a snapshot.
+// plain returns the files below the state directory and RAM that contain the secret of a snapshot.
 func (w *world) plain(tag string) (files []string) {
 	w.t.Helper()
 	for _, dir := range []string{w.state, w.ram} {
@@ -169,7 +169,7 @@ func (w *world) plain(tag string) (files []string) {
 	return files
 }
 
-// holds checks that a snapshot can be used, and has its secret.
+// holds checks that a snapshot can be used, and that it contains its secret.
 func (w *world) holds(tag string) {
 	w.t.Helper()
 	l, err := w.store.Acquire(tag)
@@ -394,7 +394,7 @@ func TestDamage(t *testing.T) {
 		}
 	}
 	w.holds("a")
-	// Without the key, or with another one, the snapshot stays listed, and cannot be used.
+	// Without the key, or with another key, the snapshot stays listed, but cannot be used.
 	list, err := filepath.Glob(filepath.Join(w.state, "keys", "*"))
 	if err != nil || len(list) != 2 {
 		t.Fatal(list, err)
@@ -415,12 +415,12 @@ func TestDamage(t *testing.T) {
 	if _, err := w.store.Acquire("a"); !errors.Is(err, vault.ErrDestroyed) {
 		t.Errorf("without the key: %v", err)
 	}
-	if _, err := w.Shred(ctx, "a"); err != nil { // completes an interrupted one
+	if _, err := w.Shred(ctx, "a"); err != nil { // completes an interrupted call
 		t.Error(err)
 	}
 }
 
-// The layers of a volume are files of the volume too, which stay in clear.
+// The layers of a snapshot's volumes are also files of the volumes themselves, which stay in clear.
 func TestSnapshotsWithVolumesAreRefused(t *testing.T) {
 	m := &snapshot.Manifest{ID: "a", Memory: []snapshot.File{{Owner: "a"}}, Volumes: []snapshot.Volume{{Name: "data"}}}
 	w := &work{family: []store.Member{{Tag: "a", ID: "a", Manifest: m}}}

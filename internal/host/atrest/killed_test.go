@@ -19,7 +19,8 @@ import (
 	"github.com/forkd/forkd/internal/host/vault"
 )
 
-// killedEnv makes the test program a daemon that is killed: "VERB TAG STATE RAM KEY".
+// If killedEnv is set, the test program acts as a daemon that is killed. The value is "VERB TAG
+// STATE RAM KEY".
 const killedEnv = "FORKD_ATREST_KILLED"
 
 func TestMain(m *testing.M) {
@@ -41,8 +42,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// killed runs a call in another process, and kills the process after a delay. It reports whether the
-// call ended before.
+// killed runs a call in another process, and kills the process after a delay. It reports whether
+// the call ended before the kill.
 func (w *world) killed(verb, tag string, delay time.Duration) (ended bool) {
 	w.t.Helper()
 	cmd := exec.Command(os.Args[0])
@@ -90,7 +91,8 @@ func TestKilled(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				// Until the call ends, a branch in clear may have layers of an encrypted parent.
+				// Until the call ends, a branch that is in clear may have layers of an encrypted
+				// parent.
 				if files := w.plain(tag); ended && i.Encrypted && len(files) > 0 {
 					t.Errorf("%s is in clear in %v", tag, files)
 				}

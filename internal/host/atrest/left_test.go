@@ -13,8 +13,8 @@ import (
 	"github.com/forkd/forkd/internal/host/vault"
 )
 
-// The deletion of a snapshot without a readable manifest destroys its key. A key that another
-// snapshot has stays.
+// The deletion of a snapshot without a readable manifest destroys its key. It keeps a key that
+// another snapshot also has.
 func TestDeletionOfADamagedSnapshot(t *testing.T) {
 	w := newWorld(t)
 	w.make("parent", "")
@@ -72,8 +72,8 @@ func TestLostRecordOfKeys(t *testing.T) {
 	}
 }
 
-// A snapshot in a renamed directory cannot be used until it gets its name back. Its key stays until it
-// is deleted.
+// A snapshot in a renamed directory cannot be used until the directory gets its name back. The key
+// is kept until the snapshot is deleted.
 func TestKeyOfARenamedSnapshot(t *testing.T) {
 	w := newWorld(t)
 	w.make("parent", "")

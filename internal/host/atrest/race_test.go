@@ -118,7 +118,7 @@ func TestEncryptedLayersAreNotShared(t *testing.T) {
 	w.make("parent", "")
 	w.make("a", "parent")
 	for _, tag := range []string{"parent", "a"} {
-		if err := w.store.Verify(ctx, tag); err != nil { // its digests are known then
+		if err := w.store.Verify(ctx, tag); err != nil { // after this, its digests are known
 			t.Fatal(err)
 		}
 	}

@@ -14,8 +14,10 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// stage makes all files of a branch of the snapshot from, or of a parent if from is empty, encrypted
-// from the beginning, and publishes it unless the test stops before.
+// stage makes a snapshot whose files are all encrypted from the beginning. If the parameter from is
+// empty, the snapshot is a parent; if not, it is a branch of the snapshot with that tag. The
+// function before is called just before the publication. If it has failed the test, stage publishes
+// nothing.
 func (w *world) stage(tag, from string, before func(g *store.Staging)) error {
 	w.t.Helper()
 	var l *store.Lease
@@ -79,8 +81,9 @@ func (w *world) stage(tag, from string, before func(g *store.Staging)) error {
 	return err
 }
 
-// A snapshot that is encrypted while it is made has no data in clear on the disk, neither before nor
-// after its publication. It inherits the layers of its parent in the form that they have there.
+// A snapshot that is encrypted while it is made has no data in clear on the disk, neither before
+// nor after its publication. It inherits the layers of its parent in the form that they have in the
+// parent.
 func TestEncryptedFromTheBeginning(t *testing.T) {
 	w := newWorld(t)
 	w.make("parent", "")
@@ -180,8 +183,8 @@ func TestEncryptedAndNotCompleted(t *testing.T) {
 	w.holds("parent")
 }
 
-// A daemon that was killed after a snapshot was written, and before it got its directory, has a
-// complete snapshot.
+// If a daemon is killed after it has written a whole snapshot and before it has moved the snapshot
+// to its directory, the next daemon has the complete snapshot.
 func TestEncryptedAndKilledBeforeTheMove(t *testing.T) {
 	w := newWorld(t)
 	w.make("parent", "")
@@ -223,8 +226,8 @@ func TestEncryptedAndKilledBeforeTheMove(t *testing.T) {
 	}
 }
 
-// A daemon is killed while a complete snapshot is not yet in its directory, and while it deletes the
-// parent. The snapshot keeps the key of the layers that it has from the parent.
+// A daemon is killed while a complete snapshot is not yet in its directory, and while it deletes
+// the parent. The snapshot keeps the key of the layers that it inherits from the parent.
 func TestKeysOfAStagedSnapshot(t *testing.T) {
 	w := newWorld(t)
 	w.make("parent", "")

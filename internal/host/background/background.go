@@ -27,8 +27,8 @@ type Queue struct {
 	wake chan struct{}      // has a buffer of one value
 }
 
-// New returns a Queue that calls do. The context ends when the object is dropped, or the Queue is
-// closed.
+// New returns a Queue that calls do. The context of a call ends when its object is dropped, or the
+// Queue is closed.
 func New(do func(ctx context.Context, name string)) *Queue {
 	ctx, cancel := context.WithCancel(context.Background())
 	q := &Queue{do: do, cancel: cancel, done: make(chan struct{}), stop: func() {}, wake: make(chan struct{}, 1)}

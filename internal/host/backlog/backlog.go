@@ -230,7 +230,7 @@ func (b *Backlog) Admit() (missing uint64) {
 			if u.all > 0 {
 				break
 			}
-			// A layer of another owner, without lines, may get room.
+			// A layer of another owner who has no lines may still get room.
 			i++
 			continue
 		}
@@ -335,7 +335,7 @@ func (b *Backlog) refusal(w *room, flush error) error {
 		Flush: flush}
 }
 
-// Len returns the number of branches that wait, and of those that have room.
+// Len returns the number of branches that wait for room, and the number of branches that have room.
 func (b *Backlog) Len() (waiting, taken int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -70,7 +70,7 @@ type Config struct {
 	Initrd func(kernel string) (*os.File, error)
 	Log    *slog.Logger
 
-	// Admit reserves a place of the host for a parent whose disk comes from a client without the
+	// Admit reserves a place on the host for a parent whose disk comes from a client without the
 	// right to bake. The parameter memory is the parent's memory in bytes.
 	Admit func(ctx context.Context, vcpus uint32, memory uint64) (leave func(), err error)
 }
@@ -99,7 +99,7 @@ func New(cfg Config) *Baker {
 func (k *Baker) CheckLimits(l vm.Limits) error { return k.cfg.VMMs.CheckLimits("limits.", l) }
 
 // enter waits for a place of the Baker. If the disk comes from a client without the right to bake,
-// enter also reserves a place of the host (see Config.Admit). It returns the context for making the
+// enter also reserves a place on the host (see Config.Admit). It returns the context for making the
 // parent, and a function that frees the places.
 func (k *Baker) enter(ctx context.Context, req *Request) (context.Context, func(), error) {
 	if !req.ofClient() {
@@ -340,8 +340,8 @@ func (b *bake) boot(ctx context.Context) error {
 }
 
 // join connects the parent to the network. If the request names no policy, the parent can reach
-// nothing. Otherwise the guest could fetch data that no client has requested, and the data would be
-// in every child.
+// nothing. If it could, its guest might fetch data that no client has requested, and every child
+// would have the data.
 func (b *bake) join() (err error) {
 	setting := netclient.Isolated()
 	if b.req.Network != nil {

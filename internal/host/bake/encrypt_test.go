@@ -38,8 +38,8 @@ func (w *kitchen) keys(t *testing.T) int {
 	return len(list)
 }
 
-// The disk of a parent that will be encrypted is in RAM while the parent runs. Afterwards the disk has
-// only encrypted files of it. A failed bake leaves no key.
+// The disk of a parent that will be encrypted is in RAM while the parent runs. Afterwards the
+// host's disk has only its encrypted files. A failed bake leaves no key.
 func TestEncryptedBake(t *testing.T) {
 	w := newKitchen(t)
 	w.request.Encrypt, w.request.Commands = true, []string{"true"}
@@ -78,7 +78,7 @@ func TestEncryptedBake(t *testing.T) {
 	lease.Release()
 }
 
-// A guest that writes more to its disk than RAM has room for ends its own bake.
+// If a guest writes more to its disk than fits into RAM, only its own bake ends.
 func TestEncryptedBakeFillsTheRAM(t *testing.T) {
 	w := newKitchen(t)
 	ram := filepath.Join(w.dir, "ram")

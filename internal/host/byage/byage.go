@@ -1,5 +1,5 @@
-// Package byage keeps objects that were created at known times, so that an object is found by its ID,
-// and a page of a list is read without sorting the whole list.
+// Package byage keeps objects in the order of their creation. It finds an object by its ID, and
+// returns a page of the list without sorting the whole list.
 package byage
 
 import (
@@ -20,13 +20,14 @@ func (p Place) compare(q Place) int {
 	return cmp.Or(p.Created.Compare(q.Created), strings.Compare(p.ID, q.ID))
 }
 
-// Set has the objects, each with an ID of its own. The zero Set is empty. The user of a Set guards it
-// with a lock. All methods may change the Set, also those that only read it.
+// Set holds the objects, each with its own ID. The zero Set is empty. The user of a Set guards it
+// with a lock, even for methods that only look up objects, because every method may change the Set.
 type Set[V any] struct {
 	byID  map[string]*member[V]
 	order []*member[V]
-	// The first members of order are sorted, and the others were added since. A daemon that starts
-	// adds its sandboxes in any order, so each call of Add must not move those that are newer.
+	// number of members at the beginning of order that are sorted; the other members were added
+	// since. A starting daemon adds its sandboxes in any order, so Add must not move all newer
+	// objects at each call.
 	sorted int
 }
 
@@ -93,8 +94,8 @@ func (s *Set[V]) find(at Place) (i int, found bool) {
 	return slices.BinarySearchFunc(s.order, at, func(m *member[V], at Place) int { return m.place.compare(at) })
 }
 
-// sort sorts the objects that were added since the last call. It moves only these, and those that are
-// newer than the oldest of them.
+// sort sorts the objects that were added since the last call. It moves only these objects, and
+// objects that are newer than the oldest of them.
 func (s *Set[V]) sort() {
 	if s.sorted == len(s.order) {
 		return

@@ -218,8 +218,9 @@ func (l *Leaf) Tighten() {
 // cgroup: 64 pages (mm/memcontrol.c, MEMCG_CHARGE_BATCH).
 const statLag = 64 * vm.PageSize
 
-// Hurry removes the leaf's limits on disk I/O until done is called. With these limits, data that
-// the process has written would be flushed slowly even if the daemon waits for the flush.
+// Hurry removes the leaf's limits on disk I/O until the function done is called. With these limits,
+// data that the process has written would be flushed slowly even while the daemon waits for the
+// flush.
 func (l *Leaf) Hurry() (done func()) {
 	if l == nil {
 		return func() {}
@@ -283,8 +284,8 @@ func (l *Leaf) Killed() (byLimit bool, why string) {
 	return false, "killed by the kernel because the host, or a cgroup above, was out of memory"
 }
 
-// OOMKills returns how many of the leaf's processes the kernel has killed for memory usage: their
-// own usage, or the usage of the host or of a cgroup above the leaf. It is 0 for a nil Leaf.
+// OOMKills returns how many of the leaf's processes the kernel has killed because the leaf, a
+// cgroup above it, or the host ran out of memory. It is 0 for a nil Leaf.
 func (l *Leaf) OOMKills() uint64 {
 	if l == nil {
 		return 0

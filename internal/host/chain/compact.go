@@ -25,8 +25,8 @@ type Source struct {
 }
 
 // Compact copies the snapshot that has the first tag to a new snapshot, which gets the second tag.
-// The new snapshot inherits no layers: it has one memory layer and one disk layer. Volumes keep their
-// layers. The parameter of describes the source sandbox; it may be nil.
+// The new snapshot inherits no layers: it has one memory layer and one disk layer. Volumes keep
+// their layers. The last parameter describes the source sandbox, and may be nil.
 func Compact(ctx context.Context, st *store.Store, from, to string, of *Source) (store.Info, error) {
 	if from == to {
 		return store.Info{}, &invalid.Error{Field: "to", Reason: "the snapshot itself; choose another tag"}

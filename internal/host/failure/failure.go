@@ -1,5 +1,6 @@
-// Package failure has the types of errors of operations on sandboxes and snapshots, if the errors carry
-// data. Packages sandbox and store return them, and package face chooses the answer to the client.
+// Package failure defines the types of errors that carry data, for operations on sandboxes and
+// snapshots. Packages sandbox and store return them, and package face chooses the answer to the
+// client.
 package failure
 
 import (

@@ -25,7 +25,7 @@ func (e *ExistsError) Error() string {
 	return fmt.Sprintf("snapshot %q: exists; remove it first ('forkd rmi %s') or choose another tag", e.Tag, e.Tag)
 }
 
-// ReplacedError reports that a tag names another snapshot than it did before.
+// ReplacedError reports that a tag now names a different snapshot.
 type ReplacedError struct{ Tag string }
 
 func (e *ReplacedError) Error() string {

@@ -51,7 +51,7 @@ type Request struct {
 	Promote  bool          // the source takes over the winner's state, and no child stays
 	Mode     vm.BranchMode // mode of the branch of the source, and of the winner's branch for a promotion
 	Labels   map[string]string
-	Hold     netproto.Hold // requests of the children that are held
+	Hold     netproto.Hold // which requests of the children are held
 }
 
 // Variables that Run adds to the environment of commands and judges.

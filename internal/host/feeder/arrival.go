@@ -38,8 +38,8 @@ func (a *Arrival) Canceled() <-chan struct{} { return a.stop }
 // only once.
 func (a *Arrival) End() { close(a.ended) }
 
-// answerTime is how long a process may take to answer to an opening or a closing of a file. A process
-// that works answers at once, even if frames are missing.
+// answerTime is how long a process may take to answer when a file is opened or closed. A working
+// process answers at once, even if frames are missing.
 const answerTime = 30 * time.Second
 
 // Watch is called before the daemon opens or closes served files. While the process does not answer,
@@ -52,7 +52,7 @@ func (a *Arrival) Watch() (done func()) {
 	return watch(answerTime, a.kill)
 }
 
-// Apart calls f, which closes served files. It does not wait for f, unless a is nil.
+// Apart calls f, which closes served files. If a is not nil, Apart does not wait for f.
 func (a *Arrival) Apart(f func()) {
 	if a == nil {
 		f()

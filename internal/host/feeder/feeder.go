@@ -30,9 +30,9 @@ type Program struct {
 	Cgroups *cgroup.Tree // may be nil
 }
 
-// Limits of the cgroup of a process. It keeps the indexes of the blobs, which have at most 32 MiB
-// packed, and decodes few frames at a time. The page cache of the blobs counts too, but the kernel
-// reclaims it. A process that works has about ten threads.
+// Limits of a process's cgroup. The process keeps the indexes of the blobs, which have at most 32
+// MiB packed, and decodes few frames at a time. The page cache of the blobs counts too, but the
+// kernel reclaims it. A working process has about ten threads.
 const (
 	memoryMiB = 256
 	maxPIDs   = 128
@@ -53,7 +53,7 @@ const startTime = 20 * time.Second
 // logBytes bounds the standard error of a process, in bytes.
 const logBytes = 256 << 10
 
-// File is a file for a process.
+// File is a file that a process serves.
 type File struct {
 	Blob artifact.Blob
 	Data *os.File // the blob, open for reading only. Its index is there; frames may be missing
@@ -61,7 +61,7 @@ type File struct {
 
 // Feeder is a forkd-feed process.
 type Feeder struct {
-	Files []*os.File // the served files, in the order of the parameter of Start; Close closes them
+	Files []*os.File // the served files, in the order of Start's parameter; Close closes them
 
 	control *feedproto.Control
 	process *process.Process
@@ -87,8 +87,8 @@ func (e *UnsupportedError) Error() string {
 func (e *UnsupportedError) Unwrap() error { return e.Err }
 
 // Start starts a process that serves the given files. If the host lacks FUSE, or the daemon may not
-// use it, the error is an *UnsupportedError. The Feeder calls need once for each frame that a reader
-// waits for. need must not block.
+// use it, the error is an *UnsupportedError. The Feeder calls the function need once for each frame
+// that a reader waits for. This function must not block.
 func (p Program) Start(files []File, need func(feedproto.Frame)) (_ *Feeder, err error) {
 	m, err := mount()
 	if err != nil {
@@ -234,8 +234,8 @@ func (f *Feeder) say(m feedproto.Message) error {
 // Have says that a frame is verified and in its blob.
 func (f *Feeder) Have(x feedproto.Frame) error { return f.say(&feedproto.Have{Frame: x}) }
 
-// Whole tells the process that all frames are there, and waits until the process has received this.
-// From then on the process does not need the daemon.
+// Whole tells the process that all frames are there, and waits until the process has received this
+// message. From then on the process does not need the daemon.
 func (f *Feeder) Whole() error {
 	done := &told{sent: make(chan struct{})}
 	if err := errors.Join(f.say(&feedproto.Whole{}), f.say(done)); err != nil {

@@ -142,7 +142,8 @@ func (r *rig) follow(t *testing.T) {
 	}()
 }
 
-// A reader waits for its frames only, and zeros need none. Every frame is asked for once.
+// A reader waits only for the frames that it needs, and zeros need no frame. Each frame is
+// requested once.
 func TestReadsByNeed(t *testing.T) {
 	r := newRig(t)
 	f := r.Files[0]
@@ -173,7 +174,7 @@ func TestReadsByNeed(t *testing.T) {
 	if p := <-got; !bytes.Equal(p, r.content[3<<20+8192:3<<20+8192+4096]) {
 		t.Error("a read returns other bytes")
 	}
-	// A mapping, as a VMM makes it.
+	// Map the file as a VMM does.
 	m, err := unix.Mmap(int(f.Fd()), 0, len(r.content), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE)
 	if err != nil {
 		t.Fatal(err)
@@ -270,7 +271,7 @@ func TestLost(t *testing.T) {
 
 func itoa(n int) string { return strconv.Itoa(n) }
 
-// A process that answers to nothing is killed, so that the daemon does not wait in the kernel.
+// A process that does not answer is killed, so that the daemon does not wait in the kernel.
 func TestSilentProcessesAreKilled(t *testing.T) {
 	r := newRig(t)
 	if err := unix.Kill(r.process.PID(), unix.SIGSTOP); err != nil {

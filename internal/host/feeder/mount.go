@@ -36,7 +36,7 @@ func mount() (_ *mounted, err error) {
 		{"rootmode", "40000"}, {"user_id", strconv.Itoa(os.Geteuid())}, {"group_id", strconv.Itoa(os.Getegid())}} {
 		err = errors.Join(err, unix.FsconfigSetString(fs, option[0], option[1]))
 	}
-	// VMMs have other users than the daemon.
+	// VMMs run as other users than the daemon.
 	err = errors.Join(err, unix.FsconfigSetFlag(fs, "allow_other"))
 	if err == nil {
 		err = unix.FsconfigCreate(fs)
@@ -52,8 +52,8 @@ func mount() (_ *mounted, err error) {
 }
 
 // open opens the file with the given number, which has the given length. The server must answer
-// requests already. It is not trusted: in place of the file it could offer a link to a file of the
-// host, or a FIFO, at which the daemon would wait.
+// requests already. It is not trusted: instead of the file, it could offer a link to a file of the
+// host, or a FIFO on which the daemon would block.
 func (m *mounted) open(n int, size uint64) (_ *os.File, err error) {
 	name := strconv.Itoa(n)
 	fd, err := unix.Openat(m.root, name, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_NOCTTY, 0)

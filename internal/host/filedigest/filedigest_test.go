@@ -79,8 +79,8 @@ func TestDigestOfHolesIsThatOfZeros(t *testing.T) {
 	}
 }
 
-// The computation of a digest does not read holes. Otherwise this test would never end, because the
-// layer is too long.
+// The computation of a digest does not read holes. If it did, this test would never end, because
+// the layer is too long.
 func TestDigestDoesNotReadHoles(t *testing.T) {
 	const size = 1 << 42
 	a := digestFile(t, sparse(t, "a", size, 0, 0, size/2, size-7))

@@ -60,7 +60,8 @@ func Blocks(path string) uint64 {
 	return uint64(st.Blocks) * 512 // st_blocks counts units of 512 bytes, stat(2)
 }
 
-// BlocksOf returns how many bytes open files take on disk. A file about which that is unknown counts 0.
+// BlocksOf returns how many bytes open files take on disk. A file whose size on disk is unknown
+// counts as 0.
 func BlocksOf(files ...*os.File) (bytes uint64) {
 	for _, f := range files {
 		var st unix.Stat_t

@@ -1,5 +1,6 @@
-// Package framequeue decides in which order the frames of blobs are fetched: first those that readers
-// wait for, and hot frames, then all others in the background. It fetches nothing itself.
+// Package framequeue decides in which order the frames of blobs are fetched: first the frames that
+// readers wait for, and hot frames, then all other frames in the background. It fetches nothing
+// itself.
 package framequeue
 
 import (
@@ -137,8 +138,8 @@ func (q *Queue) take() (f feedproto.Frame, ok bool) {
 	return f, true
 }
 
-// The background fetches about as many bytes with one request as arrive in runTime, because a reader
-// that comes to need the last frame of a request waits for all of its frames.
+// The background fetches about as many bytes with one request as arrive in runTime, because a
+// reader that needs the last frame of a request must wait for all frames of the request.
 const (
 	runTime  = time.Second / 4
 	firstRun = 128 << 10 // size of the first request, in bytes
@@ -170,9 +171,10 @@ func (q *Queue) takeRun(size int64) (file, first, end int, ok bool) {
 	return 0, 0, 0, false
 }
 
-// takeLocked takes consecutive missing frames, beginning with first. It stops before a frame that is
-// present or has the number limit, or when the frames have at least the given number of bytes. It
-// returns the number of the next frame. Preconditions: queue.mu is held, and first is missing.
+// takeLocked takes consecutive missing frames, beginning with the frame first. It stops before a
+// frame that is present, before the frame with the number limit, or when the frames have at least
+// the given number of bytes. It returns the number of the next frame. Preconditions: queue.mu is
+// held, and the frame first is missing.
 func (in *blob) takeLocked(first, limit int, bytes int64) (end int) {
 	size := int64(0)
 	for end = first; end < limit && !in.have[end] && size < bytes; end++ {
@@ -193,13 +195,14 @@ const (
 	lull, most           = 1, 3  // before each other request
 )
 
-// Fetcher fetches the frames first to end-1 of a blob, and calls came after each frame. The parameter
-// blob is the index of the blob.
+// Fetcher fetches the frames first to end-1 of a blob, and calls the function came after each
+// frame. The parameter blob is the index of the blob.
 type Fetcher func(ctx context.Context, blob, first, end int, came func(frame int)) error
 
 // Run fetches all frames by calling fetch: first hot frames and frames that readers need, then all
-// others in the background. Before each request, the background waits until all hot frames were
-// requested, and no reader has needed a frame for a lull. It never waits longer than most.
+// other frames in the background. Before each request, the background waits until all hot frames
+// were requested, and no reader has needed a frame for the time lull. It never waits longer than
+// the time most.
 func (q *Queue) Run(ctx context.Context, quiet time.Duration, fetch Fetcher) error {
 	g, ctx := errgroup.WithContext(ctx)
 	done := make(chan struct{}) // closed when the background has fetched all that was left
@@ -226,7 +229,7 @@ func (q *Queue) Run(ctx context.Context, quiet time.Duration, fetch Fetcher) err
 	return g.Wait()
 }
 
-// work fetches needed frames and, if hot is set, hot frames, until done is closed.
+// work fetches needed frames and, if hot is set, hot frames, until the channel done is closed.
 func (q *Queue) work(ctx context.Context, hot bool, done <-chan struct{}, fetch Fetcher) error {
 	for {
 		f, ok := q.take()

@@ -44,7 +44,8 @@ func arrivingBlob(t *testing.T) Blob {
 	return Blob{Digest: b.Digest, Frames: frames}
 }
 
-// fetched returns a fetcher whose frames arrive at once. It adds the first and the end of each request.
+// fetched returns a fetcher whose frames arrive at once. It appends the first frame and the end of
+// each request to *requests.
 func fetched(requests *[][2]int) Fetcher {
 	var mu sync.Mutex
 	return func(_ context.Context, _, first, end int, came func(int)) error {
@@ -58,8 +59,8 @@ func fetched(requests *[][2]int) Fetcher {
 	}
 }
 
-// Hot frames come first, consecutive ones with one request, and needed frames do not wait for them. The
-// background begins when readers are quiet, and fetches no frame twice.
+// Hot frames come first, with one request for consecutive frames, and needed frames do not wait for
+// them. The background begins when readers are quiet, and fetches no frame twice.
 func TestHotFramesComeFirst(t *testing.T) {
 	in := arrivingBlob(t)
 	q := New([]Blob{in}, func(bool, int64) {})
@@ -102,7 +103,7 @@ func TestBackgroundIsHeldBack(t *testing.T) {
 	for i := range uint32(20) {
 		q.Need(feedproto.Frame{Frame: i})
 	}
-	q.last = time.Now().Add(time.Hour) // a reader that never is quiet
+	q.last = time.Now().Add(time.Hour) // a reader that is never quiet
 	var got [][2]int
 	err := q.Run(t.Context(), 50*time.Millisecond, fetched(&got))
 	if err != nil || len(got) < 21 || got[len(got)-1][1] != 64 {
@@ -110,8 +111,8 @@ func TestBackgroundIsHeldBack(t *testing.T) {
 	}
 }
 
-// A reader that needs a frame of the background's request does not wait for a megabyte, if the registry
-// is slow. The requests are large, if it is fast.
+// If the registry is slow, a reader that needs a frame of the background's request does not wait
+// for a megabyte. If the registry is fast, the requests are large.
 func TestBackgroundRequestsFitTheRegistry(t *testing.T) {
 	for _, c := range []struct {
 		perFrame time.Duration // time for each frame of 16 KiB

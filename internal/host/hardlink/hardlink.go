@@ -1,5 +1,6 @@
-// Package hardlink makes links to the layers that snapshots, suspended states and volumes share. A file
-// system permits a certain number of links to a file: ext4 65,000, XFS and tmpfs about 4,000 million.
+// Package hardlink makes links to the layers that snapshots, suspended states and volumes share. A
+// file system limits the number of links to a file: ext4 permits 65,000, XFS and tmpfs about 4,000
+// million.
 package hardlink
 
 import (

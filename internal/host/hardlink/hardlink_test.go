@@ -6,7 +6,8 @@ import (
 	"testing"
 )
 
-// Other errors than that of too many links stay as they are. Package store tests that one.
+// All errors except the one for too many links are returned unchanged. Package store tests that
+// exception.
 func TestOtherErrors(t *testing.T) {
 	dir := t.TempDir()
 	if err := Link(filepath.Join(dir, "none"), filepath.Join(dir, "x")); !os.IsNotExist(err) {

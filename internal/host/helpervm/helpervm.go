@@ -123,7 +123,8 @@ func (c *Config) Run(ctx context.Context, t Task) (err error) {
 	return vmpool.Cause(running, err)
 }
 
-// watched returns a context that ends with the VM, and when the host's disk is full. The caller calls stop.
+// watched returns a context that ends with the VM, and when the host's disk is full. The caller
+// must call stop.
 func watched(ctx context.Context, v vmpool.VMM) (running context.Context, fail context.CancelCauseFunc, stop func()) {
 	alive, forget := vmpool.WhileAlive(ctx, v)
 	roomy, unwatch := vmpool.WhileRoom(alive, v, ErrFull)

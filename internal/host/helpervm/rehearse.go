@@ -49,9 +49,10 @@ type Saved struct {
 	Top       *os.File   // an empty file, for what the guest writes to its disk
 }
 
-// Run restores a machine as a fork does, and waits for its first answer: the agent has confirmed a new
-// identity, and has evaluated an expression or has said why it cannot. Then Run kills the VM. The
-// machine has no network and empty volume slots. It may come from an attacker.
+// Run restores a machine as a fork does, and waits for its first answer. The machine has answered
+// when the agent has confirmed a new identity, and has evaluated an expression or said why it
+// cannot. Then Run kills the VM. The machine has no network and empty volume slots. It may come
+// from an attacker.
 func (r *Rehearser) Run(ctx context.Context, s Saved) (err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, rehearsalTime, fmt.Errorf("no answer within %v", rehearsalTime))
 	defer cancel()

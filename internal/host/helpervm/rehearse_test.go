@@ -77,7 +77,7 @@ func TestRehearsal(t *testing.T) {
 	}
 }
 
-// A machine that fails, ends, hangs or fills the disk ends its rehearsal with the reason.
+// If a machine fails, ends, hangs or fills the disk, its rehearsal ends with the reason.
 func TestRehearsalsThatFail(t *testing.T) {
 	fine := func(context.Context) error { return nil }
 	broken := errors.New("broken pipe")

@@ -7,7 +7,7 @@ import "time"
 type ring struct {
 	width int // number of figures in a point
 	buf   []cell
-	v     []float32 // figures of the points: for each cell of buf, as many as width says
+	v     []float32 // figures of the points: width figures for each cell of buf
 	start int       // index of the oldest point
 	n     int
 }
@@ -38,7 +38,7 @@ func (r *ring) push(at cell, values []float32, most int) {
 // programs exist for a few seconds only.
 const minRing = 16
 
-// resize replaces the buffer by a buffer for size points.
+// resize replaces the buffer with a buffer for the given number of points.
 func (r *ring) resize(size int) {
 	buf, v := make([]cell, size), make([]float32, size*r.width)
 	for i := range r.n {

@@ -75,9 +75,9 @@ func Of(hooks snapshot.Hooks, at Point) (found *snapshot.Hook) {
 }
 
 // Run runs a hook in the guest of a running sandbox with the given record. It returns nil if the
-// sandbox has no such hook, and if the hook fails but does not abort the operation. Otherwise the
-// error of a failed hook is an *Error. Run returns at the latest when the hook's time limit has
-// passed or ctx has ended, whatever the guest does.
+// sandbox has no such hook, or if the hook fails but does not abort the operation. If a failed hook
+// aborts the operation, the error is an *Error. Run returns at the latest when the hook's time
+// limit has passed or ctx has ended, whatever the guest does.
 func (r *Runner) Run(ctx context.Context, dial agentclient.DialFunc, of *ledger.Record, at Point) error {
 	h := Of(of.Hooks, at)
 	if h == nil {

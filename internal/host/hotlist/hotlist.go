@@ -1,7 +1,7 @@
 // Package hotlist keeps lists of hot frames of the snapshots of this host, so that they travel with the
 // snapshots: in archives, to registries, and to other daemons.
 //
-// A list is only a hint (see artifact.Hot). So a list that is missing or damaged is like no list.
+// A list is only a hint (see artifact.Hot). So a damaged list is treated like a missing list.
 package hotlist
 
 import (
@@ -16,11 +16,11 @@ import (
 	"github.com/forkd/forkd/internal/format/artifact"
 )
 
-// Lists are the lists in a directory. The name of a file is the ID of a snapshot.
+// Lists are the lists in a directory. The name of a list's file is the ID of the snapshot.
 type Lists struct{ Dir string }
 
-// Keep keeps an encoded list for the snapshot with the given ID, in place of an earlier list. An invalid
-// list is not kept.
+// Keep stores an encoded list for the snapshot with the given ID, and replaces an earlier list. It
+// does not store an invalid list.
 func (l Lists) Keep(id string, text []byte) error {
 	if !isValid(text) {
 		return nil

@@ -24,10 +24,10 @@ var errWhole = errors.New("the registry does not send ranges of blobs, the index
 	"has no memory")
 
 // PullLazily is like Pull, but returns as soon as the snapshot can be forked: when its description,
-// its saved state and the indexes of its blobs have arrived. The frames arrive later. Those that a
-// sandbox needs, and those of a list of hot frames, come first. If the host, the registry or the
-// snapshot makes this impossible, PullLazily pulls the whole snapshot. Store.Info tells whether the
-// snapshot is still arriving.
+// its saved state and the indexes of its blobs have arrived. The frames arrive later. The frames
+// that a sandbox needs, and the frames in a list of hot frames, come first. If the host, the
+// registry or the snapshot makes this impossible, PullLazily pulls the whole snapshot. Store.Info
+// tells whether the snapshot is still arriving.
 //
 // After PullLazily has returned, the rest arrives even if ctx ends. If the source fails, the
 // snapshot is listed as failed, and its sandboxes end.
@@ -81,7 +81,7 @@ func (h *Hub) pullLazily(ctx context.Context, who, tag string, r Remote, on func
 	}
 	var answered atomic.Bool
 	report := func(p Progress) {
-		if !answered.Load() { // afterwards the client has gone
+		if !answered.Load() { // after the answer, the client has gone
 			on(p)
 		}
 	}
@@ -140,7 +140,7 @@ func (a *lazyPull) close() {
 func (a *lazyPull) prepare(ctx context.Context, o *Offer) error {
 	var soon []artifact.Blob
 	blobs := slices.Concat(o.cached, o.lacks)
-	if indexBytes(blobs) > a.hub.indexes { // this process and forkd-feed keep all of them until all has arrived
+	if indexBytes(blobs) > a.hub.indexes { // this process and forkd-feed keep all indexes until everything has arrived
 		return errWhole
 	}
 	for _, b := range blobs {
@@ -412,8 +412,8 @@ func (a *lazyPull) fetchRange(ctx context.Context, blob, first, end int, came fu
 	})
 }
 
-// fetchOnce fetches consecutive frames with one request to a repository. It calls came after each
-// frame.
+// fetchOnce fetches consecutive frames with one request to a repository. It calls the function came
+// after each frame.
 func (a *lazyPull) fetchOnce(ctx context.Context, c *conn, in *incoming, first, end int, came func(frame int)) error {
 	start, _ := in.frames.Place(first)
 	stop, size := in.frames.Place(end - 1)

@@ -61,7 +61,7 @@ func noisy(seed byte) []byte {
 	return p
 }
 
-// makeLarge makes a snapshot whose base image is most of its bytes.
+// makeLarge makes a snapshot most of whose bytes are its base image.
 func (h *host) makeLarge(t *testing.T, tag string) {
 	t.Helper()
 	h.disk = baseBytes
@@ -109,8 +109,9 @@ func readAt(t *testing.T, f *os.File, n int, offset int64) []byte {
 	return p
 }
 
-// A snapshot can be forked before most of its bytes have come. Reads get the right bytes, and fetch
-// little. Afterwards it is like every pulled snapshot, with the same ID, and older leases still work.
+// A snapshot can be forked before most of its bytes have arrived. Reads get the right bytes, and
+// fetch little. After the arrival, the snapshot is like every pulled snapshot, with the same ID,
+// and older leases still work.
 func TestPullLazily(t *testing.T) {
 	t.Setenv("DOCKER_CONFIG", t.TempDir())
 	s, a, b := serve(t), newHost(t).hasty(), newHost(t).lazily(t)
@@ -284,7 +285,7 @@ func TestTornArrival(t *testing.T) {
 		t.Fatal(err)
 	}
 	id := lease.Manifest().ID
-	again := &host{root: filepath.Join(t.TempDir(), "state"), ram: b.ram} // the lock of the old store stays
+	again := &host{root: filepath.Join(t.TempDir(), "state"), ram: b.ram} // the old store keeps its lock
 	if err := os.CopyFS(again.root, os.DirFS(b.root)); err != nil {
 		t.Fatal(err)
 	}
@@ -426,7 +427,7 @@ func TestCascadesEndArrivals(t *testing.T) {
 	if err := b.pullErr(t, s.host+"/team/below:1"); err != nil {
 		t.Fatal(err)
 	}
-	b.pack(t, "below") // its digests are known then
+	b.pack(t, "below") // after this, its digests are known
 	b.quiet = time.Hour
 	b.pullLazily(t, s.host+"/team/py:1")
 	if d, err := b.store.Detail("below"); err != nil || len(d.Dependents) != 1 {

@@ -111,7 +111,7 @@ func (c *cache) settle(f *os.File, d digest.Digest) error {
 	return os.Rename(f.Name(), c.blob(d))
 }
 
-// put adds a blob with the given digest and size. If r has another content, the error is an
+// put adds a blob with the given digest and size. If r has different content, the error is an
 // *artifact.Error.
 func (c *cache) put(d digest.Digest, size int64, r io.Reader) (*os.File, error) {
 	return c.add(func(tmp *os.File) (digest.Digest, error) { return d, receive(tmp, d, size, r) })
@@ -178,9 +178,9 @@ func (c *cache) forgetParts(gone *snapshot.Manifest, has func(digest string) boo
 	return err
 }
 
-// forgetFetched removes the blobs of a snapshot that the store now has. An earlier pull may have left
-// some of them. Blobs that this host has packed stay: they have records, and are removed together
-// with their snapshots.
+// forgetFetched removes the blobs of a snapshot that is now in the store. An earlier pull may have
+// left some of them. Blobs that this host has packed stay: they have records, and are removed
+// together with their snapshots.
 func (c *cache) forgetFetched(list []artifact.Blob) {
 	for _, b := range list {
 		if packed, ok := c.known(b.Part); !ok || packed.Digest != b.Digest {
@@ -235,7 +235,7 @@ func (c *cache) setSource(who string, d digest.Digest, repo name.Repository) err
 // forgetSource removes a record of setSource.
 func (c *cache) forgetSource(who string, d digest.Digest) { _ = os.Remove(c.pushedBy(who, d)) }
 
-// source returns another repository of the same registry that a client has pushed a blob to.
+// source returns another repository of the same registry, to which the client has pushed the blob.
 func (c *cache) source(who string, d digest.Digest, to name.Repository) (from name.Repository, ok bool) {
 	text, err := os.ReadFile(c.pushedBy(who, d))
 	if err != nil {

@@ -27,10 +27,11 @@ type Copied struct {
 	Moved      int64 // number of bytes that were sent, including failed tries
 }
 
-// Copy writes a snapshot in a registry to another repository, with its signatures. It checks the signatures as Pull
-// does. It does not check whether this host can run the snapshot. Blobs pass through memory only, and Copy fetches only
-// blobs that the other repository lacks and cannot mount. The tag is written last, so after an error the other
-// repository has no new tag, and the next Copy sends only the remaining blobs. Copy reports its progress as Push does.
+// Copy copies a snapshot and its signatures from a registry to another repository. It checks the
+// signatures as Pull does. It does not check whether this host can run the snapshot. Blobs pass
+// through memory only, and Copy fetches only blobs that the other repository lacks and cannot
+// mount. The tag is written last, so after an error the other repository has no new tag, and the
+// next Copy sends only the remaining blobs. Copy reports its progress as Push does.
 func (h *Hub) Copy(ctx context.Context, who string, from, to Remote, on func(Progress)) (_ Copied, err error) {
 	target, err := to.tag()
 	if err != nil {
@@ -116,9 +117,9 @@ func (h *Hub) openCopy(ctx context.Context, from Remote) (c *copying, err error)
 	return c, c.from.failed(err)
 }
 
-// onlyTrusted returns the bundles of trusted keys. If such a key has signed a snapshot, only these are
-// copied: every writer to the source can add others, and a snapshot with too many signatures cannot be
-// pulled.
+// onlyTrusted returns the bundles of trusted keys. If a trusted key has signed a snapshot, only
+// these bundles are copied, because every writer to the source can add other bundles, and a
+// snapshot with too many signatures cannot be pulled.
 func (h *Hub) onlyTrusted(d digest.Digest, proofs []proof) (list []proof, err error) {
 	keys, err := sigstore.ReadKeys(h.cfg.Trust.Keys)
 	if err != nil {

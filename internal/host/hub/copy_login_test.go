@@ -11,7 +11,8 @@ import (
 	"github.com/forkd/forkd/internal/registry"
 )
 
-// locked requires a login for a registry. Blobs come from another server, which must not see the login.
+// locked makes a registry require a login. Blobs come from another server, which must not see the
+// login.
 func locked(t *testing.T, s *served, password string, leaked *atomic.Value) {
 	t.Helper()
 	open := s.Config.Handler

@@ -52,8 +52,8 @@ func (h *host) hasNoFiles(t *testing.T) {
 }
 
 // A family of snapshots is copied to another registry, by a host that has none of its files. The
-// source sends, and the target receives, only blobs that the target lacks. Registries without
-// ranges, and blobs that are fetched with one request, work too.
+// source sends, and the target receives, only blobs that the target lacks. Copies also work from
+// registries without ranges, and for blobs that are fetched with one request.
 func TestCopy(t *testing.T) {
 	t.Setenv("DOCKER_CONFIG", t.TempDir())
 	a := newHost(t).hasty()

@@ -12,9 +12,9 @@ import (
 	oci "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// The policy for the source decides before any file of the snapshot is fetched. The copy gets all
-// signatures for the snapshot, and no other signatures, from and to registries with and without the
-// API of referrers.
+// The policy for the source is applied before any file of the snapshot is fetched. The copy gets
+// all signatures for the snapshot, and no other signatures, from and to registries with and without
+// the API of referrers.
 func TestCopyCarriesSignatures(t *testing.T) {
 	t.Setenv("DOCKER_CONFIG", t.TempDir())
 	ann, eve := newKey(t), newKey(t)

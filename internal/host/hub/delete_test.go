@@ -38,8 +38,9 @@ func (h *host) gone(t *testing.T, tag string) {
 	t.Error("a process still serves files that nothing uses")
 }
 
-// The deletion of a snapshot that is arriving ends the arrival, and removes all that has come. While
-// a sandbox uses the snapshot, the deletion is refused, and the snapshot goes on arriving.
+// The deletion of a snapshot that is arriving ends the arrival, and removes everything that has
+// arrived. While a sandbox uses the snapshot, the deletion is refused, and the snapshot goes on
+// arriving.
 func TestDeleteArriving(t *testing.T) {
 	t.Setenv("DOCKER_CONFIG", t.TempDir())
 	s, a, b := serve(t), newHost(t).hasty(), newHost(t).lazily(t)
@@ -130,7 +131,7 @@ func TestDeleteAtAnyTime(t *testing.T) {
 			t.Fatalf("round %d: %v", n, err)
 		}
 		t.Logf("round %d: arriving: %v", n, i.Arriving)
-		for range 100 { // after the arrival, the blobs go a moment later
+		for range 100 { // the blobs are removed a moment after the arrival
 			if left, _ := os.ReadDir(filepath.Join(b.root, "hub", "blobs")); len(left) == 0 {
 				break
 			}
@@ -140,8 +141,8 @@ func TestDeleteAtAnyTime(t *testing.T) {
 	}
 }
 
-// A deletion fails while the daemon stops, because nothing fetches any more. The next daemon removes
-// the snapshot.
+// A deletion fails while the daemon stops, because nothing is being fetched any more. The next
+// daemon removes the snapshot.
 func TestDeleteArrivingWhileStopping(t *testing.T) {
 	t.Setenv("DOCKER_CONFIG", t.TempDir())
 	s, a, b := serve(t), newHost(t).hasty(), newHost(t).lazily(t)
@@ -164,11 +165,12 @@ func TestDeleteArrivingWhileStopping(t *testing.T) {
 const (
 	deletingRootEnv = "FORKD_TEST_DELETING_ROOT" // directory of the host
 	deletingFromEnv = "FORKD_TEST_DELETING_FROM" // reference of the snapshot
-	deletingLateEnv = "FORKD_TEST_DELETING_LATE" // not empty: wait with the deletion until all has arrived
+	deletingLateEnv = "FORKD_TEST_DELETING_LATE" // not empty: delay the deletion until everything has arrived
 	deletingAtEnv   = "FORKD_TEST_DELETING_AT"   // microseconds between the deletion and the kill
 )
 
-// TestMortalDelete is the main function of that process. It is not a test by itself.
+// TestMortalDelete is the main function of a process that kills itself during a deletion. It is not
+// a test by itself.
 func TestMortalDelete(t *testing.T) {
 	root := os.Getenv(deletingRootEnv)
 	if root == "" {
@@ -200,8 +202,8 @@ func TestMortalDelete(t *testing.T) {
 	select {} // wait for the signal
 }
 
-// If a daemon is killed while it deletes a snapshot that is arriving, the next daemon has nothing of
-// it, or a whole snapshot if it had just arrived.
+// If a daemon is killed while it deletes a snapshot that is arriving, the next daemon has nothing
+// of the snapshot, or the whole snapshot if it had just arrived.
 func TestKilledAmidDeleteOfAnArrival(t *testing.T) {
 	t.Setenv("DOCKER_CONFIG", t.TempDir())
 	s, a := serve(t), newHost(t).hasty().lazily(t) // lazily skips the test without FUSE
@@ -215,7 +217,7 @@ func TestKilledAmidDeleteOfAnArrival(t *testing.T) {
 		root := t.TempDir()
 		cmd := exec.Command(os.Args[0], "-test.run=^TestMortalDelete$")
 		cmd.Env = append(os.Environ(), deletingRootEnv+"="+root, deletingFromEnv+"="+s.host+"/team/py:1",
-			deletingLateEnv+"="+late, deletingAtEnv+"="+strconv.Itoa(at), "TMPDIR="+root) // which it does not remove
+			deletingLateEnv+"="+late, deletingAtEnv+"="+strconv.Itoa(at), "TMPDIR="+root) // its files stay there
 		out, err := cmd.CombinedOutput()
 		var exit *exec.ExitError
 		if !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {

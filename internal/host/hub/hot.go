@@ -87,7 +87,7 @@ func (p *push) recordHot(a *artifact.Artifact) (s referrer, list artifact.Hot, e
 	if p.hub.cfg.Feeder == nil || p.hub.cfg.Rehearse == nil {
 		return s, nil, invalid.Errorf("record_hot", "this daemon cannot run snapshots to record their frames")
 	}
-	if n := indexBytes(a.Blobs); n > p.hub.indexes { // this process and forkd-feed keep all of them
+	if n := indexBytes(a.Blobs); n > p.hub.indexes { // this process and forkd-feed keep all indexes
 		return s, nil, invalid.Errorf("record_hot", "the indexes of the snapshot's files have %d bytes, and a run that "+
 			"records frames can use at most %d: push it without this", n, p.hub.indexes)
 	}

@@ -26,7 +26,7 @@ import (
 	"github.com/forkd/forkd/internal/host/invalid"
 )
 
-// rehearsing gives h's hub first runs that read the base image at the given offsets.
+// rehearsing makes the first runs of h's hub read the base image at the given offsets.
 func (h *host) rehearsing(runs ...[]int64) *host {
 	h.cfg.Rehearse = func(_ context.Context, s helpervm.Saved) error {
 		if len(runs) == 0 {
@@ -72,8 +72,8 @@ func (h *host) hotOf(t *testing.T, reference string, d digest.Digest) artifact.H
 	return list
 }
 
-// A push records the frames that two first runs have in common. A puller fetches them before anything
-// else asks for them. A copy has the list too, and a second push records none.
+// A push records the frames that two first runs have in common. A puller fetches them before
+// anything else asks for them. A copy has the list too, and a second push records no list.
 func TestPushRecordsHotFrames(t *testing.T) {
 	t.Setenv("DOCKER_CONFIG", t.TempDir())
 	for api, start := range map[string]func(*testing.T) *served{"referrers": serveReferrers, "tags": serve} {

@@ -150,7 +150,7 @@ func New(cfg Config) (*Hub, error) {
 	}
 	h.forgotten(errors.Join(h.cache.forgetOthers(cfg.Store.HasPart), h.detachOthers()))
 	cfg.Store.OnGone(func(gone *snapshot.Manifest) {
-		h.packings.forget(gone.ID) // the snapshot may have been encrypted, and then is served no more
+		h.packings.forget(gone.ID) // the snapshot may have been encrypted, and is then no longer served
 		h.forgotten(errors.Join(h.cache.forgetParts(gone, cfg.Store.HasPart), os.RemoveAll(h.cache.attachedTo(gone.ID)),
 			h.cache.forgetPulled(gone.ID), h.hot.Forget(gone.ID)))
 	})

@@ -412,7 +412,7 @@ func TestPackedBlobsAreReused(t *testing.T) {
 }
 
 // The blobs of a deleted snapshot are removed at the deletion, or at the next start. Blobs of files
-// that other snapshots have stay.
+// that other snapshots also have are kept.
 func TestBlobsOfDeletedSnapshotsAreRemoved(t *testing.T) {
 	a := newHost(t)
 	has := func(want int, when string) {

@@ -56,8 +56,8 @@ func paged(t *testing.T, n int, filter func(want string, d oci.Descriptor) bool)
 	}
 }
 
-// A signature is found on every page of the list of referrers. If the pages of a list do not end,
-// or its links cannot be followed, the pull fails, because the snapshot may have signatures.
+// A signature is found on any page of the list of referrers. If the pages of a list do not end, or
+// its links cannot be followed, the pull fails, because the snapshot may have signatures.
 func TestReferrersInPages(t *testing.T) {
 	t.Setenv("DOCKER_CONFIG", t.TempDir())
 	ann, eve := newKey(t), newKey(t)
@@ -157,7 +157,8 @@ func TestReferrersInPages(t *testing.T) {
 	}
 }
 
-// A registry whose list of signatures arrives at the slowest permitted pace does not hold a place of pulls for hours.
+// A registry whose list of signatures arrives at the slowest permitted pace does not take up a
+// place for pulls for hours.
 func TestSlowSignatures(t *testing.T) {
 	t.Setenv("DOCKER_CONFIG", t.TempDir())
 	s, a, b := serveReferrers(t), newHost(t).hasty(), newHost(t).hasty().trusting(t, newKey(t))

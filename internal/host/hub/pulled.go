@@ -13,8 +13,9 @@ import (
 	"github.com/forkd/forkd/internal/host/store"
 )
 
-// Reusing returns r with a changed result of its pulls: if the snapshot with the tag came from the same
-// artifact, a pull returns this snapshot. If another snapshot has the tag, it returns an *OtherError.
+// Reusing returns r with another rule for its pulls: if the snapshot with the tag came from the
+// same artifact, a pull returns this snapshot. If another snapshot has the tag, the pull returns an
+// *OtherError.
 func (r Remote) Reusing() Remote { r.reuse = true; return r }
 
 // NewTag returns the tag that must be free before a pull, or "" if it may be in use.
@@ -58,8 +59,8 @@ func (h *Hub) present(tag string, r Remote, o *Offer) (Pulled, error) {
 	return Pulled{Artifact: o.Artifact, Info: i, Verdict: o.Verdict}, nil
 }
 
-// pulled returns the path of the record that says from which artifact the snapshot with an ID came. Its
-// content is the digest of the artifact.
+// pulled returns the path of the record that says from which artifact the snapshot with the given
+// ID came. Its content is the digest of the artifact.
 func (c *cache) pulled(id string) string { return c.path("pulled", id) }
 
 // setPulled records the artifact of a snapshot that is about to be published.

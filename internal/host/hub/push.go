@@ -74,10 +74,10 @@ func (h *Hub) Push(ctx context.Context, who, tag string, to Remote, recordHot bo
 	return Sent{a, p.moved, hot}, nil
 }
 
-// pushHot writes a list of hot frames, unless the registry has one: a recorded list, or the list kept
-// for the snapshot. The manifest of the snapshot comes
-// first, because a registry may refuse artifacts that refer to a manifest that it lacks. The tag comes
-// last, so that a snapshot with this tag has its list.
+// pushHot writes a list of hot frames, unless the registry has one. The list is newly recorded, or
+// is the list kept for the snapshot. The manifest of the snapshot comes first, because a registry
+// may refuse artifacts that refer to a manifest that it lacks. The tag comes last, so that a
+// snapshot with this tag has its list.
 func (p *push) pushHot(c *conn, out *remote.Pusher, repo name.Repository, a *artifact.Artifact, record bool,
 	kept []byte) (int, error) {
 	s, list := p.hub.findHot(p.ctx, c, a.Digest())

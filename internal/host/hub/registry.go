@@ -136,8 +136,9 @@ func (h *Hub) baseOf(host string) (http.RoundTripper, error) {
 	return t, nil
 }
 
-// check refuses requests without TLS to other hosts, and those that registry.Check refuses. It
-// refuses the second redirect of an upload, because a copy fetches the blob again for each redirect.
+// check refuses requests without TLS to other hosts, and requests that registry.Check refuses. It
+// refuses the second redirect of an upload, because a copy fetches the blob again for each
+// redirect.
 func (w wire) check(r *http.Request) error {
 	if r.Method == http.MethodPatch && r.Response != nil && r.Response.Request.Response != nil {
 		return errLed
@@ -173,7 +174,8 @@ func (w wire) RoundTrip(r *http.Request) (*http.Response, error) {
 		return nil, err
 	}
 	if r.Method == http.MethodHead && resp.StatusCode == http.StatusInternalServerError {
-		// A registry that was killed while it stored a blob may answer so until it gets the blob again.
+		// A registry that was killed while it stored a blob may give this answer until it gets the
+		// blob again.
 		resp.StatusCode = http.StatusNotFound
 	}
 	if r.Context().Value(blobKey{}) == nil || resp.StatusCode >= http.StatusMultipleChoices {

@@ -137,7 +137,7 @@ func (s *sender) uploadOne(ctx context.Context, out *remote.Pusher, to name.Repo
 		state = Exists
 	}
 	l.end(state)
-	_ = s.hub.cache.setSource(s.who, b.Digest, to) // it only saves work of later pushes
+	_ = s.hub.cache.setSource(s.who, b.Digest, to) // the record only saves work in later pushes
 	return nil
 }
 

@@ -70,8 +70,8 @@ func TestServedArtifact(t *testing.T) {
 	}
 }
 
-// Another version of forkd may have compressed a blob to other bytes. Such a blob is never served
-// in the place of the described blob. The next description names only blobs that exist.
+// Another version of forkd may have compressed a file to a different blob. That blob is never
+// served in place of the described blob. The next description names only blobs that exist.
 func TestBlobOfAnotherVersion(t *testing.T) {
 	a := newHost(t)
 	a.make(t, "parent", "", 2, 'p')
@@ -245,7 +245,8 @@ func TestPullWaitsForPacking(t *testing.T) {
 	}
 }
 
-// All requests of a pull together wait for a daemon that packs the snapshot as long as one request.
+// While a daemon packs the snapshot, all requests of a pull together wait no longer than one
+// request may wait.
 func TestPatienceOfAPull(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := &conn{tries: 2, wait: time.Second, patience: 30 * time.Minute}
@@ -296,8 +297,8 @@ func TestVersion(t *testing.T) {
 	}
 }
 
-// A snapshot that was encrypted after it was described is not served any more, neither its
-// configuration nor its description.
+// If a snapshot is encrypted after it was described, neither its configuration nor its description
+// is served any more.
 func TestServedSnapshotIsEncrypted(t *testing.T) {
 	a := newHost(t)
 	a.make(t, "parent", "", 2, 'p')

@@ -17,7 +17,8 @@ import (
 // MaxMirrors is the maximum number of mirrors of a pull.
 const MaxMirrors = 4
 
-// mirrorPatience is how long a pull waits for a source that fails or is slow, if there is another one.
+// mirrorPatience is how long a pull waits for a source that fails or is slow, if there is another
+// source.
 const mirrorPatience = 10 * time.Second
 
 // ParseMirror parses REGISTRY/NAME, the repository of a mirror. A mirror has no tag, because its blobs
@@ -31,7 +32,8 @@ func ParseMirror(field, repository string) (Remote, error) {
 	return Remote{ref: repo.Tag(name.DefaultTag), field: field}, nil // only the repository is used
 }
 
-// Or returns r with mirrors. If the repository of r fails during a pull, the blobs come from these.
+// Or returns r with mirrors. If the repository of r fails during a pull, the blobs come from the
+// mirrors.
 func (r Remote) Or(mirrors ...Remote) Remote { r.mirrors = mirrors; return r }
 
 // sources are the repositories with the blobs of a snapshot. A blob has the same digest everywhere, so
@@ -48,9 +50,10 @@ func (h *Hub) sourcesOf(o *Offer) *sources {
 	return &sources{hub: h, now: o.conn, mirrors: o.conn.mirrors}
 }
 
-// use calls f with the connection to a repository, and a context for requests to it. If the repository
-// fails or is slow, use goes on with the next mirror, and does not return to the repository. The
-// parameter last says that there is no further mirror, so that a slow repository is used nevertheless.
+// use calls f with the connection to a repository, and a context for requests to it. If the
+// repository fails or is slow, the call continues with the next mirror, and does not return to the
+// repository. The parameter last says that there is no further mirror, so that even a slow
+// repository is used.
 func (s *sources) use(ctx context.Context, f func(ctx context.Context, c *conn, last bool) error) error {
 	for {
 		s.mu.Lock()
@@ -74,7 +77,8 @@ func hurried(ctx context.Context, last bool) context.Context {
 	return context.WithValue(ctx, mirrorKey{}, true)
 }
 
-// isOfSource reports whether err may be the fault of one source, so that another may succeed.
+// isOfSource reports whether err may be the fault of one source, so that another source may
+// succeed.
 func isOfSource(err error) bool {
 	return errors.As(err, new(*RegistryError)) || errors.As(err, new(*artifact.Error))
 }

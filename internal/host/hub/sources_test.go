@@ -10,8 +10,8 @@ import (
 	"github.com/forkd/forkd/internal/host/store"
 )
 
-// mirrored returns two registries with the same snapshot, and the reference in the first one with the
-// second one as a mirror.
+// mirrored returns two registries with the same snapshot, and a reference to the first registry,
+// with the second registry as a mirror.
 func mirrored(t *testing.T, a *host) (first, second *served, r Remote) {
 	t.Helper()
 	t.Setenv("DOCKER_CONFIG", t.TempDir())
@@ -26,7 +26,7 @@ func mirrored(t *testing.T, a *host) (first, second *served, r Remote) {
 	return first, second, remoteOf(t, first.host+"/team/py:1").Or(mirror)
 }
 
-// aborting breaks all connections off.
+// aborting breaks off all connections.
 func aborting(http.ResponseWriter, *http.Request, http.Handler) { panic(http.ErrAbortHandler) }
 
 // flipping changes a bit of each blob.

@@ -103,7 +103,7 @@ func sourceOf(text string) (string, error) {
 // canonical returns the spelling of a registry's name that rules are compared with. Different
 // spellings lead to the same server: in DNS, case and a final dot have no meaning, HTTP clients map
 // letters beyond ASCII, 443 is the default port, and Docker Hub has several names. A name without a
-// dot is only in lower case, so that a registry cannot become ArchiveSource.
+// dot is only converted to lower case, so that a registry cannot become ArchiveSource.
 func canonical(r name.Registry) string {
 	text := strings.ToLower(r.RegistryStr())
 	u := url.URL{Host: text}
@@ -194,7 +194,7 @@ func (h *Hub) judge(policy Policy, source string, d digest.Digest, fetch func() 
 	return v, err
 }
 
-// warn logs that a snapshot is taken although no trusted key has signed it.
+// warn logs that a snapshot is accepted although no trusted key has signed it.
 func (h *Hub) warn(v Verdict) {
 	if v.Problem != nil {
 		h.cfg.Log.Warn("a snapshot is taken without a trusted signature", "reason", v.Problem)

@@ -24,8 +24,8 @@ type Watch struct {
 	timer *time.Timer
 }
 
-// New returns a watch of a sandbox that is not in use. It does not call idled again while a call of
-// idled runs. So idled must call Touch at its end if the sandbox is still to be watched.
+// New returns a watch of a sandbox that is not in use. The watch does not call idled again while a
+// call of idled runs. So idled must call Touch at its end if the sandbox is still to be watched.
 func New(timeout time.Duration, idled func()) *Watch {
 	w := &Watch{timeout: timeout}
 	if timeout > 0 {

@@ -77,7 +77,7 @@ type Request struct {
 	Stream func(ctx context.Context, w io.Writer) error
 }
 
-// Check returns an error, as an *invalid.Error, if a request has a wrong size or kernel.
+// Check returns an *invalid.Error if a request has a wrong size or kernel.
 func (r *Request) Check() error {
 	if r.Size < ext4.MinSize || r.Size > ext4.MaxSize || r.Size%(1<<20) != 0 {
 		return invalid.Errorf("disk_mib", "%d bytes: want %d to %d MiB", r.Size, ext4.MinSize>>20, ext4.MaxSize>>20)

@@ -62,7 +62,7 @@ type Record struct {
 	Top      string // file name in the data directory
 	Tops     int
 	Count    int
-	Suspends int // number of suspensions; a suspended state that is newer than a VM's record has another number
+	Suspends int // number of suspensions; a suspended state that is newer than a VM's record has a different number
 
 	Volumes []durable.Mount // volumes that the sandbox has mounted; the index of a volume is the number of its slot
 
@@ -81,7 +81,7 @@ type Record struct {
 	RestoringTo *snapshot.Ref // snapshot of the rollback in progress; nil in a record of an earlier version of forkd
 }
 
-// Tag returns the tag of the snapshot from which the sandbox runs in the view of users.
+// Tag returns the tag of the snapshot from which, in the view of users, the sandbox runs.
 func (r *Record) Tag() string {
 	if r.Origin != "" {
 		return r.Origin

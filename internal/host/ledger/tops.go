@@ -30,7 +30,7 @@ func (r *Record) FrozenOwners() (owners []string) {
 
 // ClearOrphans removes disk tops that the sandbox's record does not name. A daemon made or replaced
 // such tops and was killed before it could write the record. These tops take space, and their names
-// are needed for new tops. A top that the VMM can still write to stays.
+// are needed for new tops. A top that the VMM can still write to is kept.
 func (r *Record) ClearOrphans(data string) {
 	keep := []string{r.Top, SuspendedFile, SecretsFile}
 	for _, f := range r.Frozen {

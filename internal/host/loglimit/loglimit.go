@@ -34,8 +34,8 @@ func New(perSecond float64, atOnce int) *Lines {
 	return &Lines{limiter: rate.NewLimiter(rate.Limit(perSecond), atOnce)}
 }
 
-// Log writes a line, unless there were too many. The field left_out has the number of lines that were
-// left out before this line.
+// Log writes a line, unless there were too many lines. The field left_out has the number of lines
+// that were left out before this line.
 func (l *Lines) Log(to *slog.Logger, level slog.Level, msg string, args ...any) {
 	if !l.limiter.Allow() {
 		l.leftOut.Add(1)

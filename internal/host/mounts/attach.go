@@ -18,19 +18,20 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// Live is a running sandbox whose volumes change. The volumes of a sandbox are always in its first slots,
-// so a sandbox attaches a volume in the slot after its other volumes, and detaches the volume in its last
-// slot that has one.
+// Live is a running sandbox whose volumes change. The volumes of a sandbox are always in its first
+// slots, so a sandbox can attach a volume only in the slot after its other volumes, and can detach
+// only the last of its volumes.
 //
-// The sandbox's record names the volumes. It names a volume before the VM gets the volume, and until the
-// guest has unmounted it. If the daemon is killed in between, Fit makes the record, the VM and the records
-// of the volumes consistent: then the volume is attached if the VM and the record both have it.
+// The sandbox's record names the volumes. It names a volume before the VM gets the volume, and
+// until the guest has unmounted it. If the daemon is killed in between, Fit makes the record, the
+// VM and the records of the volumes consistent: afterwards the volume is attached only if both the
+// VM and the record had it.
 type Live struct {
 	*Set
 	VMM    vmpool.VMM
 	Dial   agentclient.DialFunc
 	Mounts []Mount
-	Save   func([]Mount) error // writes other mounts into the sandbox's record
+	Save   func([]Mount) error // replaces the mounts in the sandbox's record
 	Settle func() error        // calls Fit
 }
 
@@ -52,9 +53,9 @@ func (e *BusyError) Error() string {
 	return fmt.Sprintf("detach volume %q from sandbox %q: %v", e.Name, e.Sandbox, e.Err)
 }
 
-// CheckMore checks whether a sandbox can mount another volume. The parameter parent is the snapshot that
-// the sandbox runs from. It merges the layers of the volume if there are too many. The errors are those of
-// Admit.
+// CheckMore checks whether a sandbox can mount another volume. The parameter parent is the snapshot
+// that the sandbox runs from. It merges the layers of the volume if there are too many. It returns
+// the same errors as Admit.
 func (l *Live) CheckMore(ctx context.Context, m Mount, parent *snapshot.Manifest) error {
 	if err := check(m, l.Mounts, 1); err != nil {
 		return invalid.Errorf(err.Field, "%s", err.Reason)
@@ -67,9 +68,9 @@ func (l *Live) CheckMore(ctx context.Context, m Mount, parent *snapshot.Manifest
 	return Admit(ctx, l.Store, []Mount{m}, &slots)
 }
 
-// Attach makes the sandbox mount another volume. CheckMore must have returned nil. After an error, the
-// sandbox has its former volumes, unless the daemon could not write a record or ask the VMM: then the
-// next call of Settle does the rest.
+// Attach makes the sandbox mount another volume. CheckMore must have returned nil. After an error,
+// the sandbox has its former volumes. If the daemon could not write a record or ask the VMM, this
+// is true only after the next call of Settle.
 func (l *Live) Attach(ctx context.Context, m Mount) error {
 	slot := len(l.Mounts)
 	if err := l.Save(append(slices.Clone(l.Mounts), m)); err != nil {
@@ -112,9 +113,10 @@ func (l *Live) put(ctx context.Context, slot int, m Mount) error {
 	return l.VMM.SetVolume(context.WithoutCancel(ctx), 1+slot, f.SizeBytes, d.files)
 }
 
-// Detach makes the sandbox unmount a volume, which then has no writer. If a program uses the volume, or if
-// the guest does not answer, it stays attached. The error is a *NotMountedError, a *HeldError, a *BusyError, or an
-// *Error. After another error, the next call of Settle does the rest.
+// Detach makes the sandbox unmount a volume, which then has no writer. If a program uses the
+// volume, or if the guest does not answer, the volume stays attached. The error is a
+// *NotMountedError, a *HeldError, a *BusyError, or an *Error. After any other error, the next call
+// of Settle does the rest.
 func (l *Live) Detach(ctx context.Context, name string) error {
 	last := len(l.Mounts) - 1
 	switch i := slices.IndexFunc(l.Mounts, func(m Mount) bool { return m.Name == name }); {
@@ -131,8 +133,9 @@ func (l *Live) Detach(ctx context.Context, name string) error {
 		}
 		return &Error{Mount: m, Op: "unmount", Err: vmpool.Cause(ctx, err)}
 	}
-	// An earlier suspended state must not change the content of a volume that another sandbox may use by
-	// then. With that state, the sandbox gets its own copy of the content.
+	// If the sandbox returns to its latest suspended state, another sandbox may be using the
+	// volume, whose content must not change. So in that state, the sandbox gets its own copy of the
+	// content.
 	err := ledger.UpdateSuspended(l.Dir, func(r *ledger.Record) {
 		r.Volumes = slices.Clone(r.Volumes)
 		for i, v := range r.Volumes {
@@ -150,10 +153,10 @@ func (l *Live) Detach(ctx context.Context, name string) error {
 	return l.Settle()
 }
 
-// Fit finds out which of its volumes a sandbox has, after an interrupted Attach or Detach, and returns how
-// many these are. The parameter filled is the VMM's set of slots with disks (vm.Stats). The VM loses the
-// disks in other slots, and volumes in no slot have no writer afterwards. If nothing was interrupted, Fit
-// does nothing.
+// Fit finds out which of its volumes a sandbox still has after an interrupted Attach or Detach, and
+// returns their number. The parameter filled is the VMM's set of slots with disks (vm.Stats). The
+// VM loses the disks in all later slots, and the volumes that the sandbox has lost have no writer
+// afterwards. If nothing was interrupted, Fit does nothing.
 func (s *Set) Fit(ctx context.Context, v vmpool.VMM, filled uint32, mounts []Mount) (kept int, err error) {
 	for kept < len(mounts) && filled&(1<<kept) != 0 {
 		kept++
@@ -171,8 +174,8 @@ func (s *Set) Fit(ctx context.Context, v vmpool.VMM, filled uint32, mounts []Mou
 	return kept, nil
 }
 
-// Keep makes a sandbox stop to be the writer of volumes that are not among its mounts. The VM of the sandbox
-// must have closed these volumes.
+// Keep makes a sandbox stop being the writer of volumes that are not among the mounts. The VM of
+// the sandbox must have closed these volumes.
 func (s *Set) Keep(mounts []Mount) {
 	var names []string
 	for _, m := range mounts {

@@ -44,7 +44,8 @@ func (s *Set) disk(slot int, m Mount) volume.Disk {
 }
 
 // Inherit returns the mounts of a child of a snapshot. The child has copies of the volumes in the
-// snapshot, and in the slots after them the volumes own, which the fork's request names.
+// snapshot, and in the slots after them the volumes in the parameter own, which the fork's request
+// names.
 func Inherit(parent *snapshot.Manifest, own []Mount) []Mount {
 	var list []Mount
 	for i := range parent.Volumes {
@@ -53,7 +54,7 @@ func Inherit(parent *snapshot.Manifest, own []Mount) []Mount {
 	return append(list, own...)
 }
 
-// inherited returns the mount of a copy of a volume in a snapshot.
+// inherited returns the mount for a copy of a snapshot's volume.
 func inherited(v *snapshot.Volume) Mount {
 	m := Mount{Name: v.Name, Path: v.Path, Mode: record.MountCopy}
 	if v.ReadOnly {
@@ -62,10 +63,11 @@ func inherited(v *snapshot.Volume) Mount {
 	return m
 }
 
-// Combine returns the mounts of a sandbox after a rollback to a snapshot. The sandbox keeps its mounts;
-// their volumes get the content of the snapshot. If the snapshot has more volumes, the sandbox gets
-// copies of them. If the snapshot lacks a volume, the sandbox mounts it again, with its present
-// content. The error is a *HeldError if the snapshot has another volume in a slot of the sandbox.
+// Combine returns the mounts of a sandbox after a rollback to a snapshot. The sandbox keeps its
+// mounts; their volumes get the content of the snapshot. If the snapshot has more volumes, the
+// sandbox gets copies of them. If the snapshot lacks a volume, the sandbox mounts it again, with
+// its present content. The error is a *HeldError if the snapshot has a different volume in a slot
+// of the sandbox.
 func (s *Set) Combine(ctx context.Context, op string, mounts []Mount, to *snapshot.Manifest) ([]Mount, error) {
 	list := slices.Clone(mounts)
 	for i := range to.Volumes {
@@ -119,10 +121,11 @@ type Disks struct {
 	ended   bool
 }
 
-// Open opens the disks of a sandbox for a VM that is about to run a snapshot. Volumes in the snapshot get
-// the content that they have there. For the other volumes: with the mode record.MountWriter, the sandbox
-// becomes the writer until Store.ReleaseAll; in other modes, it gets a copy of the present content. The
-// caller must call Commit before the restore, End after it, and Close.
+// Open opens the disks of a sandbox for a VM that is about to run a snapshot. Volumes in the
+// snapshot get the content that they have in the snapshot. If a volume that is not in the snapshot
+// has the mode record.MountWriter, the sandbox becomes its writer until Store.ReleaseAll; in other
+// modes, the sandbox gets a copy of the volume's present content. The caller must call Commit
+// before the restore, End after it, and Close.
 //
 // If running is set, a VM of the sandbox runs, and uses the disks until it is restored. Otherwise an
 // earlier VM has ended.
@@ -221,7 +224,7 @@ func (o *opening) open() (*volume.Files, error) {
 	return st.OpenCopy(ctx, o.disk)
 }
 
-// goBack opens a disk whose content goes back to that of the snapshot.
+// goBack opens a disk whose content goes back to the content in the snapshot.
 func (o *opening) goBack() (*volume.Files, error) {
 	b, err := o.set.Store.GoBack(o.ctx, o.disk, o.from, o.files)
 	if err != nil {
@@ -252,8 +255,8 @@ func (o *opening) swap() (*volume.Files, error) {
 	return f, nil
 }
 
-// Commit changes the content of the volumes to that of the snapshot. From now on, the data that the
-// sandbox has written since is lost.
+// Commit changes the content of the volumes to their content in the snapshot. Data that the sandbox
+// has written since the snapshot is then lost.
 func (d *Disks) Commit(ctx context.Context) error {
 	for _, commit := range d.commits {
 		if err := commit(ctx); err != nil {
@@ -300,9 +303,10 @@ type Tops struct {
 	below []*os.File // all files in all slots that were tops of a VM, including Frozen
 }
 
-// Freeze makes new tops for the volumes of a sandbox whose VM is about to be branched. From now on, the
-// VM may write to them. The stack undo closes the files. First it merges the layers of volumes that have
-// too many of them: earlier branches may have failed before their merges, or had no room for them.
+// Freeze makes new tops for the volumes of a sandbox whose VM is about to be branched. After this,
+// the VM may write to the new tops. The stack undo closes the files. Before it makes new tops,
+// Freeze merges the layers of volumes that have too many layers: earlier branches may have failed
+// before their merges, or had no room for them.
 func (s *Set) Freeze(ctx context.Context, log *slog.Logger, v vmpool.VMM, mounts []Mount, undo *cleanup.Stack) (
 	t Tops, err error) {
 	if len(mounts) > 0 {
@@ -330,8 +334,8 @@ func (t *Tops) CloseNew() {
 	}
 }
 
-// Settle records whether the VM has switched to the new tops. The parameter names is that of Tops. It may
-// be called again after an error.
+// Settle records whether the VM has switched to the new tops. The parameter names is the field
+// Names of Tops. Settle may be called again after an error.
 func (s *Set) Settle(ctx context.Context, mounts []Mount, names []string, swapped bool) error {
 	if len(names) > len(mounts) {
 		return fmt.Errorf("%d new tops for %d volumes", len(names), len(mounts))

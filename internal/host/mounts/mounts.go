@@ -90,10 +90,10 @@ func check(m Mount, earlier []Mount, n int) *invalid.Error {
 // has fewer layers, the files of all slots fit into one request to a VMM.
 const maxLayers = 8
 
-// Admit checks whether the children of a snapshot can mount the volumes, in addition to those of the
-// snapshot. It merges the layers of a volume with too many layers, which takes time. The error is a
-// *SlotsError, a *volume.Error, a *volume.InUseError, an *invalid.Error, or an error of a merge. The
-// volumes may still change before Open.
+// Admit checks whether the children of a snapshot can mount the volumes, in addition to the volumes
+// of the snapshot. It merges the layers of a volume with too many layers, which takes time. The
+// error is a *SlotsError, a *volume.Error, a *volume.InUseError, an *invalid.Error, or an error of
+// a merge. The volumes may still change before Open.
 func Admit(ctx context.Context, st *volume.Store, mounts []Mount, parent *snapshot.Manifest) error {
 	if st == nil && len(parent.Volumes) > 0 {
 		return &volume.Error{Name: parent.Volumes[0].Name}
@@ -109,7 +109,8 @@ func Admit(ctx context.Context, st *volume.Store, mounts []Mount, parent *snapsh
 		}
 		infos = append(infos, i)
 	}
-	// After the volumes: no snapshot has to be made for the name of a volume that does not exist.
+	// Check the slots after the volumes, so that nobody makes another snapshot for a volume that
+	// does not exist.
 	wanted := len(mounts) + len(parent.Volumes)
 	if have := int(parent.Machine.VolumeSlots); len(mounts) > 0 && have < wanted {
 		return &SlotsError{Tag: parent.Tag, Slots: have, Wanted: wanted}
@@ -173,8 +174,8 @@ const unmountTime = 10 * time.Second
 
 // Leave makes the guest of a VM that is about to be killed unmount the volumes that it writes to.
 // The guest first writes all data to them. If the guest does not do that in time, or if the VM is
-// paused, the volumes are as after a power failure.
-// The lines about failures are limited, because guests cause them.
+// paused, the volumes are as after a power failure. The log lines about failures are limited,
+// because guests cause them.
 func Leave(log *slog.Logger, lines *loglimit.Lines, sandbox string, v vmpool.VMM, dial agentclient.DialFunc,
 	mounts []Mount) {
 	if len(mounts) == 0 {

@@ -197,8 +197,8 @@ func TestOpen(t *testing.T) {
 	}
 }
 
-// A volume that a snapshot lacks keeps its former top, and after the rollback the VM syncs only the new
-// one. So the end of the rollback syncs the former top.
+// A volume that a snapshot lacks keeps its former top, and after the rollback the VM syncs only the
+// new top. So the end of the rollback syncs the former top.
 func TestRollbacksSyncFormerTops(t *testing.T) {
 	st, list := newStore(t), []Mount{{Name: "a", Path: "/a"}}
 	d, err := openAll(t, st, "sb-1", "", list)

@@ -112,7 +112,7 @@ func (g *guest) moved() {
 	g.moves++
 }
 
-// answers says how a guest answers to SetNet.
+// answers is the way in which a guest responds to SetNet.
 type answers int
 
 const (

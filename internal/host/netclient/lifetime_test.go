@@ -105,7 +105,7 @@ func TestDaemonEndsWhileAVMIsSilent(t *testing.T) {
 	if err := syscall.Kill(pid(t, first), syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	for asked := 0; asked < 2; asked, _ = g.counts() { // the first call was that of join
+	for asked := 0; asked < 2; asked, _ = g.counts() { // join made the first call
 		time.Sleep(time.Millisecond)
 	}
 	first.Close()
@@ -126,7 +126,7 @@ func TestVMThatRefusesANetwork(t *testing.T) {
 	if err := syscall.Kill(was, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	for asked := 0; asked < 2; asked, _ = g.counts() { // the first call was that of join
+	for asked := 0; asked < 2; asked, _ = g.counts() { // join made the first call
 		time.Sleep(time.Millisecond)
 	}
 	g.answer(withSuccess)
@@ -147,7 +147,7 @@ func TestVMThatRefusesANetworkIsAskedAgain(t *testing.T) {
 	if err := syscall.Kill(pid(t, c), syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	for asked := 0; asked < 4; asked, _ = g.counts() { // the first call was that of join
+	for asked := 0; asked < 4; asked, _ = g.counts() { // join made the first call
 		time.Sleep(time.Millisecond)
 	}
 	g.answer(withSuccess)
@@ -157,8 +157,8 @@ func TestVMThatRefusesANetworkIsAskedAgain(t *testing.T) {
 	}
 }
 
-// A VM that neither reads nor closes the frame sockets of forkd-nets that were killed is killed
-// too, because the data in these sockets takes memory of the host that no limit counts. Other VMs
+// If a VM neither reads nor closes the frame sockets of killed forkd-nets, the VM is killed too,
+// because the data in these sockets takes memory of the host that no limit counts. Other VMs
 // survive rollbacks and restarts of forkd-net.
 func TestVMThatHoldsMemoryOfKilledProcessesIsCondemned(t *testing.T) {
 	c := open(t, newConfig(t))

@@ -51,10 +51,10 @@ func (c *Client) newLink(id string, setting Setting, vm VM, moved func()) *Link 
 }
 
 // Join makes a Link for the VM of a sandbox, and connects a frame socket to the VM. Join does not
-// wait. It also makes no work for forkd-net, because that work would compete with the VM for the
-// host's CPUs. Ready sends forkd-net its end of the socket. The caller must make the VM boot or
-// restore with a network, and then call Ready, before the sandbox is announced. An earlier Link with
-// the same id ends, and needs no Close.
+// wait. It also gives forkd-net no work, because that work would compete with the VM for the host's
+// CPUs. Ready sends forkd-net its end of the socket. The caller must make the VM boot or restore
+// with a network, and then call Ready, before the sandbox is announced. An earlier Link with the
+// same id ends, and needs no Close.
 //
 // If forkd-net is replaced, the VM gets another frame socket, and then Link calls the function
 // moved, unless it is nil. The new network stack does not know the guest's connections.
@@ -107,8 +107,8 @@ func (c *Client) putLocked(l *Link) {
 	c.links[l.id] = l
 }
 
-// attachLocked sends the pending end of the frame socket to forkd-net. The caller makes sure that
-// there is a pending end, and that forkd-net is running.
+// attachLocked sends the pending end of the frame socket to forkd-net. The caller must make sure
+// that there is a pending end, and that forkd-net is running.
 func (l *Link) attachLocked() {
 	n := l.c.conn
 	m := netproto.Attach(*l.setPolicyLocked())

@@ -29,7 +29,7 @@ func sleeper(t *testing.T) (*Process, string) {
 }
 
 // Find finds a running process by its record. If the pid in the record now belongs to a process
-// with another start time, Find returns an error.
+// with a different start time, Find returns an error.
 func TestFind(t *testing.T) {
 	p, record := sleeper(t)
 	again, err := Find("sleeper", record)
@@ -76,8 +76,8 @@ func TestFind(t *testing.T) {
 	}
 }
 
-// When a process has ended, its pid may soon belong to another process, and its descriptor to
-// another file. Kill must not kill that other process.
+// When a process has ended, its pid may soon belong to another process, and the number of its
+// descriptor to another file. Kill must not kill that other process.
 func TestKillAfterTheEndKillsNobody(t *testing.T) {
 	gone, _ := sleeper(t)
 	number := gone.pidfd.Fd()
@@ -103,8 +103,8 @@ func TestKillAfterTheEndKillsNobody(t *testing.T) {
 	}
 }
 
-// The output of a process can be read when the process has ended, even if Find has found the
-// process. The output is bounded.
+// The output of a process can be read after the process has ended, even if the Process comes from
+// Find. The output is bounded.
 func TestSaid(t *testing.T) {
 	dir := t.TempDir()
 	bin, record, fifo := filepath.Join(dir, "speaker"), filepath.Join(dir, "pid"), filepath.Join(dir, "fifo")
@@ -135,8 +135,8 @@ func TestSaid(t *testing.T) {
 	}
 }
 
-// If a log is longer than the daemon keeps, its middle is dropped. A shorter log is kept
-// completely.
+// If a log is longer than the part that the daemon keeps, the middle of the log is dropped. A
+// shorter log is kept completely.
 func TestBothEndsOfALogAreKept(t *testing.T) {
 	for _, size := range []int{0, 1, keptOfLog, keptOfLog + 1, 2*keptOfLog - 1, 2 * keptOfLog, 2*keptOfLog + 1,
 		7*keptOfLog + 5, logSize} {
@@ -146,7 +146,7 @@ func TestBothEndsOfALogAreKept(t *testing.T) {
 		}
 		text := make([]byte, size)
 		for i := range text {
-			text[i] = byte(i%251) + 1 // not periodic with the size of a chunk
+			text[i] = byte(i%251) + 1 // does not repeat with the size of a chunk
 		}
 		if _, err := f.Write(text); err != nil {
 			t.Fatal(err)

@@ -31,10 +31,10 @@ func (v *mapping) mayBeGuest() bool {
 	return v.mode == "rw-p" && (v.name == "" && v.start >= mmapFloor || strings.Contains(v.name, "layer"))
 }
 
-// maxMappings is more than the number of mappings of any VMM: two for each range of a rebase (at
-// most 4096 ranges, see package machine), and the extents of its snapshot. The kernel permits four
-// times as many. Describing a mapping takes some microseconds, so without this bound a compromised
-// VMM could make each measurement take seconds.
+// maxMappings is larger than the number of mappings of any VMM. A VMM has two mappings for each
+// range of a rebase (at most 4096 ranges, see package machine), and the mappings of its snapshot's
+// extents. The kernel permits four times as many. Describing a mapping takes some microseconds, so
+// without this bound a compromised VMM could make each measurement take seconds.
 const maxMappings = 16384
 
 func readMappings(r io.Reader) ([]mapping, error) {

@@ -92,8 +92,8 @@ func pageTables(status string) (uint64, error) {
 	return 0, errors.New("no field VmPTE in its status")
 }
 
-// parse reads smaps of a VMM. It adds the size of each mapping to the part of Memory that the mapping
-// belongs to.
+// parse reads the file smaps of a VMM. It adds the size of each mapping to the part of Memory that
+// the mapping belongs to.
 func parse(r io.Reader, guestBytes uint64) (Memory, error) {
 	maps, err := readMappings(r)
 	if err != nil {

@@ -49,7 +49,7 @@ func TestParts(t *testing.T) {
 	for _, c := range []struct {
 		name, smaps  string
 		guestBytes   uint64
-		guest, other uint64 // private memory in KiB: guest is that of PartGuest, and other that of PartRest
+		guest, other uint64 // private memory in KiB, of PartGuest and of PartRest
 	}{
 		{"one region", vmmSmaps, 64 << 20, 16, 12},
 		{"two regions", vmmSmaps + upperRegion, 96 << 20, 36, 12},

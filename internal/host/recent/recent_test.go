@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// counted counts measurements, each of which takes a second. Its value is the number of the
-// measurement.
+// counted counts measurements, each of which takes a second. The value that a measurement returns
+// is its number.
 type counted struct {
 	mu    sync.Mutex
 	count int
@@ -36,12 +36,12 @@ func TestValuesAreSharedWhileTheyAreRecent(t *testing.T) {
 		}
 		want(1, 3*time.Second)
 		want(1, 3*time.Second)
-		want(2, 0) // is not kept, because its caller has not waited for its turn
+		want(2, 0) // this value is not kept, because its caller has not waited for a turn
 		want(1, 3*time.Second)
 		time.Sleep(2 * time.Second)
 		want(3, 3*time.Second)
 		time.Sleep(15 * time.Second)
-		want(4, time.Hour) // no value becomes older than the bound of New
+		want(4, time.Hour) // no kept value becomes older than the maximum given to New
 		if got, _ := v.Get(t.Context(), "b", time.Hour, c.measure); got != 5 {
 			t.Errorf("value of another key: %d", got)
 		}
@@ -66,8 +66,8 @@ func TestConcurrentCallersShareAMeasurement(t *testing.T) {
 	})
 }
 
-// A caller whose context ends does not wait any longer. An error is not kept: the next caller
-// measures again.
+// A caller stops waiting when its context ends. An error is not kept: the next caller measures
+// again.
 func TestErrorsAreNotShared(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		v, c := New[string, int](10*time.Second), &counted{err: errors.New("hangs")}

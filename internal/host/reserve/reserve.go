@@ -18,14 +18,15 @@ import (
 // and to delete snapshots.
 const Bytes = 8 << 20
 
-// Reserve is the space. Its methods may be called concurrently.
+// Reserve is the reserved space. Its methods may be called concurrently.
 type Reserve struct {
 	file string
 	room func() (uint64, error)
 	mu   sync.Mutex // held while the file is added or removed
 }
 
-// New returns the reserve with the given file. The function room returns the free bytes of its disk.
+// New returns the reserve with the given file. The function room returns the free bytes of the
+// file's disk.
 func New(file string, room func() (uint64, error)) *Reserve { return &Reserve{file: file, room: room} }
 
 // Keep allocates the reserve, if the reserve is missing and there is room. On a full disk

@@ -110,8 +110,8 @@ func (m *Manager) reserveRAM(ctx context.Context, s *Sandbox, rec *ledger.Record
 	return release, vmpool.Cause(v.calls, err)
 }
 
-// nextBranchBytes returns an upper bound for the memory of the next branch of s, in bytes. With secret,
-// the branch will be encrypted.
+// nextBranchBytes returns an upper bound for the memory of the next branch of s, in bytes. If
+// secret is set, the branch will be encrypted.
 func (m *Manager) nextBranchBytes(ctx context.Context, s *Sandbox, rec *ledger.Record, v *liveVM, secret bool) (
 	uint64, error) {
 	stats, err := v.vmm.Stats(ctx)

@@ -14,8 +14,8 @@ import (
 	"github.com/forkd/forkd/internal/host/vmfake"
 )
 
-// While hooks of children run, the pool is refilled, and the memory that is counted for starting
-// VMs is free.
+// While hooks of children run, the pool is refilled, and no memory is counted any more for VMs that
+// are starting.
 func TestHooksHoldNeitherPoolNorMemory(t *testing.T) {
 	w := newWorld(t, 1)
 	defer w.stop()

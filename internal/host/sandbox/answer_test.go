@@ -14,8 +14,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// hungVMM is a VM whose process hangs while hung is set. Meanwhile it executes requests, but does
-// not answer them.
+// hungVMM is a VM whose process hangs while the field hung is set. A hanging process executes
+// requests, but does not answer them.
 type hungVMM struct {
 	*vmfake.VMM
 	hung bool

@@ -27,11 +27,11 @@ func (c copied) Decode(_ context.Context, part int, write func(uint64, []byte) e
 	return err
 }
 
-// arrive makes a copy of the snapshot "p" with the given tag that is still arriving.
+// arrive makes a copy of the snapshot "p" with the given tag. The copy is still arriving.
 func (w *world) arrive(t *testing.T, tag string) *store.Staging {
 	t.Helper()
 	s := w.Snapshots()
-	if err := s.Verify(t.Context(), "p"); err != nil { // the digests are known then
+	if err := s.Verify(t.Context(), "p"); err != nil { // computes the digests
 		t.Fatal(err)
 	}
 	lease, err := s.Acquire("p")
@@ -56,8 +56,8 @@ func (w *world) arrive(t *testing.T, tag string) *store.Staging {
 	return g
 }
 
-// A snapshot that is still arriving can be forked, and nothing else. If the rest does not arrive, its
-// sandboxes end with the reason.
+// A snapshot that is still arriving can be forked, but permits nothing else. If the rest does not
+// arrive, its sandboxes exit, and their exit names the reason.
 func TestForksOfArrivingSnapshots(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()

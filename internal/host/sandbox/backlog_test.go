@@ -9,9 +9,9 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// A branch that finds no room in RAM waits, without one of the host's places for branches. The
-// branch stops waiting when there is room, when its client disconnects, or when its sandbox is
-// deleted. Suspensions and disk-only branches do not wait.
+// A branch that finds no room in RAM waits, and holds none of the host's places for branches during
+// the wait. The branch stops waiting when there is room, when its client disconnects, or when its
+// sandbox is deleted. Suspensions and disk-only branches do not wait.
 func TestBranchesWaitForRoomInRAM(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()

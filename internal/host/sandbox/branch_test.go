@@ -312,7 +312,7 @@ func TestFilesOfARefusedBranch(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A child of the daemon that has not executed its program yet has copies of the daemon's
+// A child process of the daemon that has not yet executed its program has copies of the daemon's
 // descriptors. The VM is not killed because of these copies.
 func TestFilesOfAStart(t *testing.T) {
 	w := newWorld(t, 0)
@@ -378,7 +378,7 @@ func TestTopsThatStayWritable(t *testing.T) {
 	}
 }
 
-// A VM that keeps the top from before a rollback is killed, so it gets no further tops.
+// If a VM keeps its old top open after a rollback, the VM is killed, so it gets no further tops.
 func TestTopsThatStayWritableAfterARollback(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()

@@ -138,7 +138,7 @@ func (m *Manager) fallBack(s *Sandbox) error {
 	}
 	s.since.Forget()
 	m.killer.Kill(s.id, v.vmm)
-	s.mounts.Keep(r.Volumes) // the sandbox may have attached other volumes since
+	s.mounts.Keep(r.Volumes) // the sandbox may have attached other volumes since then
 	ledger.ClearTops(s.data)
 	v.release()
 	return nil

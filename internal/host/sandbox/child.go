@@ -19,9 +19,9 @@ import (
 
 // startChild starts one child and waits until its agent has confirmed. The child is then ready,
 // unless it has a hook that must run first. After an error nothing of the child remains. The
-// WaitGroup restoring counts the children of the same wave whose vCPUs do not run yet. The agent
-// receives its identity only when the vCPUs of all these children run, because an agent that works
-// earlier takes CPU time from the restores of the other children.
+// parameter restoring is a counter of the children of the same wave whose vCPUs do not run yet. The
+// agent receives its identity only when the vCPUs of all these children run, because an agent that
+// works earlier takes CPU time from the restores of the other children.
 func (m *Manager) startChild(ctx context.Context, start time.Time, req ForkRequest, fork string,
 	restoring *sync.WaitGroup) (*Sandbox, error) {
 	var undo cleanup.Stack

@@ -82,9 +82,9 @@ func (v seeker) move(what string, files ...*os.File) {
 	}
 }
 
-// VMMs share no open file description with the daemon or with each other. Otherwise a compromised
-// VMM could block in a system call that changes the offset, and every process that uses the same
-// offset would wait.
+// VMMs share no open file description with the daemon or with each other. If they shared one, a
+// compromised VMM could block in a system call that changes the offset, and every process that uses
+// the same offset would wait.
 func TestVMMsHaveDescriptionsOfTheirOwn(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()

@@ -61,7 +61,7 @@ func TestFullDiskPausesASandbox(t *testing.T) {
 }
 
 // If a VM reports a full disk, and then does not answer when the daemon asks, the daemon asks
-// again. Otherwise the VM would stay paused for ever, and be shown as running.
+// again. If it did not ask again, the VM would stay paused for ever, and be shown as running.
 func TestFullDiskAndNoAnswer(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()

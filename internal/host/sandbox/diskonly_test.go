@@ -48,7 +48,7 @@ func (a *asked) take() []agentproto.Op {
 	return ops
 }
 
-// boots makes the manager able to boot disk-only snapshots. It returns a function that returns the
+// boots enables the manager to boot disk-only snapshots. It returns a function that returns the
 // number of boots.
 func (w *world) boots(t *testing.T) func() int {
 	t.Helper()
@@ -329,8 +329,8 @@ func TestDisksOfDisksStayShallow(t *testing.T) {
 	}
 }
 
-// A guest that boots from a snapshot's disk may never become ready. So the VMM of such a parent has
-// the limits of the snapshot while the parent boots, except the memory limit.
+// A guest that boots from a snapshot's disk may never become ready. So while such a parent boots,
+// its VMM has the limits of the snapshot, except the memory limit.
 func TestBootOfADiskIsLimited(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()

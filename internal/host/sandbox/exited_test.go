@@ -40,7 +40,7 @@ func (w *world) hasEnv(ids []string) bool {
 }
 
 // Exited sandboxes stay in the list without their environment. Their number is limited for each
-// owner. Those that exited first are deleted first.
+// owner: the sandboxes that exited first are deleted first.
 func TestExitedSandboxesAreBounded(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -89,7 +89,7 @@ func TestExitedSandboxesAreBounded(t *testing.T) {
 }
 
 // The strictness that a rollback has set stays, even if the guest ends itself and the sandbox is
-// resumed from a state that was suspended before the rollback.
+// resumed from a suspended state that is older than the rollback.
 func TestStrictnessOfARollbackStays(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -114,7 +114,7 @@ func TestStrictnessOfARollbackStays(t *testing.T) {
 }
 
 // Guests that end themselves cannot fill the daemon's log, and the text with which a VMM explains
-// its end is cut.
+// its end is shortened.
 func TestLinesAboutExits(t *testing.T) {
 	w := newWorld(t, 0)
 	mustBake(t, w)

@@ -151,7 +151,7 @@ func (m *Manager) suspendIdle(s *Sandbox) {
 	}
 }
 
-// works reports whether the guest of a sandbox works although no client uses it.
+// works reports whether the guest of a sandbox is busy even though no client uses the sandbox.
 func (m *Manager) works(s *Sandbox) bool {
 	v, calls, err := s.running("measure")
 	stats := func(ctx context.Context) (netproto.Stats, error) { return s.link().Stats(ctx) }

@@ -293,7 +293,7 @@ func TestTimeAmidASuspension(t *testing.T) {
 	v.branch = func() (err error) {
 		found, err = ledger.Read(s.live.dir)
 		s.mu.Lock()
-		s.record.Expires = time.Now() // simulates a suspension that takes until the expiry
+		s.record.Expires = time.Now() // simulates a suspension that lasts until the expiry
 		s.mu.Unlock()
 		w.expire(s)
 		return err

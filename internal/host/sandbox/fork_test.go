@@ -21,7 +21,7 @@ func TestChildrenStartInWaves(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
 	mustBake(t, w)
-	const n, bad = 20, 3 // child number bad, which is in the first wave, cannot be restored
+	const n, bad = 20, 3 // the child with the number bad, in the first wave, cannot be restored
 	w.wave = 8
 	w.vmms.RestoreErr = func(i int) error {
 		if i == bad {

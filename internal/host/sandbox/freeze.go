@@ -119,8 +119,8 @@ func (b *branch) freeze(ctx context.Context) error {
 const copyPoll = 50 * time.Millisecond
 
 // ask tells the VMM to make the branch. A VMM that is still copying a live branch of an earlier
-// daemon refuses the request and changes nothing. So ask repeats the request until the VMM has
-// finished copying.
+// daemon refuses the request and changes nothing. So the function repeats the request until the VMM
+// has finished copying.
 func (b *branch) ask(ctx context.Context, files vmmclient.BranchFiles) (vmmproto.BranchResult, error) {
 	for {
 		done, err := b.v.vmm.Branch(ctx, vmmproto.Branch{Mode: b.req.Mode, MaxExtents: vmmExtents,

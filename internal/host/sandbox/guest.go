@@ -17,7 +17,7 @@ type guestCall struct {
 	Guest
 	ctx   context.Context
 	stop  func()
-	calls context.Context // cancelled when the sandbox is rolled back, suspended or deleted; the cause names the operation
+	calls context.Context // cancelled by a rollback, suspension or deletion; the cause names the operation
 	s     *Sandbox
 	op    string
 }
@@ -46,8 +46,8 @@ func (m *Manager) guestOf(ctx context.Context, id, op string) (*guestCall, error
 	}
 }
 
-// guestCall begins a request to the agent of a running sandbox. The field stop of the result also
-// calls end.
+// guestCall begins a request to the agent of a running sandbox. The function in the result's field
+// stop also calls the given function end.
 func (s *Sandbox) guestCall(ctx context.Context, op string, end func()) (*guestCall, error) {
 	v, calls, err := s.running(op)
 	if err != nil {
@@ -75,8 +75,8 @@ func (c *guestCall) dial(ctx context.Context, port uint32) (net.Conn, error) {
 }
 
 // explain returns the reason why a connection has broken or does not answer. If an operation on the
-// sandbox has cut the connection, the reason is this operation, and otherwise err. A pause breaks
-// no connections.
+// sandbox has cut the connection, the reason is this operation. Otherwise the reason is err. A
+// pause breaks no connections.
 func (c *guestCall) explain(err error) error {
 	var answer *agentclient.Error
 	if err == nil || errors.As(err, &answer) && answer.Code != agentclient.CodeInternal {

@@ -92,7 +92,7 @@ func (s *Sandbox) tryLock() bool {
 
 func (s *Sandbox) unlock() {
 	if s.Info().State == Stopping {
-		os.RemoveAll(s.data) // again, because the operation that held the lock may have made files after the first removal
+		os.RemoveAll(s.data) // again, because the operation that held the lock may have made files since then
 	}
 	<-s.ops
 }

@@ -37,8 +37,9 @@ func (w *world) effects(t *testing.T, id string) netproto.Effects {
 	return e
 }
 
-// A hold stays with its sandbox through all operations, and after the daemon and forkd-net were
-// killed. Branches and their forks inherit it, and a new policy does not end it. Only a release does.
+// A hold stays with its sandbox through all operations, even after the daemon and forkd-net have
+// been killed. Branches and their forks inherit it, and a new policy does not end it. Only a
+// release ends it.
 func TestAHoldStaysUntilItsRelease(t *testing.T) {
 	w := newOnline(t)
 	guests := &told{}
@@ -113,7 +114,7 @@ func TestAHoldStaysUntilItsRelease(t *testing.T) {
 	w.wantAnswer(t, id, "public")
 }
 
-// A fork of a held branch can hold more hosts, but does not end the hold of others.
+// A fork of a held branch can hold more hosts, but still holds the hosts that the branch holds.
 func TestAForkAddsToAHold(t *testing.T) {
 	w := newOnline(t)
 	defer w.stop()
@@ -153,8 +154,8 @@ func TestAForkAddsToAHold(t *testing.T) {
 	}
 }
 
-// A hold can be released while its sandbox is suspended. Copies of the suspended sandbox have its present
-// hold.
+// A hold can be released while its sandbox is suspended. Forks of the suspended sandbox get the
+// hold that it has at that time.
 func TestReleaseOfASuspendedSandbox(t *testing.T) {
 	w := newOnline(t)
 	defer w.stop()
@@ -194,7 +195,7 @@ func TestReleaseOfASuspendedSandbox(t *testing.T) {
 	w.wantAnswer(t, id, "public")
 }
 
-// A sandbox that continues as a held child may act. The child stays held.
+// A sandbox that continues from the state of a held child has no hold. The child keeps its hold.
 func TestPromotionOfAHeldChild(t *testing.T) {
 	w := newOnline(t)
 	defer w.stop()
@@ -217,7 +218,8 @@ func TestPromotionOfAHeldChild(t *testing.T) {
 	w.wantAnswer(t, child, "public refuse")
 }
 
-// A snapshot that is baked from the disk of a held snapshot has its hold, even with a network of its own.
+// A snapshot that is baked from the disk of a held snapshot inherits the hold, even if the bake
+// sets another network.
 func TestABakeKeepsAHold(t *testing.T) {
 	w := newOnline(t)
 	defer w.stop()

@@ -11,8 +11,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// The fake guests of this test run no commands, so every hook fails. A failed hook keeps an idle sandbox
-// awake, but not a sandbox whose time has passed. Hooks survive a restart of the daemon.
+// The fake guests of this test run no commands, so every hook fails. A failed hook keeps an idle
+// sandbox awake, but not a sandbox whose expiry has passed. Hooks survive a restart of the daemon.
 func TestFailedHooks(t *testing.T) {
 	w := newWorld(t, 0)
 	mustBake(t, w)

@@ -141,8 +141,8 @@ func TestRequestsThatAreCutOff(t *testing.T) {
 	}
 }
 
-// If a request times out because its sandbox was paused in the meantime, the error says so.
-// Otherwise the error names the sandbox whose guest did not answer.
+// If a request times out because its sandbox was paused in the meantime, the error says so. If a
+// request times out for another reason, the error names the sandbox whose guest did not answer.
 func TestRequestsToASandboxThatIsPausedMeanwhile(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()

@@ -120,8 +120,9 @@ func (m *Manager) remove(s *Sandbox) error {
 	return nil
 }
 
-// KillAll kills all sandboxes except those of workspaces. Guests with volumes are all told at once,
-// because each guest may take seconds to unmount its volumes, and systemd does not wait long.
+// KillAll kills all sandboxes except those of workspaces. All guests with volumes are told to
+// unmount them at the same time, because each guest may take seconds for this, and systemd does not
+// wait long.
 func (m *Manager) KillAll() {
 	list := m.List()
 	slices.SortStableFunc(list, func(a, b Info) int { return len(b.Volumes) - len(a.Volumes) })
@@ -141,7 +142,8 @@ func (m *Manager) endAll(children []*Sandbox) {
 	gate.Each(vmpool.AtOnce, children, func(_ int, s *Sandbox) { m.end(s) })
 }
 
-// end kills a child whose fork has failed. No client knows the child yet, so end reports no event.
+// end kills a child whose fork has failed. No client knows the child yet, so the function reports
+// no event.
 func (m *Manager) end(s *Sandbox) {
 	m.killer.Kill(s.id, s.live.vmm)
 	m.free(s)

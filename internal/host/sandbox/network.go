@@ -15,9 +15,9 @@ import (
 // sent again when the VM runs.
 const tellTimeout = 10 * time.Second
 
-// moved returns a function that is called when the VM v has another network stack, which does not
-// know the guest's connections. Without a message, the guest would notice this only when it sends
-// data, so the function tells the guest.
+// moved returns a function that is called when the VM v gets another network stack, which does not
+// know the guest's connections. Without a message, the guest would notice the change only when it
+// sends data, so the function tells the guest.
 func (m *Manager) moved(id string, v *liveVM) func() {
 	return func() {
 		if m.reset(id, v) != nil {
@@ -62,7 +62,8 @@ func (h *Held) SetNetwork(ctx context.Context, setting netclient.Setting) error 
 	return h.m.setNetwork(ctx, h.s, setting)
 }
 
-// ReleaseEffects ends the hold of a sandbox in any state. Requests that wait go to their servers.
+// ReleaseEffects ends the hold of a sandbox in any state. Requests that are waiting then go to
+// their servers.
 func (m *Manager) ReleaseEffects(ctx context.Context, id string) (Info, error) {
 	return m.change(ctx, id, func(h *Held) error {
 		setting := h.s.Info().Network

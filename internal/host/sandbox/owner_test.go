@@ -87,8 +87,8 @@ func TestOwnersHaveTheirNumberOfSandboxes(t *testing.T) {
 	w.stop()
 }
 
-// An exited sandbox that can be resumed counts. Otherwise an owner could have any number of
-// sandboxes: the owner ends one sandbox, starts another, and resumes the first.
+// An exited sandbox that can be resumed counts. If it did not count, an owner could have any number
+// of sandboxes: the owner would end one sandbox, start another, and resume the first.
 func TestWhatCanBeResumedCounts(t *testing.T) {
 	w := newWorld(t, 0)
 	mustBake(t, w)

@@ -10,8 +10,8 @@ import (
 	"github.com/forkd/forkd/internal/host/ledger"
 )
 
-// A page of the list costs the same in a long list as in a short one: only its own members are looked
-// at.
+// A page of the list costs the same in a long list as in a short one: only the sandboxes on the
+// page are read.
 func TestPageOfManySandboxes(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -36,8 +36,8 @@ func TestPageOfManySandboxes(t *testing.T) {
 	if all := w.List(); len(all) != many || all[0].Created.Unix() != 0 {
 		t.Errorf("%d in the list, want %d, oldest first", len(all), many)
 	}
-	// One for each Info, one for the page and one for the pointers. If this fails after a change that is
-	// meant, put the new number here.
+	// One allocation for each Info, one for the page and one for the pointers. If an intended
+	// change makes this check fail, put the new number here.
 	const measured, reserve = 12, 4
 	if n := testing.AllocsPerRun(20, func() { w.After(at, most) }); n > measured+reserve {
 		t.Errorf("%v allocations for a page, want at most %d", n, measured+reserve)

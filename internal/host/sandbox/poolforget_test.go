@@ -7,8 +7,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// The pool forgets snapshots that are replaced, and transient snapshots that the store deletes.
-// Otherwise the pool would grow with each fork of a sandbox, and keep VMs of shapes that no
+// The pool forgets snapshots that are replaced, and transient snapshots that the store deletes. If
+// it kept them, the pool would grow with each fork of a sandbox, and keep VMs of shapes that no
 // snapshot has any more.
 func TestPoolForgetsSnapshotsThatAreGone(t *testing.T) {
 	w := newWorld(t, 1)

@@ -16,7 +16,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// waitingCtx is a context that calls waits when a goroutine asks for its Done channel.
+// waitingCtx is a context that calls its function waits when a goroutine asks for its Done channel.
 type waitingCtx struct {
 	context.Context
 	waits func()

@@ -72,7 +72,7 @@ func (w *world) wantNoForks(t *testing.T) {
 }
 
 // If a child is suspended before Keep is called, it survives a reboot only if Keep is called later.
-// This holds although the reboot deletes the run directory.
+// This is true even though the reboot deletes the run directory.
 func TestProvisionalForkBeforeAReboot(t *testing.T) {
 	for _, kept := range []bool{false, true} {
 		w := newWorld(t, 0)

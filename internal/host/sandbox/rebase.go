@@ -51,8 +51,8 @@ func (b *branch) chooseBelow(rec *ledger.Record) error {
 }
 
 // checkWhole returns an error if a branch that ends the sandbox's line would exceed the sandbox's
-// memory limit. Such a branch needs memory, because the VMM makes private all pages that the
-// sandbox shares with its line.
+// memory limit. Such a branch needs memory, because all pages that the sandbox shares with its line
+// become private.
 func (b *branch) checkWhole(rec *ledger.Record, below *store.Lease) error {
 	use, err := b.v.vmm.Usage()
 	if err != nil || rec.Limits.MemoryMiB == 0 {

@@ -31,7 +31,7 @@ func (w *world) fake(t *testing.T, id string) *vmfake.VMM {
 	return s.live.vmm.(*vmfake.VMM)
 }
 
-// asked returns the latest request for a branch that a VM has received.
+// asked returns the latest branch request that a VM has received.
 func (w *world) asked(t *testing.T, id string) vmmproto.Branch {
 	t.Helper()
 	v := w.fake(t, id)

@@ -94,7 +94,7 @@ func (m *Manager) readoptAll(entries []os.DirEntry) {
 	group.Wait()
 }
 
-// leave adds a sandbox to those that are left alone.
+// leave adds a sandbox to the sandboxes that are left alone.
 func (m *Manager) leave(l left) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -260,8 +260,8 @@ func (m *Manager) settleTakenOver(s *Sandbox) error {
 	return nil
 }
 
-// recoverSuspended takes over a suspended sandbox of an earlier daemon. The record r is that of its
-// suspended state.
+// recoverSuspended takes over a suspended sandbox of an earlier daemon. The parameter r is the
+// record in its suspended state.
 func (m *Manager) recoverSuspended(id string, r ledger.Record) error {
 	if r.ID != id {
 		return fmt.Errorf("%s names sandbox %q", ledger.SuspendedFile, r.ID)

@@ -56,7 +56,7 @@ type ForkRequest struct {
 	IdleTimeout    time.Duration      // time without a request after which children are suspended; 0: never
 	ExpirySuspends bool               // after the TTL, suspend children instead of deleting them
 	Network        *netclient.Setting // nil: the snapshot's setting
-	Hold           netproto.Hold      // requests of each child that are held; the zero value: the snapshot's hold
+	Hold           netproto.Hold      // which requests of each child are held; the zero value: the snapshot's hold
 	Hooks          *snapshot.Hooks    // hooks of each child; nil: the snapshot's hooks
 	NoHooks        bool               // do not run the hook after_fork: the daemon makes the children for itself
 	hooked         bool               // whether a hook after_fork must run; set by Fork

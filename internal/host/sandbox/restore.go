@@ -29,8 +29,8 @@ func (m *Manager) newTopOver(data string, lease *store.Lease, name string) (*os.
 }
 
 // restore restores the snapshot of v.lease in the VM v. The disk of the VM gets the empty top that
-// r names, and its volume slots get the given disks. The parameter start is when the request
-// arrived. The caller must hold a place in m.restores.
+// r names, and its volume slots get the given disks. The parameter start is the time when the
+// request arrived. The caller must hold a place in m.restores.
 func (m *Manager) restore(ctx context.Context, start time.Time, v *liveVM, data string,
 	r *ledger.Record, disks *mounts.Disks) (Timing, error) {
 	top, err := m.newTopOver(data, v.lease, r.Top)
@@ -55,8 +55,8 @@ func (m *Manager) restore(ctx context.Context, start time.Time, v *liveVM, data 
 }
 
 // confirm gives the guest of a VM a new identity and, if the sandbox has secrets, the certificate
-// of the CA for the secrets' hosts. Then it makes the guest mount the sandbox's volumes. It waits for
-// the agent's answers. It records in r which generators repeat random numbers. The error is an
+// of the CA for the secrets' hosts. Then it makes the guest mount the sandbox's volumes. It waits
+// for the agent's answers. It records in r which generators repeat random numbers. The error is a
 // *failure.UnconfirmedError, a *unique.Error, a *mounts.Error, or the error of ctx.
 func (m *Manager) confirm(ctx context.Context, v *liveVM, r *ledger.Record) error {
 	wait, cancel := context.WithTimeout(ctx, m.cfg.Confirm)

@@ -128,7 +128,7 @@ type Info struct {
 	// snapshot of the latest branch or rollback; if there was none, the snapshot that the sandbox
 	// was forked from
 	At    snapshot.Ref
-	Calls *uint64 // number of calls since the latest branch that may have changed the sandbox; nil: unknown
+	Calls *uint64 // number of calls that may have changed the sandbox since the latest branch; nil: unknown
 }
 
 // Info returns the sandbox's description.

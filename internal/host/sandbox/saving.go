@@ -47,7 +47,7 @@ func (b *branch) stays() bool { return b.op == "branch" && !b.req.Transient }
 // create creates a file of the snapshot. The file is closed when the branch ends.
 func (b *branch) create(name string) (*os.File, error) {
 	f, err := b.staging.Create(name)
-	b.undo.Add(func() { f.Close() }) // f may be nil, and then it returns an error
+	b.undo.Add(func() { f.Close() }) // f may be nil; Close then returns an error
 	return f, err
 }
 

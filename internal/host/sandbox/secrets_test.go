@@ -37,7 +37,7 @@ func (l *told) hear(r agentproto.Request) error {
 	return nil
 }
 
-// wait waits until guests have received op n times.
+// wait waits until guests have received the operation op n times.
 func (l *told) wait(t *testing.T, op agentproto.Op, n int) {
 	t.Helper()
 	var have int
@@ -150,7 +150,7 @@ func TestSecretsStayWithTheSandbox(t *testing.T) {
 
 // A client that changes the policy of a sandbox can keep a secret without knowing its value. The
 // client can also replace the secret, or omit it and thus remove it. If the sandbox is paused, its
-// guest receives the message when it runs.
+// guest receives the message when the sandbox runs again.
 func TestSetSecrets(t *testing.T) {
 	w := newOnline(t)
 	defer w.stop()
@@ -252,8 +252,8 @@ func TestAPausedGuestIsToldOfANewForkdNet(t *testing.T) {
 	w.KillAll()
 }
 
-// However often the network of a paused sandbox changes, its guest gets one message when it runs,
-// about the latest change. The daemon does not store more messages.
+// However often the network of a paused sandbox changes, its guest gets only one message when the
+// sandbox runs again, about the latest change. The daemon stores no other messages.
 func TestAPausedGuestIsToldOnce(t *testing.T) {
 	w := newOnline(t)
 	defer w.stop()

@@ -19,8 +19,8 @@ func unmount(slot int, path string) agentproto.Request {
 	return agentproto.Request{Op: agentproto.OpUnmount, Volume: &agentproto.Volume{Slot: slot, Path: path}}
 }
 
-// wantVolumes fails the test unless a sandbox has the given volumes: in its record, in the VMM, and as their
-// writer.
+// wantVolumes fails the test unless a sandbox has the given volumes in its record and in the VMM,
+// and is their writer.
 func (w *world) wantVolumes(t *testing.T, what, id string, want ...mounts.Mount) {
 	t.Helper()
 	s, err := w.Get(id)
@@ -57,8 +57,8 @@ func (w *world) mustAttach(t *testing.T, id string, m mounts.Mount) {
 	}
 }
 
-// A volume that is attached to a running sandbox is like one of its fork. A volume that is detached is
-// free, with the data that the sandbox has written.
+// A volume that is attached to a running sandbox is like one that the sandbox has had since its
+// fork. A detached volume is free, and keeps the data that the sandbox has written.
 func TestAttachedVolumes(t *testing.T) {
 	w, guests := newVolumeWorld(t)
 	defer w.stop()
@@ -104,7 +104,8 @@ func TestAttachedVolumes(t *testing.T) {
 	}
 	other := forkOne(t, w, ForkRequest{Volumes: writes("a")})
 	w.wantStamp(t, "the next writer", other, 0, 1)
-	// The other sandbox writes to the volume now, so the first gets a copy of what the branch has.
+	// The other sandbox writes to the volume now, so the first sandbox gets a copy of the volume in
+	// the branch.
 	w.stamp(t, other, 0, 3)
 	if _, err := w.Rollback(t.Context(), id, "with", unique.AsBefore); err != nil {
 		t.Fatal(err)
@@ -176,7 +177,8 @@ func TestVolumesThatAreNotAttached(t *testing.T) {
 	}
 }
 
-// wantOnly fails the test unless the sandbox id has no volumes, and the sandbox other writes to b.
+// wantOnly fails the test unless three things are true: the sandbox with the given id has no
+// volumes, the volume "a" has no writer, and the sandbox with the id other is the writer of "b".
 func (w *world) wantOnly(t *testing.T, what, id, other string) {
 	t.Helper()
 	s, err := w.Get(id)
@@ -191,8 +193,8 @@ func (w *world) wantOnly(t *testing.T, what, id, other string) {
 	}
 }
 
-// A daemon that is killed while it attaches or detaches a volume leaves the sandbox with the volume or
-// without it.
+// A daemon that is killed while it attaches or detaches a volume leaves the sandbox either with the
+// volume or without it.
 func TestAttachAndDetachOfKilledDaemons(t *testing.T) {
 	a := writes("a")[0]
 	for what, c := range map[string]struct {

@@ -21,7 +21,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// diskDir returns the directory of the volume in a slot of a sandbox, or of the sandbox's copy.
+// diskDir returns the directory of the volume in a slot of a sandbox. If the sandbox is not the
+// volume's writer, it is the directory of the sandbox's copy.
 func (w *world) diskDir(id string, slot int, m mounts.Mount) string {
 	if m.Mode == record.MountWriter {
 		return filepath.Join(w.dir, "volumes", m.Name)
@@ -64,7 +65,7 @@ func (w *world) stamp(t *testing.T, id string, slot int, b byte) {
 	}
 }
 
-// stamped returns the byte that the sandbox reads at the place of stamp.
+// stamped returns the byte that the sandbox reads where stamp writes.
 func (w *world) stamped(t *testing.T, id string, slot int) byte {
 	t.Helper()
 	r, dir := w.disk(t, id, slot)
@@ -191,9 +192,9 @@ func TestBranchesHaveVolumes(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A rollback gives a sandbox that has no volume in a slot a copy of the snapshot's volume. If a sandbox
-// writes to a volume that the snapshot lacks, the volume keeps its present content, and the guest
-// unmounts and mounts it again.
+// If a sandbox has no volume in a slot, a rollback gives it a copy of the snapshot's volume. If a
+// sandbox writes to a volume that the snapshot lacks, the volume keeps its present content, and the
+// guest unmounts it and mounts it again.
 func TestRollbacksToOtherVolumes(t *testing.T) {
 	w, guests := newVolumeWorld(t)
 	defer w.stop()
@@ -220,7 +221,7 @@ func TestRollbacksToOtherVolumes(t *testing.T) {
 		t.Errorf("the guest was told %+v, want %+v", got, want)
 	}
 	w.stamp(t, id, 0, 3)
-	// The volume of the writer becomes the copy of the other sandbox.
+	// The writer's volume gets the content of the other sandbox's copy.
 	w.stamp(t, bare, 0, 7)
 	if _, err := w.Promote(t.Context(), id, bare, BranchRequest{}, unique.AsBefore); err != nil {
 		t.Fatal(err)
@@ -229,7 +230,7 @@ func TestRollbacksToOtherVolumes(t *testing.T) {
 	if writer := w.writer(t, "a"); writer != id {
 		t.Errorf("writer %q", writer)
 	}
-	// Another volume in the slot is refused, and changes nothing.
+	// A rollback is refused if the slot has another volume, and then changes nothing.
 	other := forkOne(t, w, ForkRequest{Volumes: writes("b")})
 	w.stamp(t, other, 0, 8)
 	if _, err := w.Rollback(t.Context(), other, "one", unique.AsBefore); !errors.As(err, new(*mounts.HeldError)) {

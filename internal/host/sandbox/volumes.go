@@ -22,8 +22,8 @@ func (m *Manager) Attach(ctx context.Context, id string, mount mounts.Mount) (In
 	})
 }
 
-// Detach makes a running sandbox unmount the volume in its last used slot, for which other sandboxes can
-// then be the writer. After an error of the guest, the sandbox still has the volume.
+// Detach makes a running sandbox unmount the volume in its last used slot. Another sandbox can then
+// become the writer of this volume. After an error of the guest, the sandbox still has the volume.
 func (m *Manager) Detach(ctx context.Context, id, volume string) (Info, error) {
 	return m.changeVolumes(ctx, id, "detach a volume from", func(wait context.Context, l *mounts.Live,
 		_ *snapshot.Manifest) error {

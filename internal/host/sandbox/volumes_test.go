@@ -247,8 +247,8 @@ func (f logCalls) Handle(_ context.Context, r slog.Record) error { f(r.Message);
 func (f logCalls) WithAttrs([]slog.Attr) slog.Handler            { return f }
 func (f logCalls) WithGroup(string) slog.Handler                 { return f }
 
-// On a full disk, the release of a volume needs the room of the sandbox's own files. So these are
-// removed first.
+// On a full disk, the release of a volume needs the space that the sandbox's own files take. So
+// these files are removed first.
 func TestFilesAreRemovedBeforeVolumesAreReleased(t *testing.T) {
 	w, _ := newVolumeWorld(t)
 	w.stop()
@@ -279,8 +279,8 @@ func TestFilesAreRemovedBeforeVolumesAreReleased(t *testing.T) {
 	}
 }
 
-// Children that wait for the lock of a volume have no place among the restores, and end with their
-// request.
+// Children that wait for the lock of a volume hold no place for restores, and end when their
+// request ends.
 func TestWaitsForVolumesTakeNoPlaces(t *testing.T) {
 	w, _ := newVolumeWorld(t)
 	defer w.stop()
@@ -326,8 +326,8 @@ func TestWaitsForVolumesTakeNoPlaces(t *testing.T) {
 	w.checkClean(t)
 }
 
-// When all sandboxes are killed, all guests with volumes unmount them at the same time. So guests
-// that do not answer cost their time only once.
+// When all sandboxes are killed, all guests with volumes unmount them at the same time. So the
+// daemon waits only once for all guests that do not answer.
 func TestAllGuestsUnmountAtOnce(t *testing.T) {
 	w, _ := newVolumeWorld(t)
 	defer w.stop()

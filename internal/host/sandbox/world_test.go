@@ -51,7 +51,7 @@ type world struct {
 	*Manager
 	*bake.Baker
 	vmms  *vmfake.VMMs
-	hosts vmpool.VMMs // VMMs that the manager uses; nil: those of the field vmms
+	hosts vmpool.VMMs // VMMs that the manager uses; nil: the field vmms
 	count *counter
 	dir   string
 	bake  bake.Request

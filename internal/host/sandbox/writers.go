@@ -14,7 +14,7 @@ import (
 // refuseWriters returns an error if a process could still change the branch's state, memory or
 // frozen tops. A compromised VMM could have kept a descriptor with which it wrote these files.
 // refuseWriters also checks tops of earlier branches, because those branches may have failed before
-// they were checked.
+// their tops were checked.
 func (b *branch) refuseWriters() error {
 	return b.refuse(slices.Concat(b.closeSaved(), b.lower, b.tops.Synced()))
 }
@@ -36,10 +36,11 @@ func (b *branch) refuse(files []*os.File) (err error) {
 }
 
 // refuseWriter returns an error if the VMM of s has a file open for writing that the VMM should
-// have closed. Another possible holder is a child of the daemon that has not executed its program
-// yet, so refuseWriter waits for such children. If the VMM has the file open, refuseWriter also kills
-// the VMM, because a guest may have taken it over. Otherwise the file could grow until the VMM ends,
-// and no process could safely remove the file before (see package writers).
+// have closed. Another possible holder is a child process of the daemon that has not yet executed
+// its program, so refuseWriter waits for such processes. If the VMM has the file open, refuseWriter
+// also kills the VMM, because a guest may have taken it over. If the VM lived on, the file could
+// grow until the VMM ends, and no process could safely remove the file before that (see package
+// writers).
 func (m *Manager) refuseWriter(s *Sandbox, v *liveVM, path string) error {
 	err := writers.None(path, m.writers)
 	if errors.As(err, new(*writers.Error)) {

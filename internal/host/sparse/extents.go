@@ -17,7 +17,8 @@ func Over(extents []vm.Extent, layer int) (over []vm.Extent) {
 	return over
 }
 
-// Covered returns the parts of a layer that extents cover, in ascending order and without overlaps.
+// Covered returns the parts of a layer that the extents cover, in ascending order and without
+// overlaps.
 func Covered(extents []vm.Extent) (parts []Part) {
 	sorted := slices.Clone(extents)
 	slices.SortFunc(sorted, func(a, b vm.Extent) int { return cmp.Compare(a.Offset, b.Offset) })

@@ -23,7 +23,7 @@ type Filler struct {
 
 var zeroBlock [1 << 20]byte
 
-// Write writes p at an offset behind the bytes that were written before.
+// Write writes p at an offset after the bytes that are already written.
 func (w *Filler) Write(at uint64, p []byte) error {
 	if err := w.FillUntil(at); err != nil {
 		return err
@@ -32,7 +32,7 @@ func (w *Filler) Write(at uint64, p []byte) error {
 	return w.put(int64(at), p)
 }
 
-// FillUntil writes zeros to the parts that are not written, up to the offset end.
+// FillUntil writes zeros to those parts in w.Zeros that are not yet written, up to the offset end.
 func (w *Filler) FillUntil(end uint64) error {
 	for len(w.Zeros) > 0 {
 		z := w.Zeros[0]

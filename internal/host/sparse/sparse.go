@@ -37,7 +37,7 @@ func CopyParts(to string, src *os.File, parts []Part) (err error) {
 // Part is a range of offsets in a file, in bytes.
 type Part struct{ Start, End int64 }
 
-// copyData copies the data in the given parts of src, without holes. If parts is nil, copyData
+// copyData copies the data, but not the holes, in the given parts of src. If parts is nil, copyData
 // copies all data of src.
 func copyData(dst, src *os.File, parts []Part) error {
 	st, err := src.Stat()
@@ -87,8 +87,8 @@ func EachData(src *os.File, p Part, f func(data Part) error) error {
 	return nil
 }
 
-// Punch makes holes in a file where the file like, of the given size, has holes. It moves the offset
-// of like.
+// Punch makes holes in the file f wherever another file, like, has holes. The given size is the
+// size of like. Punch moves the offset of like.
 func Punch(f, like *os.File, size int64) error {
 	const punch = unix.FALLOC_FL_PUNCH_HOLE | unix.FALLOC_FL_KEEP_SIZE
 	for at := int64(0); at < size; {
@@ -113,8 +113,8 @@ func Punch(f, like *os.File, size int64) error {
 	return nil
 }
 
-// Finder returns a function that finds the next data of a file with holes, at or after an offset. At the
-// end of the data, its error is io.EOF.
+// Finder returns a function that finds the next data of a file with holes, at or after an offset.
+// If there is no more data, the error is io.EOF.
 func Finder(f *os.File) func(at uint64) (start, end uint64, err error) {
 	return func(at uint64) (uint64, uint64, error) {
 		start, err := f.Seek(int64(at), unix.SEEK_DATA)

@@ -46,8 +46,8 @@ const (
 )
 
 // CutOffError reports a request that was being handled when its sandbox was deleted, suspended or
-// rolled back. What the request had already done in the guest is lost or, after a suspension, part
-// of the suspended state.
+// rolled back. What the request had already done in the guest is lost or, after a suspension, is
+// part of the suspended state.
 type CutOffError struct {
 	ID, Op string
 	By     Cutter

@@ -74,7 +74,7 @@ func (g *Staging) UseBoot(kernel, initrd *os.File) (err error) {
 // cannot be linked, and the argument keep is true, the file is copied.
 func (g *Staging) addInBackground(what string, file *os.File, keep bool) (*basing, error) {
 	// Open the file again, because computing the digest moves the offset, and duplicates of a
-	// descriptor have a common offset.
+	// descriptor share an offset.
 	f, err := os.Open(procPath(file))
 	if err != nil {
 		return nil, fmt.Errorf("use %s %s: %w", what, file.Name(), err)

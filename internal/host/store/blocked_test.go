@@ -56,8 +56,8 @@ func TestOpenDoesNotWaitForABlockedWrite(t *testing.T) {
 	}
 }
 
-// A snapshot whose VMM does not answer is discarded while the VMM blocks a write to it. Its files
-// are removed when the VMM has ended and the store makes the next snapshot.
+// A snapshot whose VMM does not answer is discarded while the VMM blocks a write to a file of the
+// snapshot. The files are removed when the VMM has ended and the store makes the next snapshot.
 func TestDiscardDoesNotWaitForABlockedWrite(t *testing.T) {
 	d := newDirs(t)
 	s := d.open(t)

@@ -44,7 +44,7 @@ func (s *Store) Delete(tag string, mode DeleteMode) ([]Deleted, error) {
 	return s.removeAll(victims)
 }
 
-// removeAll deletes condemned snapshots, in order. It returns the deleted ones.
+// removeAll deletes condemned snapshots, in order. It returns the deleted snapshots.
 func (s *Store) removeAll(victims []*entry) ([]Deleted, error) {
 	going := make([]Deleted, len(victims))
 	for i, e := range victims {

@@ -10,7 +10,8 @@ import (
 	"github.com/forkd/forkd/internal/format/snapshot"
 )
 
-// DiskOnlyError reports that a snapshot has no memory, which the operation needs.
+// DiskOnlyError reports that an operation needs the memory of a snapshot, but the snapshot has
+// none.
 type DiskOnlyError struct{ Tag string }
 
 func (e *DiskOnlyError) Error() string {

@@ -19,10 +19,10 @@ import (
 	"github.com/forkd/forkd/internal/host/vault"
 )
 
-// An encrypted snapshot has a file NAME.enc (see package crypt) in place of the file NAME, and an
+// An encrypted snapshot has a file NAME.enc (see package crypt) instead of the file NAME, and an
 // EncryptionFile. Two kinds of its files are not encrypted: the manifest, and layers that it shares
-// with unencrypted snapshots. The other files are decrypted for the first lease, and closed at the end
-// of the last lease.
+// with unencrypted snapshots. The other files are decrypted for the first lease, and closed at the
+// end of the last lease.
 
 // EncryptionFile is the name of the record of an encrypted snapshot, in its directory.
 const EncryptionFile = "encryption.json"
@@ -54,8 +54,8 @@ func (s *Store) keysIn(dir, id string) ([]string, error) {
 	return r.Keys, nil
 }
 
-// openEncrypted decrypts the file that is in place of the missing file at path. If there is none,
-// openEncrypted returns the error missing.
+// openEncrypted decrypts the file that replaces the missing file at path. If there is no such
+// encrypted file, openEncrypted returns the error in the parameter missing.
 func (s *Store) openEncrypted(path string, missing error) (*os.File, error) {
 	enc, err := s.openAsIs(path + crypt.Suffix)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -122,9 +122,9 @@ type Member struct {
 	Keys         []string           // keys of its encrypted files; empty if it is not encrypted
 }
 
-// Family returns the snapshots that have data of the snapshot with the given tag. The snapshot itself
-// is the first. The others build on it or have a layer of it. Family waits until all of them are on
-// disk. If one of them is in use, the error is an *InUseError.
+// Family returns the snapshots that have data of the snapshot with the given tag. The snapshot
+// itself is the first. The other snapshots build on it or have a layer of it. Family waits until
+// all of them are on disk. If one of them is in use, the error is an *InUseError.
 func (s *Store) Family(ctx context.Context, tag string) (family []Member, err error) {
 	if err := s.WaitFlushed(ctx, tag); err != nil {
 		return nil, err
@@ -216,7 +216,7 @@ func (s *Store) Rewrite(tag, id string, write func(from, to string) error) error
 	return os.RemoveAll(to)
 }
 
-// exchange exchanges the directory of a snapshot with another one.
+// exchange exchanges the directory of a snapshot with another directory.
 func (s *Store) exchange(e *entry, with string) error {
 	e.flushMu.Lock()
 	defer e.flushMu.Unlock()
@@ -325,8 +325,9 @@ func (s *Store) ForgetKey(id string) error {
 	return s.destroy(unused)
 }
 
-// destroyLeft destroys the keys of directories that a starting store removes, because a crash has
-// interrupted a deletion or an encryption. It keeps keys that snapshots use.
+// destroyLeft destroys the keys of directories that a crash during a deletion or an encryption has
+// left behind. The store removes these directories when it starts. destroyLeft keeps keys that
+// snapshots use.
 func (s *Store) destroyLeft(dirs []string) error {
 	var keys []string
 	for _, dir := range dirs {

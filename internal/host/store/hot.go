@@ -53,7 +53,7 @@ func (g *Staging) publish(m *snapshot.Manifest, extents []vm.Extent, disk []*os.
 	}
 	s := g.store
 	if g.over || g.first {
-		if err := s.persist(g.dir, m, g.secret != nil); err != nil { // before the deletion of the old one
+		if err := s.persist(g.dir, m, g.secret != nil); err != nil { // before the deletion of the old snapshot
 			return Info{}, fmt.Errorf("publish snapshot %q: %w", g.tag, err)
 		}
 	}
@@ -120,7 +120,7 @@ func (g *Staging) complete(m *snapshot.Manifest, extents []vm.Extent, disk []*os
 	return g.store.Essential(func() error { return os.WriteFile(g.Path(snapshot.ManifestFile), p, 0o600) })
 }
 
-// completeMemory is the part of complete for the memory files.
+// completeMemory does the part of complete that concerns the memory files.
 func (g *Staging) completeMemory(m *snapshot.Manifest, extents []vm.Extent) error {
 	st, err := os.Stat(g.store.ramLayer(g.id))
 	if err != nil {

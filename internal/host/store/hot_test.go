@@ -184,7 +184,8 @@ func TestWritingTagIsListedAndRefused(t *testing.T) {
 func TestTransient(t *testing.T) {
 	d := newDirs(t)
 	s := d.open(t)
-	// The directory for layers in RAM is on the disk here. If that is nearly full, the flusher cools layers.
+	// The directory for layers in RAM is on the disk here. If the disk is nearly full, the flusher
+	// cools layers.
 	s.ramRoom = func() (free, all uint64, err error) { return 1, 1, nil }
 	publish(t, s, d, "base", "")
 	publish(t, s, d, "transient", "base")

@@ -11,7 +11,8 @@ import (
 const maxIdle = 32
 
 // releasedLocked records that the last lease of e has ended. If too many snapshots without a lease
-// now keep their files open, it returns a snapshot whose files must be closed, and otherwise nil.
+// now keep their files open, it returns a snapshot whose files must be closed. Otherwise it returns
+// nil.
 func (s *Store) releasedLocked(e *entry) (victim *entry) {
 	if e.refs.using() > 0 {
 		return nil

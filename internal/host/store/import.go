@@ -26,16 +26,16 @@ import (
 
 // Contents has the files of a snapshot from another host.
 type Contents interface {
-	// Decode reads the file with the index part in artifact.Parts. It calls write(offset, p) for
-	// each nonzero piece of the file, in ascending order. It returns an error if the content
-	// differs from the digest in the manifest.
+	// Decode reads the file whose index in artifact.Parts is the parameter part. It calls
+	// write(offset, p) for each nonzero piece of the file, in ascending order. It returns an error
+	// if the content differs from the digest in the manifest.
 	Decode(ctx context.Context, part int, write func(offset uint64, p []byte) error) error
 }
 
 // Import fills g with a snapshot from another host and publishes it. artifact.Parse has checked the
 // manifest m. The new snapshot has no policy, labels or sandbox, even if m has them. While Import
-// writes, it calls room, which returns an error if the disk has too little free space. If Import
-// returns an error, the caller must call Discard.
+// writes, it calls the function room, which returns an error if the disk has too little free space.
+// If Import returns an error, the caller must call Discard.
 func (g *Staging) Import(ctx context.Context, m *snapshot.Manifest, files Contents, room func() error) (Info, error) {
 	i := g.importing(ctx, m, files, room)
 	if err := i.addAll(); err != nil {
@@ -364,7 +364,8 @@ func (i *importing) createBase(n int, p artifact.Part, want snapshot.Base) error
 	return cmp.Or(err, i.sameBase(p, got, want))
 }
 
-// sameBase returns an error if the store has found another digest than the manifest has.
+// sameBase returns an error if the digest that the store has found differs from the digest in the
+// manifest.
 func (i *importing) sameBase(p artifact.Part, got, want snapshot.Base) error {
 	if got != want {
 		return fmt.Errorf("%s: the file has the digest %.20s…, not %.20s…", p.Name, got.Digest, want.Digest)
@@ -392,8 +393,8 @@ func (i *importing) parent() *snapshot.Ref {
 	return ref
 }
 
-// fill writes the content of a part to a new file. Inside extents it also writes zeros, because a
-// memory layer must have no holes inside its extents.
+// fill writes the content of a part to a new file. Inside the extents it also writes zeros, because
+// a memory layer must have no holes inside its extents.
 func (i *importing) fill(f *os.File, n int, p artifact.Part, extents []vm.Extent) error {
 	if err := f.Truncate(int64(p.Bytes)); err != nil {
 		return err

@@ -9,7 +9,7 @@ import (
 )
 
 // index finds snapshots by their names, and by what they share, so that a deletion or a branch need
-// not look at all snapshots of the store. It is guarded by Store.mu.
+// not look at every snapshot of the store. It is guarded by Store.mu.
 type index struct {
 	byTag   map[string]*entry
 	byID    map[string]*entry // snapshots with a manifest, by ID

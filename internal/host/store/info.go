@@ -15,7 +15,7 @@ type Info struct {
 	Tag     string
 	Dir     string
 	Created time.Time
-	Parent  string // tag of the snapshot that the snapshot was branched from; may be empty
+	Parent  string // tag of the snapshot that this snapshot was branched from; may be empty
 	Damage  string // why the snapshot cannot be used; empty if it can
 	Machine snapshot.Machine
 	Guest   snapshot.Guest
@@ -54,7 +54,7 @@ type Detail struct {
 	Line           []snapshot.Ref // ancestors back to the snapshot of the booted VM, root first
 	MemoryLayers   int
 	DiskLayers     int
-	Dependents     []string // snapshots that build directly on the snapshot
+	Dependents     []string // snapshots that build directly on this snapshot
 	Sealed         bool     // all digests are in the manifest
 }
 

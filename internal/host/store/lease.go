@@ -99,7 +99,8 @@ func (s *Store) AcquireVersion(tag, id string) (*Lease, error) {
 // AcquireDisk is like Acquire, but also leases disk-only snapshots.
 func (s *Store) AcquireDisk(tag string) (*Lease, error) { return s.acquireDisk(tag, false) }
 
-// acquireDisk is AcquireDisk. If arriving is set, it also leases snapshots that are still arriving.
+// acquireDisk is like AcquireDisk. If arriving is set, it also leases snapshots that are still
+// arriving.
 func (s *Store) acquireDisk(tag string, arriving bool) (*Lease, error) {
 	if err := snapshot.CheckTag(tag); err != nil {
 		return nil, err

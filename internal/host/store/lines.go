@@ -43,9 +43,9 @@ func (s *Store) lineLocked(e *entry) (owners []string) {
 	return owners
 }
 
-// lines returns how many bytes of RAM the memory layers in the lines of sandboxes take, by owner of
-// the sandboxes. It omits layers that are to be written to disk, because the function unflushed
-// counts these.
+// lines returns how many bytes of RAM the memory layers in the lines of sandboxes take, by the
+// owner of the sandboxes. It omits layers that are to be written to disk, because the function
+// unflushed counts these.
 func (s *Store) lines() map[string]uint64 {
 	of := make(map[string]string) // owners of sandboxes, by layer
 	s.mu.Lock()

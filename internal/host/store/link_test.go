@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A branch whose parent's layer has as many links as the file system permits fails with an error that
-// says what to do. It leaves nothing behind, and works when there is a link less.
+// A branch whose parent's layer has as many links as the file system permits fails with an error
+// that says what to do. It leaves nothing behind, and works as soon as there is one link less.
 func TestTooManyLinks(t *testing.T) {
 	d := newDirs(t)
 	s := d.open(t)
@@ -43,8 +43,8 @@ func TestTooManyLinks(t *testing.T) {
 	}
 }
 
-// linkUntilFull makes links to a file until the file system permits no more, and returns the last one.
-// It skips the test on a file system that permits more than ext4.
+// linkUntilFull makes links to a file until the file system permits no more, and returns the last
+// link. It skips the test on a file system that permits more than ext4.
 func linkUntilFull(t *testing.T, file string) (last string) {
 	t.Helper()
 	const most = 65_000

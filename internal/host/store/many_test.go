@@ -13,7 +13,7 @@ import (
 )
 
 // BenchmarkMany measures a store of many branches: its start, and operations that must not look at
-// all branches. 'go test -bench Many -benchtime 1x ./internal/host/store' prints the table.
+// every branch. 'go test -bench Many -benchtime 1x ./internal/host/store' prints the table.
 func BenchmarkMany(b *testing.B) {
 	for _, n := range []int{1000, 10_000, 50_000} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {

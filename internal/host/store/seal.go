@@ -119,9 +119,9 @@ func (s *Store) inheritDigests(m *snapshot.Manifest) {
 // inherit does not find the digest, seal computes it.
 const maxInherit = 16
 
-// inherit does the work of inheritDigests for layers of one kind. The map lists the snapshots that
-// have a layer, by the owner of the layer. The function returns the layers of that kind in a
-// manifest.
+// inherit does the work of inheritDigests for layers of one kind. The map having lists the
+// snapshots that have a layer, by the owner of the layer. The parameter of is a function that
+// returns the layers of that kind in a manifest.
 func (s *Store) inherit(m *snapshot.Manifest, kind string, layers []snapshot.File,
 	having map[string][]*entry, of func(*snapshot.Manifest) []snapshot.File) {
 	type known struct{ path, digest string }

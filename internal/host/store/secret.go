@@ -26,10 +26,11 @@ import (
 // hot: it is on disk before it becomes visible, and the files in RAM are removed.
 
 // Encrypt makes a key for a snapshot that has memory, if the snapshot has no volumes. From then on,
-// Create and Path name files in RAM, and Publish encrypts these files and the disk layers that it is
-// given. Layers that the leased snapshot has are inherited in the form that they have there; the lease
-// is nil if there is no such snapshot. Encrypt must be called before the first file is made. If the
-// snapshot cannot be encrypted, the error is an *EncryptedError or a *vault.KeyError.
+// Create and Path name files in RAM, and Publish encrypts these files and the disk layers that it
+// is given. The parameter from is the lease of the snapshot whose layers the new snapshot inherits,
+// or nil. These layers stay in the form that they have in that snapshot, encrypted or not. Encrypt
+// must be called before the first file is made. If the snapshot cannot be encrypted, the error is
+// an *EncryptedError or a *vault.KeyError.
 func (g *Staging) Encrypt(ctx context.Context, from *Lease, diskOnly, volumes bool) error {
 	s := g.store
 	if err := s.CanEncrypt(g.tag, diskOnly, volumes); err != nil {
@@ -52,21 +53,22 @@ func (g *Staging) Encrypt(ctx context.Context, from *Lease, diskOnly, volumes bo
 	if err != nil {
 		return err
 	}
-	// If the daemon is killed, the next one finds the key by this file.
+	// If the daemon is killed, the next daemon finds the key by this file.
 	return s.Essential(func() error {
 		return atomicfile.WriteDurable(filepath.Join(g.dir, EncryptionFile), p, 0o600)
 	})
 }
 
-// CanEncrypt returns an error if Encrypt would refuse a new snapshot with the given tag, and no other
-// system needs to be asked to know that: an *EncryptedError or a *vault.KeyError.
+// CanEncrypt returns an error if Encrypt would refuse a new snapshot with the given tag, as far as
+// this is known without asking another system. The error is an *EncryptedError or a
+// *vault.KeyError.
 func (s *Store) CanEncrypt(tag string, diskOnly, volumes bool) error {
 	return cmp.Or(failure.CanEncrypt(tag, diskOnly, volumes), s.vault.CanSeal())
 }
 
 // place puts a layer of an encrypted snapshot into its directory: as a link to the layer of the
-// snapshot with the ID from, if that has it, and otherwise as an encrypted copy of f. If f is nil,
-// there must be such a layer.
+// snapshot with the ID from, if that snapshot has the layer. Otherwise it makes an encrypted copy
+// of f. If f is nil, that snapshot must have the layer.
 func (g *Staging) place(kind, from, owner string, f *os.File) error {
 	name := snapshot.LayerFile(kind, g.id, owner)
 	linked, err := g.linkFrom(kind, from, owner, filepath.Join(g.dir, name))
@@ -127,8 +129,8 @@ func (g *Staging) encryptMemory() error {
 	return g.store.left.Remove(g.store.layerDir(g.id), writers.Patience)
 }
 
-// CheckRoom returns a *vault.RoomError if the snapshot will be encrypted and RAM has too little room for
-// one more file of it, with the data of the given files.
+// CheckRoom returns a *vault.RoomError if the snapshot will be encrypted and RAM has too little
+// room for one more of its files, which has the data of the given files.
 func (g *Staging) CheckRoom(files []*os.File) error {
 	need := fileid.BlocksOf(files...)
 	if g.secret == nil || g.store.hasRoom(need) {

@@ -178,8 +178,8 @@ func (g *Staging) Discard() {
 }
 
 // remove removes the files of the snapshot. A VMM that does not answer may still have some of them
-// open for writing. The store removes these files later. If a crash interrupts this, the next
-// daemon must not take over the rest, so the manifest is removed first.
+// open for writing. The store removes these files later. If a crash interrupts the removal, the
+// next daemon must not take over the remaining files, so the manifest is removed first.
 func (g *Staging) remove() {
 	_ = os.Remove(g.Path(snapshot.ManifestFile)) // it may be missing
 	for _, dir := range []string{g.dir, g.store.layerDir(g.id)} {

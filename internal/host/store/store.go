@@ -35,8 +35,8 @@
 //	flusher.mu, sealer.mu ───▶ nothing
 //
 // A goroutine holds flushMu or hotMu of a single snapshot while it copies, syncs and opens files of
-// that snapshot. A goroutine may hold backlog.mu while it asks the RAM file system for sizes. It
-// holds mu only for lookups: no file is opened, written or statted under mu.
+// that snapshot. A goroutine may hold backlog.mu while it asks the RAM file system for sizes. A
+// goroutine holds mu only for lookups: no file is opened, written or statted under mu.
 package store
 
 import (
@@ -299,7 +299,8 @@ func (s *Store) scan() error {
 		kept[d.Name()] = s.reload(d.Name())
 		left = append(left, filepath.Join(s.staging(), d.Name()))
 	}
-	// After reload, because a snapshot that it takes over may have a key of a snapshot that is being deleted.
+	// Do this after reload, because a snapshot that reload takes over may have a key of a snapshot
+	// that is being deleted.
 	if err := s.destroyLeft(left); err != nil {
 		return err
 	}
@@ -311,8 +312,8 @@ func (s *Store) scan() error {
 	if err := s.emptyDir(s.staging(), func(name string) bool { return kept[name] }); err != nil {
 		return err
 	}
-	// The copies of layers in RAM are not encrypted. A daemon that was killed may have encrypted the files on disk
-	// after that.
+	// The copies of layers in RAM are not encrypted. A daemon that was killed may have encrypted
+	// the files on disk after the copies were made.
 	inClear := func(e *entry) bool { return len(e.keys) == 0 }
 	hot := func(owner string) bool { return slices.ContainsFunc(s.memory[owner], inClear) }
 	if err := s.emptyDir(s.ram, hot); err != nil {
@@ -321,8 +322,8 @@ func (s *Store) scan() error {
 	return s.dropBases()
 }
 
-// refuseTwins marks snapshots that have the same ID as damaged, because branches name their parent
-// only by its ID.
+// refuseTwins marks snapshots as damaged if several of them have the same ID, because branches name
+// their parent only by its ID.
 func (s *Store) refuseTwins() {
 	byID := make(map[string][]*entry)
 	for _, e := range s.byTag {

@@ -36,8 +36,8 @@ func (h *hotFiles) measureOwn() {
 
 // trim frees pages in the holes of layers that have grown. A layer that is not on disk yet is
 // skipped, and is trimmed at the end of a later lease. A decrypted layer is skipped too, because it
-// is freed with the last lease, and a served layer, because it has no pages in RAM. The caller must
-// hold a lease.
+// is freed with the last lease. A served layer is skipped, because it has no pages in RAM. The
+// caller must hold a lease.
 func (s *Store) trim(e *entry, h *hotFiles) {
 	for i, l := range h.manifest.Memory {
 		if h.arrival != nil || isDecrypted(h.layers[i]) || fileid.BlocksOf(h.layers[i]) <= h.usual[i].Load()+trimSlack {
@@ -54,7 +54,7 @@ func (s *Store) trim(e *entry, h *hotFiles) {
 	}
 }
 
-// trimLayer frees pages of the file hot, which is a layer in RAM, where the layer's file on disk
+// trimLayer frees pages of a layer in RAM, which is the file hot, wherever the layer's file on disk
 // has holes. No process writes to either file any more.
 func (s *Store) trimLayer(dir string, m *snapshot.Manifest, l snapshot.File, hot *os.File) error {
 	disk, err := s.openSized(layerPath(dir, m, l.Owner), l.Bytes)

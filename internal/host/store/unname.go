@@ -129,8 +129,8 @@ func (s *Store) takeAway(e *entry) error {
 	return nil
 }
 
-// reloadUnnamed takes over an unnamed snapshot of an earlier daemon if it is complete, and
-// otherwise removes it.
+// reloadUnnamed takes over an unnamed snapshot of an earlier daemon if the snapshot is complete.
+// Otherwise it removes the snapshot.
 func (s *Store) reloadUnnamed(id string) error {
 	dir := s.dir(unnamedPrefix + id)
 	m, err := s.readManifest(filepath.Join(dir, snapshot.ManifestFile))

@@ -21,14 +21,13 @@ func (g *Staging) LinkVolumes(volumes []snapshot.Volume, files [][]*os.File) err
 	return nil
 }
 
-// volumeFile returns the name of a file of a volume, in the directory of the snapshot with an id. If
-// several volumes share the file, they share the link.
+// volumeFile returns the name of a file of a volume, in the directory of the snapshot with the
+// given id. If several volumes share the file, they share the link.
 func volumeFile(id string, f snapshot.File) string {
 	return snapshot.LayerFile(snapshot.VolumeFile, id, f.Owner)
 }
 
-// Volumes returns the files of the volumes of a leased snapshot, for each volume the base image and the
-// layers.
+// Volumes returns the files of each volume of a leased snapshot: the base image and the layers.
 func (l *Lease) Volumes() [][]*os.File { return l.volumes }
 
 // openVolumes opens the files of the volumes of a snapshot.

@@ -146,7 +146,7 @@ type transfer struct {
 	done chan error
 }
 
-// newTransfer calls send with the archive that is written to the transfer.
+// newTransfer calls the function send with the archive that is written to the transfer.
 func newTransfer(send func(archive io.Reader) error) *transfer {
 	r, w := io.Pipe()
 	t := &transfer{w, make(chan error, 1)}
@@ -159,7 +159,7 @@ func newTransfer(send func(archive io.Reader) error) *transfer {
 }
 
 // end ends the archive, and returns the error of the transfer. The parameter err is the error of
-// the program that writes the archive. If it is not nil, the guest receives an incomplete archive,
+// the program that writes the archive. If err is not nil, the guest receives an incomplete archive,
 // and applies nothing.
 func (t *transfer) end(err error) error {
 	t.CloseWithError(err) // if err is nil, the reader gets io.EOF

@@ -64,8 +64,9 @@ func (v *View) Export(ctx context.Context, d *diff.Differ, req DiffRequest,
 	})
 }
 
-// prepare sets From and the leases of req, and calls compare with the two sides of the comparison.
-// After compare has returned, it deletes the snapshots and children that it has made.
+// prepare sets From and the leases of req, and calls the function compare with the two sides of the
+// comparison. After compare has returned, prepare deletes the snapshots and children that it has
+// made.
 func (v *View) prepare(ctx context.Context, d *diff.Differ, req *DiffRequest,
 	compare func(_ context.Context, old, now *side) error) error {
 	if v.isEmpty() {
@@ -203,7 +204,8 @@ func (v *View) side(ctx context.Context, undo *cleanup.Stack, name string) (s si
 	return s, err
 }
 
-// leased calls acquire to lease a snapshot. The lease is nil if the snapshot has no memory.
+// leased calls the function acquire to lease a snapshot. The lease is nil if the snapshot has no
+// memory.
 func leased(undo *cleanup.Stack, acquire func(string) (*store.Lease, error), name string) (*store.Lease, error) {
 	l, err := acquire(name)
 	if none := (*store.DiskOnlyError)(nil); errors.As(err, &none) {

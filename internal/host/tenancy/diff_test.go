@@ -41,7 +41,7 @@ func newDiffer(t *testing.T, h *Host, guest func(*vmfake.VMM, net.Conn)) (*diff.
 	})
 	return diff.New(diff.Config{Config: helpervm.Config{VMMs: vmms, RunDir: run, Template: "host"},
 		Store: h.manager.Snapshots(), Scratch: t.TempDir(), Room: func(uint64, *os.File) error { return nil },
-		Initrd: func(base *os.File) (*os.File, error) { return os.Open(base.Name()) }}), vmms // nothing reads the initramfs
+		Initrd: func(base *os.File) (*os.File, error) { return os.Open(base.Name()) }}), vmms // never read
 }
 
 // differs is a guest that reads the request and finds one file.

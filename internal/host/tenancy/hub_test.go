@@ -8,8 +8,8 @@ import (
 	"github.com/forkd/forkd/internal/host/owner"
 )
 
-// Only a principal without a prefix may unpack or pull a snapshot of another host, because the new
-// snapshot can share files with any other snapshot.
+// Only a principal without a prefix may unpack or pull a snapshot from another host, because the
+// new snapshot can share files with any other snapshot.
 func TestMayUnpack(t *testing.T) {
 	h := newHost(t)
 	a := newPart(t, h, "a")

@@ -71,9 +71,9 @@ func (v *View) Sandboxes() []sandbox.Info {
 	return slices.DeleteFunc(v.host.manager.List(), func(i sandbox.Info) bool { return !v.p.Prefix.HasLabels(i.Labels) })
 }
 
-// SandboxPage returns the Info of sandboxes that the principal may see, and for which keep returns true:
-// of those after a place in the list, at most the given number. It does not look at sandboxes before and
-// after the page.
+// SandboxPage returns the Info of the first sandboxes after a place in the list, at most the given
+// number. It returns only sandboxes that the principal may see and for which keep returns true. It
+// does not look at sandboxes before and after the page.
 func (v *View) SandboxPage(at byage.Place, most int, keep func(sandbox.Info) bool) (page []sandbox.Info) {
 	for !v.isEmpty() && most > 0 {
 		next := v.host.manager.After(at, most)
@@ -298,14 +298,14 @@ type statsKey struct {
 	since snapshot.Ref // latest snapshot of the sandbox
 }
 
-// RecentStats is like Stats, but the result may be as old as age. All callers share the
-// measurements.
+// RecentStats is like Stats, but accepts a result that is at most as old as the given age. All
+// callers share the measurements.
 func (v *View) RecentStats(ctx context.Context, id string, age time.Duration) (sandbox.Stats, error) {
 	return v.measured(ctx, id, age, v.host.stats, withMemory)
 }
 
-// RecentWritten is like RecentStats, but does not measure the memory of the VMM process. For the
-// daemon, it takes a small part of the time.
+// RecentWritten is like RecentStats, but does not measure the memory of the VMM process. It costs
+// the daemon only a small fraction of the time.
 func (v *View) RecentWritten(ctx context.Context, id string, age time.Duration) (sandbox.Stats, error) {
 	return v.measured(ctx, id, age, v.host.written, (*sandbox.Manager).Stats)
 }

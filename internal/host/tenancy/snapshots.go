@@ -127,7 +127,7 @@ func (v *View) Machine(s sandbox.Info) (vcpus uint32, diskBytes uint64) {
 const maxNamed = 5
 
 // DeleteSnapshot calls store.Delete. If sandboxes run from the snapshot, the error names some of
-// those that the principal may see.
+// the sandboxes that the principal may see.
 func (v *View) DeleteSnapshot(tag string, mode store.DeleteMode) error {
 	if err := v.hasTag(tag); err != nil {
 		return err
@@ -156,8 +156,8 @@ func (v *View) VerifySnapshot(ctx context.Context, tag string) error {
 	return v.host.manager.Snapshots().Verify(ctx, tag)
 }
 
-// Encrypt calls the method of c. It needs a principal without a prefix, because snapshots of others
-// may have data of the snapshot. So do Decrypt and Shred.
+// Encrypt calls c.Encrypt. Encrypt, Decrypt and Shred need a principal without a prefix, because
+// snapshots of other principals may have data of the snapshot.
 func (v *View) Encrypt(ctx context.Context, c *atrest.Crypter, tag string) (atrest.Result, error) {
 	if err := v.mayCrypt(tag); err != nil {
 		return atrest.Result{}, err
@@ -165,7 +165,7 @@ func (v *View) Encrypt(ctx context.Context, c *atrest.Crypter, tag string) (atre
 	return c.Encrypt(ctx, tag)
 }
 
-// Decrypt calls the method of c.
+// Decrypt calls c.Decrypt.
 func (v *View) Decrypt(ctx context.Context, c *atrest.Crypter, tag string) (atrest.Result, error) {
 	if err := v.mayCrypt(tag); err != nil {
 		return atrest.Result{}, err
@@ -173,7 +173,7 @@ func (v *View) Decrypt(ctx context.Context, c *atrest.Crypter, tag string) (atre
 	return c.Decrypt(ctx, tag)
 }
 
-// Shred calls the method of c.
+// Shred calls c.Shred.
 func (v *View) Shred(ctx context.Context, c *atrest.Crypter, tag string) (atrest.Result, error) {
 	if err := v.mayCrypt(tag); err != nil {
 		return atrest.Result{}, err

@@ -16,8 +16,8 @@ func (v *View) Volume(name string) (volume.Info, error) {
 	return v.host.volumes.Get(name)
 }
 
-// VolumeWithID returns the Info of the volume with an id. It treats a volume that the principal may not
-// see as missing.
+// VolumeWithID returns the Info of the volume with the given id. It treats a volume that the
+// principal may not see as missing.
 func (v *View) VolumeWithID(id string) (volume.Info, error) {
 	if v.isEmpty() {
 		return volume.Info{}, &volume.Error{Name: id}
@@ -86,7 +86,7 @@ func (v *View) RemoveVolume(ctx context.Context, name string) error {
 	return v.host.volumes.Remove(ctx, name)
 }
 
-// RemoveVolumeWithID calls Store.RemoveID for the volume with an id; see VolumeWithID.
+// RemoveVolumeWithID calls Store.RemoveID for the volume with the given id; see VolumeWithID.
 func (v *View) RemoveVolumeWithID(ctx context.Context, id string) error {
 	i, err := v.VolumeWithID(id)
 	if err != nil {

@@ -32,7 +32,7 @@ func (v *View) Workspaces() []workspace.Info {
 	return slices.DeleteFunc(v.host.workspaces.List(), func(w workspace.Info) bool { return !v.knows(w) })
 }
 
-// CreateWorkspace calls Set.Create. If the principal may not use the name, the error is a
+// CreateWorkspace calls Set.Create. If the principal may not use the name, the error is an
 // *owner.PrefixError.
 func (v *View) CreateWorkspace(ctx context.Context, name string, req sandbox.ForkRequest) (workspace.Info, error) {
 	if err := v.MayName("name", name); err != nil {

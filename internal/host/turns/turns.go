@@ -13,7 +13,7 @@ type Config[T any] struct {
 	Do      func(T) error  // if it returns an error, the object is tried again later
 	After   func()         // called after each Do
 	Owner   func(T) string // must not change while the object is in the queue
-	Awaited func(T) bool   // the same; awaited objects have a goroutine of their own, so that they do not wait for others
+	Awaited func(T) bool   // must not change; awaited objects have their own goroutine, so others do not delay them
 	Retry   time.Duration  // between a failed Do and the next attempt
 }
 
@@ -67,7 +67,7 @@ func (q *Queue[T]) Retry() {
 	q.wake.Broadcast()
 }
 
-// Later makes an object that has failed be tried again.
+// Later schedules another attempt for an object that has failed.
 func (q *Queue[T]) Later(x T) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -84,8 +84,8 @@ func (q *Queue[T]) laterLocked(x T) {
 	}
 }
 
-// Close waits until the queue is empty. Objects that have failed are tried once more, also those whose
-// attempt was in progress when Close was called.
+// Close waits until the queue is empty. Objects that have failed are tried once more. This includes
+// objects whose attempt was in progress when Close was called.
 func (q *Queue[T]) Close() {
 	q.mu.Lock()
 	q.ended = true
@@ -94,7 +94,7 @@ func (q *Queue[T]) Close() {
 	q.runs.Wait()
 }
 
-// run works on the awaited objects, or on all others.
+// run works on the awaited objects, or on all other objects.
 func (q *Queue[T]) run(awaited bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -117,8 +117,8 @@ func (q *Queue[T]) run(awaited bool) {
 	}
 }
 
-// failedIn makes an object be tried again after a failed attempt. The parameter last says that Close was
-// called before the attempt.
+// failedIn schedules another attempt for an object after a failed attempt. The parameter last says
+// whether Close was called before the attempt.
 func (q *Queue[T]) failedIn(x T, last bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -129,8 +129,8 @@ func (q *Queue[T]) failedIn(x T, last bool) {
 	q.laterLocked(x)
 }
 
-// nextLocked removes an object from the queue and returns it. It chooses the owner whose latest turn
-// is the longest ago, and the oldest object of that owner.
+// nextLocked removes an object from the queue and returns it. It chooses the owner whose latest
+// turn was longest ago, and the oldest object of that owner.
 //
 // +checklocks:q.mu
 func (q *Queue[T]) nextLocked(awaited bool) (next T, ok bool) {

@@ -14,7 +14,7 @@ type object struct {
 	awaited     bool
 }
 
-// An object that is awaited is worked on before others. Owners take turns.
+// Awaited objects have their turn before other objects. Owners take turns.
 func TestOwnersTakeTurns(t *testing.T) {
 	q := newQueue(Config[object]{Owner: func(o object) string { return o.owner },
 		Awaited: func(o object) bool { return o.awaited }})
@@ -28,7 +28,7 @@ func TestOwnersTakeTurns(t *testing.T) {
 	for _, c := range []struct {
 		awaited bool
 		want    []string
-	}{{false, []string{"a1", "b1", "a2", "b2", "a3"}}, {true, []string{"w3", "w1", "w2"}}} { // owner a has had more turns
+	}{{false, []string{"a1", "b1", "a2", "b2", "a3"}}, {true, []string{"w3", "w1", "w2"}}} { // owner a had more turns
 		var order []string
 		for o, ok := q.nextLocked(c.awaited); ok; o, ok = q.nextLocked(c.awaited) {
 			order = append(order, o.name)

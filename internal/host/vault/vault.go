@@ -61,7 +61,7 @@ type Vault struct {
 const (
 	commandTime = 30 * time.Second
 	keepTime    = time.Minute
-	silentTime  = 10 * time.Second // how long the command is not run after it gave no answer
+	silentTime  = 10 * time.Second // how long the command is not run again after it gave no answer
 	maxRecord   = 64 << 10         // bytes of the record of a key
 )
 
@@ -279,9 +279,9 @@ func overwrite(path string) error {
 	return errors.Join(err, f.Sync(), f.Close())
 }
 
-// Decrypt decrypts a file of a snapshot into RAM. The header of the file must have the given name. The
-// function hasRoom reports whether RAM has room for a number of bytes. Errors are *KeyError,
-// *RoomError, or about the file.
+// Decrypt decrypts a file of a snapshot into RAM. The header of the file must have the given name.
+// The function hasRoom reports whether RAM has room for a number of bytes. The error is a
+// *KeyError, a *RoomError, or concerns the file itself.
 func (v *Vault) Decrypt(ctx context.Context, enc *os.File, name string, hasRoom func(bytes uint64) bool) (
 	*os.File, error) {
 	r, key, err := v.Reader(ctx, enc, name)

@@ -149,7 +149,7 @@ func TestKeysThatCannotBeUnwrapped(t *testing.T) {
 	}
 }
 
-// otherKey returns the record of one key with the wrapped key of another one.
+// otherKey returns the record of one key with the wrapped key of another key.
 func otherKey(t *testing.T, v *Vault, id, other string, rec []byte) []byte {
 	t.Helper()
 	p, err := os.ReadFile(v.path(other))
@@ -189,7 +189,8 @@ func TestBadPrograms(t *testing.T) {
 	}
 }
 
-// The program gets few variables of the daemon's environment, and those that the configuration names.
+// The program gets only a few variables of the daemon's environment, and the variables that the
+// configuration names.
 func TestEnvironmentOfTheProgram(t *testing.T) {
 	for name, value := range map[string]string{"AWS_REGION": "eu-1", "HTTPS_PROXY": "http://u:p@proxy", "HOME": "/h"} {
 		t.Setenv(name, value)
@@ -216,7 +217,7 @@ func TestEnvironmentOfTheProgram(t *testing.T) {
 	}
 }
 
-// silence sets when the program last gave no answer, and returns the time before.
+// silence sets when the program last gave no answer, and returns the earlier value.
 func (v *Vault) silence(at time.Time) (before time.Time) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -224,7 +225,7 @@ func (v *Vault) silence(at time.Time) (before time.Time) {
 	return before
 }
 
-// A program that hangs costs its limit once, and not for each fork that waits.
+// If a program hangs, its time limit delays waiting forks only once, and not once for each fork.
 func TestSilentProgramsAreNotRunAgain(t *testing.T) {
 	runs := filepath.Join(t.TempDir(), "runs")
 	v := open(t, Config{Command: script(t, "echo run >>"+runs+"; sleep 1000 & wait")})
@@ -334,7 +335,8 @@ func TestDecrypt(t *testing.T) {
 	}
 }
 
-// Files that Seal encrypts are first written to the RAM directory, so there is no Seal if it is on a disk.
+// Files that Seal encrypts are first written to the RAM directory, so Seal fails if this directory
+// is on a disk.
 func TestSealNeedsRAM(t *testing.T) {
 	v := open(t, Config{RAM: "/proc", KeyFile: secretFile(t, secretText)})
 	if _, err := v.Seal(ctx); err == nil || !strings.Contains(err.Error(), "not on tmpfs") {

@@ -26,7 +26,7 @@ import (
 const (
 	minSecret  = 32
 	maxSecret  = 4096
-	maxWrapped = 32 << 10 // of the output of the program of --kms-command
+	maxWrapped = 32 << 10 // for the output of the --kms-command program
 	saltBytes  = 32
 )
 
@@ -67,7 +67,7 @@ func secret(path string) ([]byte, error) {
 }
 
 // wrapper returns the cipher that wraps one key with the secret in the key file. The salt is random
-// and used once, so the nonce may be constant.
+// and used only once, so the nonce can be constant.
 func (v *Vault) wrapper(id string, salt []byte) (cipher.AEAD, error) {
 	p, err := secret(v.cfg.KeyFile)
 	if err != nil {
@@ -109,11 +109,11 @@ func (v *Vault) unwrapByFile(id string, wrapped []byte) ([]byte, error) {
 	return p, nil
 }
 
-// run runs the program of --kms-command with the arguments "wrap" or "unwrap" and the ID of the key.
-// The program reads the bytes in from standard input, and writes the result to standard output.
-// If the program gave no answer a moment ago, run returns an error at once: otherwise each fork that
-// waits for the same snapshot, and each sandbox that a starting daemon takes over, would wait for the
-// whole limit, one after the other.
+// run runs the program of --kms-command with the arguments "wrap" or "unwrap" and the ID of the
+// key. The program's standard input has the bytes of the parameter in. The program writes the
+// result to standard output. If the program gave no answer a moment ago, run returns an error at
+// once. If it ran the program again, each fork that waits for the same snapshot, and each sandbox
+// that a starting daemon takes over, would wait for the whole limit, one after the other.
 func (v *Vault) run(ctx context.Context, verb, id string, in []byte) ([]byte, error) {
 	v.mu.Lock()
 	silent := time.Since(v.silent) < silentTime
@@ -130,7 +130,7 @@ func (v *Vault) run(ctx context.Context, verb, id string, in []byte) ([]byte, er
 	cmd.Stdin = bytes.NewReader(in)
 	out, said := &bounded{most: maxWrapped, stop: true}, &bounded{most: 4096}
 	cmd.Stdout, cmd.Stderr = out, said
-	// The program may have started others, which must not outlive the limit.
+	// The program may have started other programs, which must not outlive the limit.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.WaitDelay = time.Second
@@ -154,8 +154,9 @@ func (v *Vault) run(ctx context.Context, verb, id string, in []byte) ([]byte, er
 	return nil, fmt.Errorf("%s %s: %w", v.cfg.Command[0], verb, err)
 }
 
-// environment returns the environment of the program. It has few variables of the daemon, because others
-// may be secrets, such as the password of a proxy, or change what the program does.
+// environment returns the environment of the program. It has only a few of the daemon's variables,
+// because other variables may be secrets, such as the password of a proxy, or may change what the
+// program does.
 func (cfg *Config) environment() []string {
 	env := []string{} // exec would replace nil by the daemon's environment
 	for _, name := range append([]string{"PATH", "HOME", "LANG"}, cfg.Env...) {

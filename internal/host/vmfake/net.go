@@ -17,8 +17,9 @@ import (
 // ServeNet must be called by TestMain. If a client has started the test binary as forkd-net,
 // ServeNet runs a fake forkd-net and does not return. The fake answers requests like the real
 // forkd-net. The fake returns every frame with a prefix: the mode of the sandbox's policy and a
-// space. After the fake has received the CA, the values of the sandbox's secrets, and the answer of
-// its hold, follow the mode. The fake's list of effects has a request to each host of a hold.
+// space. Once the fake has received the CA, it puts the values of the sandbox's secrets and the
+// answer of its hold after the mode. The fake's list of effects has a request to each host of a
+// hold.
 func ServeNet() {
 	if os.Args[0] != "forkd-net" {
 		return
@@ -36,8 +37,8 @@ func ServeNet() {
 	}
 }
 
-// endWithTest exits when the test binary that started this process is gone. Otherwise this process
-// would continue, because a forkd-net continues without its daemon.
+// endWithTest exits when the test binary that started this process is gone. Without this function,
+// the process would continue, because a forkd-net continues without its daemon.
 func endWithTest(parent int) {
 	for os.Getppid() == parent {
 		time.Sleep(time.Second)

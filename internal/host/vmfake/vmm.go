@@ -24,7 +24,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// VMM is a fake VM. Package suite checks that it handles requests like a real one.
+// VMM is a fake VM. Package suite checks that it handles requests like a real VM.
 type VMM struct {
 	all     *VMMs
 	dir     string
@@ -56,7 +56,7 @@ type VMM struct {
 	running bool
 	full    bool            // the VM has paused itself because the disk is full
 	disks   []layers        // numbers of layers, for each disk
-	asked   uint64          // number of branches so far, which is the serial of the latest one
+	asked   uint64          // number of branches so far, which is the serial of the latest branch
 	copies  map[uint64]bool // serials of live branches for which WaitCopied was not called yet
 	last    uint64          // serial of the branch that Rebase may use; 0: none
 }

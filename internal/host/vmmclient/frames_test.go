@@ -72,7 +72,8 @@ func TestOnlyTheVMMHasItsFrameSockets(t *testing.T) {
 }
 
 // A VMM that accepts no frame sockets cannot make the daemon wait, and only a bounded number of
-// sockets waits for it. When the daemon has closed its ends, these sockets cost it no descriptors.
+// sockets waits for that VMM. When the daemon has closed its ends, these sockets cost the daemon no
+// descriptors.
 func TestFrameSocketsThatWait(t *testing.T) {
 	v, _ := scripted(t)
 	listener := framesListener(t, v)

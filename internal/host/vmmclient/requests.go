@@ -108,16 +108,17 @@ func (v *VMM) Hurry() (done func()) { return v.leaf.Hurry() }
 // support limits.
 func (v *VMM) Usage() (cgroup.Usage, error) { return v.leaf.Usage() }
 
-// Merge replaces several layers by one: the file merged, which has the combined content of these
-// layers. The request names the layers. Without merging, a VMM that is branched repeatedly would
-// run out of descriptors, and of memory for bitmaps.
+// Merge replaces several layers by one layer. The parameter merged is the file of this layer, which
+// has the combined content of the replaced layers. The request names the layers. Without merging, a
+// VMM that is branched repeatedly would run out of descriptors, and of memory for bitmaps.
 func (v *VMM) Merge(ctx context.Context, req vmmproto.Merge, merged *os.File) error {
 	return v.call(ctx, vmmproto.KindMerge, &req, descriptors(merged), nil)
 }
 
-// SetVolume puts a disk into an empty volume slot, or empties the slot if there are no files. The number
-// disk counts all disks. The caller keeps the files and must close them. First SetVolume lets the VMM write
-// a top of this size. If the daemon lacks the right to do so, the VMM refuses a volume that is too large.
+// SetVolume puts a disk into an empty volume slot, or empties the slot if there are no files. The
+// parameter disk is the number of the disk, counted over all disks. The caller keeps the files and
+// must close them. First SetVolume permits the VMM to write a top for a disk of sizeBytes. If the
+// daemon lacks the right to permit this, the VMM refuses a volume that is too large.
 func (v *VMM) SetVolume(ctx context.Context, disk int, sizeBytes uint64, files []*os.File) error {
 	if err := readOnly([][]*os.File{files}); err != nil {
 		return err

@@ -168,7 +168,7 @@ type saved struct {
 	layer  *os.File
 	layers []*os.File // the memory layers, base first; the last is the field layer
 	disk   vmmproto.Disk
-	disks  []*os.File // the disk at the save: base image and layers
+	disks  []*os.File // the disk as it was saved: base image and layers
 
 	firstWrites []vm.Range // pages that the first child has written; passed to later children
 }
@@ -284,7 +284,7 @@ func TestKernelNoticesItsFork(t *testing.T) {
 				t.Fatalf("before a fork: %q", got)
 			}
 			child := fork(t, a, save(t, parent, shape), "child")
-			// The kernel reseeds in another thread, possibly later than the agent confirms.
+			// The kernel reseeds in another thread, possibly after the agent has confirmed.
 			if got := child.sh(t, "until "+count+"; do sleep 0.1; done"); !strings.HasSuffix(got, "1") {
 				t.Errorf("after it: %q", got)
 			}

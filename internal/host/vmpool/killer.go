@@ -6,9 +6,9 @@ import (
 	"time"
 )
 
-// maxEnding is the maximum number of killed VMs that have not ended while no caller waits for them. A
-// VM keeps its memory until it has ended, so without a maximum a client that makes and kills sandboxes
-// could use the memory of any number of VMs.
+// maxEnding is the maximum number of VMs that were killed but have not ended, and for which no
+// caller waits. A VM keeps its memory until it has ended, so without a maximum a client that makes
+// and kills sandboxes could use the memory of any number of VMs.
 const maxEnding = 64
 
 // Killer kills VMs. The kernel needs milliseconds to end the process of a VM, and longer if the VM has
@@ -60,7 +60,7 @@ func (k *Killer) end(sandbox string, v VMM) {
 const endingTime = 10 * time.Second
 
 // Wait waits for the end of all VMs that KillSoon has killed before the call, but at most for
-// endingTime. It returns false if there were none.
+// endingTime. It returns false if there were no such VMs.
 func (k *Killer) Wait() bool {
 	k.mu.Lock()
 	var all []VMM

@@ -111,8 +111,8 @@ func (s *Shell) alive() bool {
 }
 
 // WhileRoom returns a context. If the VM pauses itself because a disk is full, the context is
-// cancelled, and its cause is the given error. The caller must call the returned function at the
-// end.
+// cancelled, and its cause is the given error. The caller must call the returned function when the
+// context is no longer needed.
 func WhileRoom(ctx context.Context, v VMM, full error) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	go func() {
@@ -126,7 +126,7 @@ func WhileRoom(ctx context.Context, v VMM, full error) (context.Context, func())
 }
 
 // WhileAlive returns a context that is cancelled when the VM ends. The cause is then an *ExitError.
-// The caller must call the returned function at the end.
+// The caller must call the returned function when the context is no longer needed.
 func WhileAlive(ctx context.Context, v VMM) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	finished := make(chan struct{})

@@ -26,7 +26,7 @@ func TestSnapshots(t *testing.T) {
 	if err := s.Release(t.Context(), "a", "sb-1"); err != nil {
 		t.Fatal(err)
 	}
-	// A daemon that is killed in between leaves the whole snapshot or none.
+	// A daemon that is killed between two steps leaves the whole snapshot or nothing of it.
 	steps := 0
 	s.step = func(done string) {
 		steps++
@@ -108,8 +108,9 @@ func TestCopies(t *testing.T) {
 	}
 }
 
-// A copy beside a writer has the data as of the writer's latest branch, or of its mount. It is refused while
-// the writer's VM may still change that data, and if the VM has damaged it.
+// If a volume has a writer, a copy of the volume has the data from the writer's latest branch, or
+// from its mount. The copy is refused while the writer's VM may still change that data, or if the
+// VM has damaged the data.
 func TestCopiesBesideAWriter(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, filepath.Join(dir, "volumes"))

@@ -22,7 +22,7 @@ import (
 // it counts against no quota, and does not survive a power failure.
 type Disk struct {
 	Sandbox string
-	Owner   string // owner of the sandbox, who has few merges at a time
+	Owner   string // owner of the sandbox, whose concurrent merges are limited
 	Name    string // name of the volume
 	Copy    string // directory of the copy; empty: the sandbox writes to the volume itself
 }
@@ -40,10 +40,10 @@ func (s *Store) hold(ctx context.Context, d Disk) (v *volume, unlock func(), err
 	return &volume{Volume: *r, dir: d.Copy, private: true, phase: ready}, func() {}, nil
 }
 
-// Copy makes a sandbox's own copy of a volume, with the present content of the volume. If the volume has
-// a writer, the content is that of the writer's latest branch, suspension or rollback, or of its mount: an
-// instant of the file system, as after a power failure. The files of the copy are hard links, so that the
-// copy stays when the volume changes or is removed.
+// Copy makes a sandbox's own copy of a volume, with the present content of the volume. If the
+// volume has a writer, the content is that of the writer's latest branch, suspension or rollback,
+// or of its mount. It is the file system at one instant, as after a power failure. The files of the
+// copy are hard links, so that the copy stays when the volume changes or is removed.
 func (s *Store) Copy(ctx context.Context, d Disk) error {
 	v, unlock, err := s.lock(ctx, d.Name)
 	if err != nil {
@@ -61,8 +61,9 @@ func (s *Store) Copy(ctx context.Context, d Disk) error {
 	return s.makeCopy(d, &r, func(_ int, name, to string) error { return hardlink.Link(filepath.Join(v.dir, name), to) })
 }
 
-// checkOwn returns an error if the VM of a volume's writer may still change layers that the writer has
-// made, or if it has damaged one. The error is an *InUseError if a branch of the writer has not ended.
+// checkOwn returns an error if the VM of a volume's writer may still change layers that the writer
+// has made, or if the VM has damaged such a layer. The error is an *InUseError if a branch of the
+// writer has not ended.
 func (s *Store) checkOwn(v *volume) error {
 	for _, name := range v.Layers {
 		if v.Writer == nil || !slices.Contains(v.Writer.Own, name) {
@@ -102,7 +103,7 @@ func layersOf(v *snapshot.Volume) (names []string) {
 	return names
 }
 
-// makeCopy makes the directory of a copy. It calls link for each file.
+// makeCopy makes the directory of a copy. It calls the function link for each file.
 func (s *Store) makeCopy(d Disk, r *record.Volume, link func(i int, name, to string) error) (err error) {
 	if err := os.Mkdir(d.Copy, 0o700); err != nil {
 		return fmt.Errorf("copy volume %q: %w", d.Name, err)
@@ -139,7 +140,7 @@ func (s *Store) OpenCopy(ctx context.Context, d Disk) (*Files, error) {
 	return f, nil
 }
 
-// IDOf returns the ID of the volume that a disk is, or is a copy of.
+// IDOf returns the ID of a disk's volume. For a copy, this is the volume that was copied.
 func (s *Store) IDOf(ctx context.Context, d Disk) (string, error) {
 	v, unlock, err := s.hold(ctx, d)
 	if err != nil {
@@ -150,8 +151,8 @@ func (s *Store) IDOf(ctx context.Context, d Disk) (string, error) {
 }
 
 // BeginSwap makes a new top for a disk, and opens the files of the disk for a VM that will switch to
-// the new top. The last of the lower files is the present top, open for reading. Until EndSwap records
-// which top the VM uses, the VM may write to either.
+// the new top. The last of the lower files is the present top, open for reading. Until EndSwap
+// records which top the VM uses, the VM may write to either top.
 func (s *Store) BeginSwap(ctx context.Context, d Disk) (f *Files, top string, err error) {
 	v, unlock, err := s.hold(ctx, d)
 	if err != nil {
@@ -220,8 +221,8 @@ func (s *Store) EndSwap(ctx context.Context, d Disk, top string, swapped bool) e
 	return nil
 }
 
-// Content returns the immutable content of a disk: all data except that written since the sandbox's
-// latest branch. The caller sets the name and the path, and must close the files.
+// Content returns the immutable content of a disk: all data except the data written since the
+// sandbox's latest branch. The caller sets the name and the path, and must close the files.
 func (s *Store) Content(ctx context.Context, d Disk) (c snapshot.Volume, files []*os.File, err error) {
 	v, unlock, err := s.hold(ctx, d)
 	if err != nil {
@@ -251,7 +252,7 @@ func (s *Store) Content(ctx context.Context, d Disk) (c snapshot.Volume, files [
 	return c, f.Lower, nil
 }
 
-// Back is a change of a disk to the content that it has in a snapshot.
+// Back is the return of a disk to the content that it has in a snapshot.
 type Back struct {
 	Files  *Files
 	store  *Store
@@ -326,8 +327,8 @@ func (b *Back) Commit(ctx context.Context) error {
 	return nil
 }
 
-// linkAgain links the layers that were removed since GoBack. A merge that began before the sandbox became
-// the writer may have replaced layers that the volume had at the time of GoBack.
+// linkAgain links the layers that were removed since GoBack. If a merge began before the sandbox
+// became the writer, it may have replaced layers that the volume had at the time of GoBack.
 func (b *Back) linkAgain(v *volume) error {
 	missing := false
 	for i, name := range b.layers {
@@ -346,8 +347,9 @@ func (b *Back) linkAgain(v *volume) error {
 	return nil
 }
 
-// Finish removes files that the disk no longer needs: its old files if Commit was called, and otherwise
-// the new ones. Files that the VM still has open for writing stay until the daemon's next start.
+// Finish removes files that the disk no longer needs: the old files if Commit was called, or the
+// new files if it was not called. Files that the VM still has open for writing stay until the
+// daemon's next start.
 func (b *Back) Finish(ctx context.Context) {
 	b.Files.Close()
 	v, unlock, err := b.store.hold(ctx, b.disk)

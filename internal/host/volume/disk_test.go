@@ -37,7 +37,7 @@ func saved(t *testing.T, s *Store, d Disk) (snapshot.Volume, []*os.File) {
 	return v, files
 }
 
-// swapTop makes the VM of a disk write to a new top, and returns the content of the former one.
+// swapTop makes the VM of a disk write to a new top, and returns the content of the former top.
 func swapTop(t *testing.T, s *Store, d Disk, m marks) (snapshot.Volume, []*os.File) {
 	t.Helper()
 	f, top, err := s.BeginSwap(t.Context(), d)
@@ -54,8 +54,8 @@ func swapTop(t *testing.T, s *Store, d Disk, m marks) (snapshot.Volume, []*os.Fi
 	return saved(t, s, d)
 }
 
-// afterEachStep calls check with a copy of the store at each step, as if the daemon and the VM had been
-// killed there and the writer had ended.
+// afterEachStep calls the function check with a copy of the store at each step, as if the daemon
+// and the VM had been killed at that step and the writer had ended.
 func afterEachStep(t *testing.T, s *Store, check func(done string, next *Store)) {
 	t.Helper()
 	dir := s.cfg.Dir
@@ -94,7 +94,7 @@ func TestKilledDuringASwap(t *testing.T) {
 			t.Fatalf("%v, %+v", err, r)
 		}
 	}
-	// A top of a daemon that was killed before it told the VM is replaced.
+	// If a daemon was killed before it told the VM about a new top, that top is replaced.
 	unused, left, err := s.BeginSwap(t.Context(), d)
 	if err != nil {
 		t.Fatal(err)
@@ -156,7 +156,7 @@ func TestKilledWhileGoingBack(t *testing.T) {
 	if _, err := s.GoBack(t.Context(), d, &other, files); err == nil {
 		t.Error("the content of another volume")
 	}
-	// A suspended writer has no top, and its volume has all its data.
+	// A suspended writer has no top, and the volume has all data of the writer.
 	if err := s.Suspend(t.Context(), d); err != nil {
 		t.Fatal(err)
 	}
@@ -175,7 +175,7 @@ func TestKilledWhileGoingBack(t *testing.T) {
 	}
 }
 
-// If the lower one of two tops is damaged, the upper one is dropped too.
+// If the lower of two tops is damaged, the upper top is dropped too.
 func TestDamagedLowerTop(t *testing.T) {
 	s := open(t, filepath.Join(t.TempDir(), "volumes"))
 	create(t, s, "a")
@@ -200,7 +200,8 @@ func TestDamagedLowerTop(t *testing.T) {
 }
 
 // A sandbox damages a layer that was its top until a branch. Branches fail from then on. After the
-// sandbox has ended, also if the daemon was restarted, the volume has its content from before that layer.
+// sandbox has ended, the volume has its content from before that layer, even if the daemon was
+// restarted.
 func TestDamagedLayerOfABranch(t *testing.T) {
 	for _, restart := range []bool{false, true} {
 		dir := filepath.Join(t.TempDir(), "volumes")
@@ -235,8 +236,8 @@ func TestDamagedLayerOfABranch(t *testing.T) {
 	}
 }
 
-// A merge that began before the volume had its writer ends while the volume goes back. The record then
-// names only files that exist.
+// If a merge began before the volume had its writer, and ends while the volume goes back, the
+// record then names only files that exist.
 func TestMergeWhileGoingBack(t *testing.T) {
 	s, d, back := twoLayers(t), Disk{Sandbox: "sb-1", Name: "a"}, (*Back)(nil)
 	s.step = func(done string) {
@@ -268,7 +269,8 @@ func TestMergeWhileGoingBack(t *testing.T) {
 	}
 }
 
-// What the record of a volume names is durable, although no guest has flushed it since a branch.
+// The files that the record of a volume names are durable, even if no guest has flushed them since
+// a branch.
 func TestLayersAreSynced(t *testing.T) {
 	s := open(t, filepath.Join(t.TempDir(), "volumes"))
 	create(t, s, "a")
@@ -302,7 +304,7 @@ func TestLayersAreSynced(t *testing.T) {
 	}
 }
 
-// The merges below tops count for the owner of the sandbox.
+// Merges below tops count as merges of the sandbox's owner.
 func TestMergesBelowAreBounded(t *testing.T) {
 	s := open(t, filepath.Join(t.TempDir(), "volumes"))
 	create(t, s, "a")

@@ -55,7 +55,7 @@ func TestFullDiskOfAWriter(t *testing.T) {
 	}
 }
 
-// A record that names a layer twice, a path, or no top for a branch is refused.
+// A record is refused if it names a layer twice, names a path, or names no top for a branch.
 func TestRefusedLayers(t *testing.T) {
 	for name, field := range map[string]string{
 		"path":            `"layers":["../b/base.img"]`,
@@ -212,7 +212,7 @@ func TestDamagedFilesAreBounded(t *testing.T) {
 	}
 }
 
-// If a removal cannot be made durable and cannot be undone, it is no success.
+// If a removal cannot be made durable and cannot be undone, it is not reported as a success.
 func TestRemovalThatIsNotDurable(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "volumes")
 	s := open(t, dir)

@@ -13,8 +13,9 @@ import (
 	"github.com/forkd/forkd/internal/gate"
 )
 
-// mergesAtOnce is the maximum number of merges at the same time. One owner's volumes have at most one
-// less, because a merge may copy the data of a whole volume.
+// mergesAtOnce is the maximum number of merges at the same time. The number is small, because a
+// merge may copy the data of a whole volume. The volumes of one owner have at most mergesAtOnce-1
+// merges at the same time.
 const mergesAtOnce = 2
 
 // Merge replaces the layers of a volume without a writer by one layer with the same content. While it
@@ -144,9 +145,10 @@ func (s *Store) endMerge(ctx context.Context, m *merge) error {
 // a bitmap and a lookup.
 const maxBranched = 16
 
-// MergeBelow merges all layers of a disk into one, if branches have left too many of them. The VM writes
-// to the top during the merge. MergeBelow calls inVMM, which makes the VMM use the merged layer in place
-// of the old ones. If inVMM fails, the VMM keeps the old files, whose content is the same.
+// MergeBelow merges all layers of a disk into one, if branches have left too many of them. The VM
+// writes to the top during the merge. MergeBelow calls inVMM, which makes the VMM use the merged
+// layer instead of the old layers. If inVMM fails, the VMM keeps the old files, whose content is
+// the same.
 func (s *Store) MergeBelow(ctx context.Context, d Disk, inVMM func(merged *os.File) error) error {
 	v, unlock, err := s.hold(ctx, d)
 	if err != nil {

@@ -51,7 +51,7 @@ func TestMergesHoldNoLock(t *testing.T) {
 	if got, want := content(t, s, "a"), (marks{4000: 1, 4001: 2, 4002: 3}); !equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
 	}
-	// A volume that is removed and created again during a merge gets nothing of it.
+	// A volume that is removed and created again during a merge gets no data from the merge.
 	s.step = func(done string) {
 		if done == "merged layers" {
 			s.step = func(string) {}
@@ -109,7 +109,7 @@ func TestMergesAreBounded(t *testing.T) {
 	}
 }
 
-// A call that waits for the lock of a volume ends with its context.
+// A call that waits for the lock of a volume ends when its context ends.
 func TestWaitsForAVolumeEnd(t *testing.T) {
 	s := open(t, t.TempDir())
 	create(t, s, "a")

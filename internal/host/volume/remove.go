@@ -22,7 +22,7 @@ func (s *Store) Remove(ctx context.Context, name string) error { return s.remove
 // the error is an *Error with the id as the name.
 func (s *Store) RemoveID(ctx context.Context, name, id string) error { return s.remove(ctx, name, id) }
 
-// remove removes the volume with a name and, unless id is empty, with this id.
+// remove removes the volume with the given name. If id is not empty, the volume must have this id.
 func (s *Store) remove(ctx context.Context, name, id string) error {
 	v, unlock, err := s.lock(ctx, name)
 	if err != nil {

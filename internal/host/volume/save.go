@@ -95,8 +95,8 @@ func (s *Store) save(v *volume, change func(*record.Volume)) error {
 	return err
 }
 
-// drop removes files of a volume, except those that its record names. The next start removes files
-// that cannot be removed now, for example because a VM has them open for writing.
+// drop removes files of a volume, except the files that its record names. The next start removes
+// files that cannot be removed now, for example because a VM has them open for writing.
 func (s *Store) drop(v *volume, names ...string) {
 	for _, name := range names {
 		if !slices.Contains(v.Files(), name) {

@@ -26,8 +26,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// Bounds on volumes. MinSize and MaxSize are sizes in bytes. DefaultMiB is the size of a volume whose
-// request has none, in MiB.
+// Bounds on volumes. MinSize and MaxSize are sizes in bytes. DefaultMiB is the size, in MiB, of a
+// volume whose request gives no size.
 const (
 	DefaultMiB  = 1024
 	MinSize     = ext4.MinSize
@@ -59,7 +59,7 @@ type Store struct {
 	cfg      Config
 	step     func(done string)    // called after each step that changes files; tests replace it
 	patience time.Duration        // writers.Patience, except in tests
-	merges   *gate.Gate           // limits the merges at the same time
+	merges   *gate.Gate           // limits the number of concurrent merges
 	sync     func(*os.File) error // (*os.File).Sync, except in tests
 
 	mu sync.Mutex // never held during file operations, except in Open
@@ -69,8 +69,8 @@ type Store struct {
 	unread map[string]bool // names whose volumes cannot be used, and must not be overwritten
 }
 
-// volume is a volume of a Store. The Store's mu guards the record, ended and the phase. A goroutine
-// that holds the volume's lock may read the record and ended without mu.
+// volume is a volume of a Store. The Store's mu guards the record, the field ended and the phase. A
+// goroutine that holds the volume's lock may read the record and the field ended without mu.
 type volume struct {
 	record.Volume        // content of the record
 	dir           string // directory of the files
@@ -260,8 +260,8 @@ func (s *Store) Get(name string) (Info, error) {
 	return s.measured(info), nil
 }
 
-// GetID returns the Info of the volume with an id. If there is no such volume, or if may returns false for
-// its name, the error is an *Error with the id as the name.
+// GetID returns the Info of the volume with the given id. If there is no such volume, or if the
+// function may returns false for its name, the error is an *Error with the id as the name.
 func (s *Store) GetID(id string, may func(name string) bool) (Info, error) {
 	name := ""
 	s.mu.Lock()
@@ -281,8 +281,8 @@ func (s *Store) GetID(id string, may func(name string) bool) (Info, error) {
 	return i, err
 }
 
-// List returns the Info of all volumes whose names the function may permits, sorted by name; nil permits
-// all. It reads the directories of these volumes only.
+// List returns the Info of all volumes whose names are permitted by the function may, sorted by
+// name. If may is nil, all names are permitted. List reads only the directories of these volumes.
 func (s *Store) List(may func(name string) bool) []Info {
 	s.mu.Lock()
 	var infos []Info

@@ -184,8 +184,9 @@ func (s *Store) releaseEnded(ctx context.Context, v *volume) error {
 	return nil
 }
 
-// ReleaseAll calls Release for all volumes that a sandbox writes to, except those with the names in keep.
-// The sandbox's VM must have exited, or must have closed these volumes. A nil Store has no volumes.
+// ReleaseAll calls Release for all volumes that a sandbox writes to, except the volumes whose names
+// are in the list keep. The sandbox's VM must have exited, or must have closed these volumes. A nil
+// Store has no volumes.
 func (s *Store) ReleaseAll(sandbox string, keep ...string) {
 	if s == nil {
 		return
@@ -244,13 +245,13 @@ func (s *Store) ReleaseEnded(ctx context.Context) {
 	})
 }
 
-// seal turns the writer's tops into layers. The parameter now is the next writer of the volume; nil:
-// none. Usually there is one top. If a branch or a rollback was interrupted, there are two, and both
-// become layers, unless they are empty, because a VM may have written to either. seal also drops a top
-// that is missing or not a valid layer. It keeps the file of an invalid top under another name, but
-// only until the next invalid top, because the file may be large. Only a VMM that its guest controls
-// damages a top. It may also have damaged a top that has become a layer at a branch. seal then drops this
-// layer and all later ones.
+// seal turns the writer's tops into layers. The parameter now is the next writer of the volume;
+// nil: none. Usually there is one top. If a branch or a rollback was interrupted, there are two,
+// and both become layers unless they are empty, because a VM may have written to either top. seal
+// also drops a top that is missing or not a valid layer. It keeps the file of an invalid top under
+// another name, but only until the next invalid top, because the file may be large. Only a VMM that
+// its guest controls damages a top. It may also have damaged a top that has become a layer at a
+// branch. seal then drops this layer and all later ones.
 func (s *Store) seal(ctx context.Context, v *volume, now *record.VolumeWriter) error {
 	var kept, empty []string
 	sound, damaged, err := s.soundLayers(v)
@@ -292,8 +293,8 @@ func (s *Store) seal(ctx context.Context, v *volume, now *record.VolumeWriter) e
 	return nil
 }
 
-// soundLayers returns how many layers of a volume can be kept, and the names of the others. A layer
-// that the present writer has not written was checked by an earlier call of seal.
+// soundLayers returns how many layers of a volume can be kept, and the names of the other layers. A
+// layer that the present writer has not written was checked by an earlier call of seal.
 func (s *Store) soundLayers(v *volume) (sound int, damaged []string, err error) {
 	for i, name := range v.Layers {
 		if v.Writer == nil || !slices.Contains(v.Writer.Own, name) {
@@ -325,8 +326,8 @@ func (s *Store) dropDamaged(v *volume) {
 	}
 }
 
-// Sync makes the data of layers durable, which a VM may have written before a branch. A VMM syncs only
-// files that it has written since its latest restore.
+// Sync makes the data of layers durable, because a VM may have written data before a branch and not
+// synced it. A VMM syncs only files that it has written since its latest restore.
 func (s *Store) Sync(layers []*os.File) error {
 	for _, f := range layers {
 		if err := s.sync(f); err != nil {
@@ -336,13 +337,13 @@ func (s *Store) Sync(layers []*os.File) error {
 	return nil
 }
 
-// syncLayers syncs the layers of a volume. A branch may have made a layer of data that no guest has
-// flushed.
+// syncLayers syncs the layers of a volume. A branch may have turned data that no guest has flushed
+// into a layer.
 func (s *Store) syncLayers(v *volume) error {
 	for _, name := range v.Layers {
 		f, err := os.Open(filepath.Join(v.dir, name))
 		if errors.Is(err, fs.ErrNotExist) {
-			continue // nothing to sync; its next use reports it
+			continue // nothing to sync; the next use of the layer reports that it is missing
 		}
 		if err == nil {
 			err = errors.Join(s.Sync([]*os.File{f}), f.Close())

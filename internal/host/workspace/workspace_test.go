@@ -163,7 +163,7 @@ func TestWorkspaceIsNotKilled(t *testing.T) {
 	}
 }
 
-// meddler is a Sandboxes that calls a function of the test at the first Release.
+// meddler implements Sandboxes. It calls a function of the test at the first Release.
 type meddler struct {
 	Sandboxes
 	meddle func()
@@ -178,7 +178,7 @@ func (m *meddler) Release(id string) error {
 }
 
 // A workspace is deleted by two concurrent calls, and created again under the same name between the
-// two deletions. The second deletion does not release the new workspace's sandbox. Otherwise the
+// two deletions. The second deletion does not release the new workspace's sandbox. If it did, the
 // sandbox would belong to a workspace that does not exist, and could never be deleted.
 func TestDeletedTwiceAndMadeAgain(t *testing.T) {
 	w := newWorld(t)

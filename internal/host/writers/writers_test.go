@@ -70,7 +70,7 @@ func TestWritersThatGoAreWaitedFor(t *testing.T) {
 	}
 }
 
-// RemoveAll removes all files but those that a process can write to.
+// RemoveAll removes all files except the files that a process can write to.
 func TestFilesWithWritersStay(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "dir")
 	sub := filepath.Join(dir, "sub")

@@ -18,7 +18,7 @@ import (
 // descriptor 3.
 const variable = "FORKD_TEST_BLOCKED_WRITE"
 
-// lifetime is how long the process with the blocked write lives at most. A test that waits for the
+// lifetime is the maximum lifetime of the process with the blocked write. A test that waits for the
 // lock of the file cannot be killed before that time.
 const lifetime = 20 * time.Second
 
@@ -97,7 +97,7 @@ const (
 	missing       = 1          // UFFDIO_REGISTER_MODE_MISSING
 )
 
-// block makes a write that never ends to the file f: the data is in a page whose page fault is
+// block begins a write to the file f that never ends: the data is in a page whose page fault is
 // never answered. It returns only after an error.
 func block(f *os.File) error {
 	dev, err := os.OpenFile("/dev/userfaultfd", os.O_RDWR, 0)
