@@ -34,8 +34,8 @@ type Config struct {
 	SSH       string          // address of the SSH server, host:port; empty: none
 	SSHKeys   string          // file of the keys of SSH clients; see auth.ParseSSHKeys
 	Webhooks  string          // file of the servers that receive events; empty: none. See webhook.Open.
-	// Host names that requests without a token may address on TCP, in addition to the names of
-	// loopback.
+	// Host names that requests without a token may use on TCP, in addition to those of the loopback
+	// interface.
 	Hosts []string
 	// Parent domain of the host names of ports; empty: ports have no host names. See
 	// inbound.ParseDomain.
@@ -73,7 +73,7 @@ type Config struct {
 	// Port of the addresses that clients of forkd 0.5 get for sandboxes. The command `forkd
 	// forward-guests` listens on these addresses. 0: none.
 	GuestPort  int
-	Node       string // name of this host in a cluster, which ids of new sandboxes name; empty: none
+	Node       string // name of this host in a cluster, by which the ids of new sandboxes identify it; empty: none
 	KillOnExit bool   // kill all sandboxes when the daemon stops
 	Jail       jail.Options
 	Version    string

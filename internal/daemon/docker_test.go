@@ -10,7 +10,7 @@ import (
 )
 
 // Only the daemon's user may connect to the socket of the Docker Engine API, unless a rule admits
-// others.
+// other users.
 func TestDockerSocket(t *testing.T) {
 	cfg := Config{Docker: filepath.Join(t.TempDir(), "d", "docker.sock")}
 	mode := func() os.FileMode {

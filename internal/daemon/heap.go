@@ -16,8 +16,8 @@ const (
 	minHeap   = 1 << 30
 )
 
-// heapLimit returns the memory limit of the daemon's Go runtime, in bytes. The parameter memory is
-// the memory that the daemon can use. Near the limit, the runtime collects garbage more often.
+// heapLimit returns the memory limit of the daemon's Go runtime, in bytes. The argument is the
+// memory that the daemon can use. Near the limit, the runtime collects garbage more often.
 func heapLimit(memory uint64) uint64 { return min(max(memory/heapShare, minHeap), memory/2) }
 
 // limitHeap sets the memory limit. If the variable GOMEMLIMIT is set, limitHeap does nothing,

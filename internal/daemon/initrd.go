@@ -65,8 +65,8 @@ func addDiff(base *os.File) (*os.File, error) {
 	return f, nil
 }
 
-// sealed returns a file in memory, open for reading. It calls the function write to write the
-// content. Afterwards no process can change the file.
+// sealed returns a file in memory, open for reading. It calls write() to write the content.
+// Afterwards no process can change the file.
 func sealed(write func(io.Writer) error) (*os.File, error) {
 	fd, err := unix.MemfdCreate("forkd-initrd", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	if err != nil {

@@ -7,12 +7,12 @@ import (
 
 // How long a result of a probe is used, if the result may change.
 const (
-	// The time for the result that no VM can run. A module that is loaded later should be noticed
-	// without a restart of the daemon. Probing takes only tens of milliseconds.
+	// For the result that no VM can run. A module that is loaded later should be noticed without a
+	// restart of the daemon. Probing takes only tens of milliseconds.
 	kvmAgain = 5 * time.Second
 
-	// The time for the result that a probe did not answer in time. KVM is then assumed to work. A
-	// busy host may delay each probe by seconds, and requests wait for the probe.
+	// For a probe that did not answer in time. KVM is then assumed to work. A busy host may delay
+	// each probe by seconds, and requests wait for the probe.
 	kvmUnsure = time.Minute
 )
 

@@ -148,7 +148,7 @@ type placed struct {
 	peer   string
 	number uint64 // number in the order of arrival
 
-	// Guarded by the mutex of.mu:
+	// Guarded by placed.of.mu:
 	requests int    // number of requests of identified clients that are being served
 	who      string // client of the first of these requests, as in auth.Identified
 }

@@ -70,9 +70,9 @@ func serve(ctx context.Context, log *slog.Logger, handler http.Handler, listener
 	return nil
 }
 
-// newServer returns a server with two time limits. The parameter idle limits the time that a
-// connection may be open without a request. The parameter answer limits the time that a client may
-// take to receive an answer. After that time, the server closes the connection.
+// newServer returns a server with two time limits. The duration idle limits how long a connection
+// may be open without a request. The duration answer limits how long a client may take to receive
+// an answer. After that time, the server closes the connection.
 func newServer(handler http.Handler, log *slog.Logger, idle, answer time.Duration) *http.Server {
 	server := &http.Server{Handler: placing(timed(handler, answer, newUnread())),
 		ReadHeaderTimeout: headerTimeout, IdleTimeout: idle, MaxHeaderBytes: maxHeaders,
@@ -87,7 +87,7 @@ func newServer(handler http.Handler, log *slog.Logger, idle, answer time.Duratio
 }
 
 // fewHeaders returns a handler that refuses requests with too many headers. It passes all other
-// requests to next. The function audited makes a handler write its requests into the audit log.
+// requests to next. audited() makes a handler write its requests into the audit log.
 func fewHeaders(next http.Handler, audited func(http.Handler) http.Handler) http.Handler {
 	refusal := audited(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Connection", "close")
@@ -167,7 +167,7 @@ func hostOf(addr string) string {
 }
 
 // socketMode returns the mode of the unix socket. If users other than the owner may use the daemon,
-// any user may connect, and the daemon checks the user of each connection.
+// any user can connect, and the daemon checks the user of each connection.
 func (c *Config) socketMode() os.FileMode {
 	if len(c.Peers) > 0 {
 		return 0o666

@@ -110,8 +110,8 @@ func TestStreamsHaveTheirOwnTime(t *testing.T) {
 }
 
 // The server closes the connection of an HTTP/2 client that opens all windows and never reads its
-// socket. The server's writes time out. Otherwise a blocked write would also block the closing of
-// the idle connection.
+// socket. The server's writes time out. Without this timeout, a blocked write would also block the
+// closing of the idle connection.
 func TestHTTP2SocketThatIsNotRead(t *testing.T) {
 	closed := make(chan bool)
 	l, err := net.Listen("tcp", "127.0.0.1:0")

@@ -16,8 +16,8 @@ import (
 
 // TLS configures the TCP address. The zero TLS means no TLS.
 type TLS struct {
-	Cert, Key string // files in PEM
-	ClientCA  string // file in PEM with the authorities of client certificates; empty: clients need no certificates
+	Cert, Key string // PEM files
+	ClientCA  string // PEM file with the authorities of client certificates; empty: clients need no certificates
 }
 
 func (t *TLS) check(bind string) error {

@@ -18,10 +18,9 @@ const (
 	maxUnreadPeer     = 64   // the part of maxUnreadStranger that one peer may have (see auth.PeerName)
 )
 
-// unread limits the answers over HTTP/2 that wait because their clients do not receive them. A
-// client of HTTP/2 can let the window of each stream be empty. Then the answers to all requests of
-// this client wait, even answers that refuse a request. The gates of package face do not count
-// refusals.
+// unread limits the answers over HTTP/2 that wait because their clients do not receive them. An
+// HTTP/2 client can keep the window of each stream empty. Then the answers to all its requests
+// wait, even refusals. The gates of package face do not count refusals.
 //
 // The answers of clients without a token have places of their own. So strangers cannot make the
 // daemon reset the answers of identified clients.
@@ -58,7 +57,8 @@ func (p *answerPlace) identified(who string, stranger bool) {
 
 func (p *answerPlace) isUnidentified() bool { return p.client.Load() == nil }
 
-// enter takes the place if the answer does not have it yet. If no place is free, enter sets full.
+// enter takes the place if the answer does not have it yet. If no place is free, enter sets the
+// field full.
 func (p *answerPlace) enter() {
 	if p.left != nil || p.full {
 		return

@@ -241,7 +241,7 @@ func (w *wired) startBaker(cfg *Config, vmms vmpool.VMMs, runDir string) (*bake.
 		return nil, err
 	}
 	boot := func(ctx context.Context, i build.Image, report func(string)) (bake.Request, error) {
-		// Otherwise the missing KVM would be noticed only after the image has been made.
+		// Without this check, a missing KVM would be noticed only after the image has been made.
 		if err := w.kvm.Check(); err != nil {
 			return bake.Request{}, &vmmclient.NoKVMError{Err: err}
 		}

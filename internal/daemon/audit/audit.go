@@ -127,8 +127,8 @@ func endsAmidLine(f *os.File) bool {
 	return err == nil && last[0] != '\n'
 }
 
-// maxField is the maximum size, in bytes, of each field of an entry whose text the client chooses.
-// The other fields need no bound, because the daemon or the kernel makes them.
+// maxField is the maximum size in bytes of a field whose text the client chooses. The other fields
+// need no bound, because the daemon or the kernel makes them.
 const maxField = 1024
 
 // Write appends e as one line, with a single write call.

@@ -167,8 +167,8 @@ func TestStrangersOverSSH(t *testing.T) {
 	}
 }
 
-// fullDisk is a file that fails like a full disk after it has accepted as many bytes as the field
-// room says.
+// fullDisk is a file that accepts as many bytes as its field room says, and then fails like a full
+// disk.
 type fullDisk struct {
 	io.WriteCloser
 	room int

@@ -31,8 +31,8 @@ func From(ctx context.Context) *Entry {
 }
 
 // Handler returns a handler that passes requests to next, and writes a line for each request,
-// including refused requests. It then calls the function done with the entry, and with the error if
-// the entry could not be written.
+// including refused requests. It then calls done() with the entry, and with an error if the entry
+// could not be written.
 func (l *Log) Handler(next http.Handler, done func(Entry, error)) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		e := &Entry{Time: time.Now(), RequestID: r.Header.Get(RequestIDHeader), Method: r.Method, Path: r.URL.Path,
@@ -50,7 +50,7 @@ func (l *Log) Handler(next http.Handler, done func(Entry, error)) http.Handler {
 	})
 }
 
-// NewID returns a new id, for a request that has none.
+// NewID returns a new id for a request that has none.
 func NewID() string {
 	var b [12]byte
 	rand.Read(b[:]) // never fails

@@ -45,9 +45,8 @@ func Bearer(authorization string) (token string, ok bool) {
 	return strings.TrimSpace(token), ok
 }
 
-// CheckBind returns an error if addr (host:port) can be reached from other hosts and clients need
-// no credentials. The parameter proven says whether every client must have a token or a
-// certificate.
+// CheckBind returns an error if other hosts can reach addr (host:port) and clients need no
+// credentials. The parameter proven says whether every client must have a token or a certificate.
 func CheckBind(addr string, proven bool) error {
 	host, _, err := net.SplitHostPort(addr)
 	if err != nil {

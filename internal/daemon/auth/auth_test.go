@@ -220,7 +220,7 @@ func TestCommentIsNoToken(t *testing.T) {
 	}
 }
 
-// A file that has changed is read again, even if its old content had been in use for a long time.
+// A file that has changed is read again, even if its old content has been in use for a long time.
 func TestOldTokenFileIsReadAgainWhenItChanges(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tokens")
 	write(t, path, good)

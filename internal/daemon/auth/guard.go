@@ -47,10 +47,10 @@ func (p Principal) Need(want Scope) error {
 type identifiedKey struct{}
 
 // OnIdentified returns a context for a request. When the client of the request has been identified,
-// Identified or Admitted calls known(who, stranger), perhaps more than once. The argument who is
-// the name under which the client is counted. If stranger is true, the client has only a permission
-// for one sandbox, and who is the name of that sandbox's owner. If ctx already has such a function,
-// that function is called too.
+// Identified or Admitted calls known(who, stranger), perhaps more than once. Its first argument,
+// who, is the name under which the client is counted. If stranger is true, the client has only a
+// permission for one sandbox, and who is the name of that sandbox's owner. If ctx already has such
+// a function, that function is called too.
 func OnIdentified(ctx context.Context, known func(who string, stranger bool)) context.Context {
 	if outer, ok := ctx.Value(identifiedKey{}).(func(string, bool)); ok {
 		inner := known
@@ -67,8 +67,8 @@ func OnIdentified(ctx context.Context, known func(who string, stranger bool)) co
 // client with a token of one sandbox, the name of the sandbox's owner.
 func Identified(ctx context.Context, who string) { identified(ctx, who, false) }
 
-// Admitted is like Identified, for a stranger that has taken one of the places for strangers. The
-// parameter owner is the name of the owner of the sandbox that the stranger uses.
+// Admitted is like Identified, but for a stranger that has taken one of the places for strangers.
+// The parameter owner is the name of the owner of the sandbox that the stranger uses.
 func Admitted(ctx context.Context, owner string) { identified(ctx, owner, true) }
 
 func identified(ctx context.Context, who string, stranger bool) {
@@ -88,10 +88,10 @@ type Guard struct {
 func (g *Guard) Demands() bool { return g != nil && (g.Tokens != nil || g.Certs) }
 
 // Identify returns the principal of a request. If the request has a token, the token names the
-// principal. Otherwise the principal is the user at the other end of the unix socket or, if no
-// token is required, the name in the client's certificate. For a user of the socket without a rule,
-// Identify returns both the principal and an error. The caller should close the connection of a
-// request that Identify refuses.
+// principal. If it has no token, the principal is the user at the other end of the unix socket or,
+// if no token is required, the name in the client's certificate. For a user of the socket without a
+// rule, Identify returns both the principal and an error. The caller should close the connection of
+// a request that Identify refuses.
 func (g *Guard) Identify(r *http.Request) (Principal, error) { return g.IdentifyBy(r, presented(r)) }
 
 // IdentifyBy is like Identify, but for a token that was sent in another way, such as the API keys

@@ -12,7 +12,7 @@ import (
 	"github.com/forkd/forkd/internal/atomicfile"
 )
 
-// Keys derives the tokens of sandboxes from one key, so that the tokens are valid after a restart
+// Keys derives the tokens of sandboxes from one key. So the tokens are still valid after a restart,
 // although they are not stored. (The only copies on disk are in answers kept for repeated requests;
 // see package once.)
 type Keys struct{ key [32]byte }

@@ -17,8 +17,8 @@ type Links struct{ key [32]byte }
 
 // Sizes of the two parts of a permission, in base32 characters. The first part is the expiry in
 // seconds (35 bits, enough until the year 3058). The second part is the first 100 bits of an
-// HMAC-SHA256. A permission is a part of a label of a host name. A label has at most 63 characters,
-// which is the length of the longest PORT-ID-PERMISSION.
+// HMAC-SHA256. A permission is a part of a host name's label. A label has at most 63 characters,
+// and the longest PORT-ID-PERMISSION has exactly 63.
 const (
 	expirySize = 7
 	macSize    = 20
@@ -77,8 +77,8 @@ func expiryText(seconds int64) string {
 	return linkAlphabet.EncodeToString(b[:5])[:expirySize]
 }
 
-// expiryOf is the reverse of expiryText. For a text that Sign did not make, expiryOf returns 0,
-// which is a time long past.
+// expiryOf is the reverse of expiryText. For a text that Sign did not make, expiryOf returns 0, a
+// time long past.
 func expiryOf(text string) int64 {
 	b, err := linkAlphabet.DecodeString(text + "a")
 	if err != nil || len(b) != 5 {

@@ -170,7 +170,7 @@ func (r PeerRule) matches(p Peer) bool {
 }
 
 // groupsOf returns all groups of a user according to the host's user database. The kernel reports
-// only one group of a peer.
+// only one of a peer's groups.
 func groupsOf(uid uint32) []string {
 	u, err := user.LookupId(strconv.FormatUint(uint64(uid), 10))
 	if err != nil {

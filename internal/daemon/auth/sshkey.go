@@ -16,7 +16,7 @@ import (
 // SSHKey is one line of a file of SSH keys: a public key, and the principal of its holder.
 type SSHKey struct {
 	Who     string // Principal.Who: "token:NAME" or "uid:N"
-	Token   string // first tokenMark hexadecimal digits of the token's hash; empty for a user
+	Token   string // beginning of the token's hash, tokenMark hexadecimal digits; empty for a user
 	Key     ssh.PublicKey
 	Comment string
 }

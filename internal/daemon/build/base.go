@@ -24,10 +24,10 @@ const (
 
 // base resolves the name in a FROM instruction to the snapshot with this name as its tag or, if
 // there is none, to an image of a registry. (Docker also prefers a local image.) A branch of a
-// sandbox is refused unless a build made the branch. Otherwise clients that may not build could
-// make a branch with the name of an image. If base refuses a branch, it does not use the image with
-// the same name either. Otherwise the same Dockerfile would have another meaning after the branch
-// is deleted.
+// sandbox is refused if no build made it, because clients without the right to build could make a
+// branch with the name of an image. If base refuses a branch, it does not use the image with the
+// same name either, because the same Dockerfile would then change its meaning when the branch is
+// deleted.
 func (b *Builder) base(ctx context.Context, req Request, name string) (plan.Base, dockerfile.Config, error) {
 	d, err := b.cfg.Manager.Snapshots().Detail(name)
 	switch {
@@ -73,7 +73,7 @@ func imageBase(req Request, name, digest string) plan.Base {
 }
 
 // Begin resolves the base of a build without a Dockerfile. The base is an image or a snapshot.
-// Begin makes a snapshot if the base is an image, or if the requested machine has another size than
+// Begin makes a snapshot if the base is an image, or if the requested machine differs in size from
 // the machine of the named snapshot. It reads the settings of processes in a guest. If the guest
 // has no default user, the user in the settings is userElse, provided that the guest has this
 // account. For an admin, the snapshot must be one that FROM accepts.
@@ -192,8 +192,8 @@ func ask(ctx context.Context, c *agentclient.Client, userElse string) (config do
 }
 
 // environment parses /proc/self/environ, without the variables set by an account or a fork. The
-// text comes from the guest, so environment returns an error if a step could not have these
-// variables, for example because they are too large.
+// text comes from the guest, so the result is an error if a step could not have these variables,
+// for example because they are too large.
 func environment(text string) (map[string]string, error) {
 	size, env := 0, make(map[string]string)
 	for kv := range strings.SplitSeq(text, "\x00") {
@@ -210,7 +210,7 @@ func environment(text string) (map[string]string, error) {
 	return env, nil
 }
 
-// there returns an error if the snapshot of base was replaced or removed after the plan was made.
+// there() returns an error if the snapshot of base was replaced or removed after the plan was made.
 func (b *Builder) there(base *plan.Base) error {
 	if b.cfg.Manager.Snapshots().Has(base.Snapshot, base.Digest) {
 		return nil

@@ -129,9 +129,9 @@ func (m *Images) Tidy() error {
 	return image.RemoveLeftovers(m.Dir)
 }
 
-// fill fills the disk of an image in a builder VM. If no place is reserved, fill takes one, or
-// fails with imagevm.ErrNoPlace if none is free. It does not wait for a place, because the caller
-// of fill holds the lock of the image, and another client that has a place may need this lock.
+// fill fills the disk of an image in a builder VM. If no place is reserved, it takes one, or fails
+// with imagevm.ErrNoPlace if none is free. It does not wait for a place, because the caller of fill
+// holds the lock of the image, and another client that has a place may need this lock.
 func (m *Images) fill(ctx context.Context, i Image, kernel string, d image.Disk) error {
 	if i.Place == nil {
 		leave, err := m.Filler.Enter(i.Client)

@@ -249,9 +249,9 @@ func (b *Builder) Enter(who string) (leave func(), err error) {
 	return leave, nil
 }
 
-// Wait is like Enter, for a build by BuildFrom. It waits for a place until ctx is done. Such builds
-// leave one place for builds of Dockerfiles, which do not wait. The builds of one client leave one
-// place for other clients.
+// Wait is like Enter, but for a build by BuildFrom. It waits for a place until ctx is done. Such
+// builds leave one place for builds of Dockerfiles, which do not wait. The builds of one client
+// leave one place for other clients.
 func (b *Builder) Wait(ctx context.Context, who string) (leave func(), err error) {
 	all := gate.Share{Key: "templates", Most: gate.Fair(maxBuilds)}
 	own := owner.FairShare(who, all.Most)
@@ -315,9 +315,9 @@ func (b *Builder) Build(ctx context.Context, req Request, files *Context, o Obse
 	}, o)
 }
 
-// BuildFrom executes the plan that the function read returns, instead of a Dockerfile. It waits for
-// other builds of the same tag. The parameter files is the plan's build context, which the caller
-// closes. The error is a *StepError if a step failed.
+// BuildFrom executes the plan that read() returns, instead of a Dockerfile. It waits for other
+// builds of the same tag. The parameter files is the plan's build context, which the caller closes.
+// The error is a *StepError if a step failed.
 func (b *Builder) BuildFrom(ctx context.Context, req Request, files *Context,
 	read func(context.Context) (*plan.Plan, error), o Observer,
 ) (Result, error) {

@@ -38,7 +38,7 @@ const (
 	entrySize = 384 // bytes of memory that an entry takes in addition to its name and the target of a link
 )
 
-// Bounds on all build contexts together, in MiB. One client may have its fair share of each.
+// Bounds on all build contexts together, in MiB. One client can use at most its fair share of each.
 const (
 	maxListsMiB    = 256      // MiB of memory for the lists of files
 	maxContentsMiB = 24 << 10 // MiB of the disk for contents
@@ -179,7 +179,7 @@ func (r *readUntil) Read(p []byte) (int, error) {
 }
 
 // Files returns the entries of the context, sorted by their paths. The caller must not change them.
-// Nothing can be added to the context any more.
+// After this call, nothing can be added to the context.
 func (c *Context) Files() []plan.File {
 	c.seen = nil
 	slices.SortFunc(c.files, func(a, b plan.File) int { return strings.Compare(a.Path, b.Path) })
@@ -289,8 +289,8 @@ func (c *Context) add(h *tar.Header, in io.Reader, prefix, dir string) error {
 	return c.insert(f)
 }
 
-// count counts an entry, even if the entry replaces another one. The parameter bytes is the length
-// of the entry's name plus the length of its link target.
+// count counts an entry, even if the entry replaces another one. The argument is the length of the
+// entry's name plus the length of its link target, in bytes.
 func (c *Context) count(bytes int) error {
 	if c.names += bytes; c.names > maxNames {
 		return invalid.Errorf("archive", "the names and links of the build context have more than %d MiB: leave files "+

@@ -51,9 +51,8 @@ func newContext(t *testing.T) *Context {
 	return c
 }
 
-// newStore returns a Builder with bounds on all contexts together, in MiB. The parameter lists is
-// the bound on the memory for lists of files, and the parameter contents is the bound on disk
-// space.
+// newStore returns a Builder with two bounds on the total of all contexts, in MiB: lists bounds the
+// memory for lists of files, and contents bounds the disk space.
 func newStore(t *testing.T, lists, contents int) *Builder {
 	t.Helper()
 	b := &Builder{cfg: Config{Dir: t.TempDir()}, lists: gate.New(lists), contents: gate.New(contents)}
@@ -75,7 +74,7 @@ func linksOf(n int) []tar.Header {
 // The memory and disk space of all contexts together are bounded, and so is one client's share.
 // Closing a context frees its memory and disk space.
 func TestContextsOfAllBuildsAreBounded(t *testing.T) {
-	names := linksOf(3000) // their names have more than 1 MiB
+	names := linksOf(3000) // their names take more than 1 MiB
 	content := []tar.Header{{Name: "x", Typeflag: tar.TypeReg, Size: 1<<20 + 1}}
 	for what, c := range map[string]struct {
 		lists, contents int

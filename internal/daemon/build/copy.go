@@ -54,8 +54,9 @@ func (g *guest) copy(ctx context.Context, cp *plan.Copy) error {
 	}
 }
 
-// copyTogether copies sources through one directory. If the parameter others is true, and a link in
-// the target leads out of the target, copyTogether puts no directory at the path of this link.
+// copyTogether copies sources through one directory. The parameter others is true if the COPY has
+// files from elsewhere than the build context, or has unpacked an archive. Then, if a link in the
+// target leads out of the target, copyTogether puts no directory at the path of this link.
 // copyTogether reports whether an archive was unpacked.
 func (g *guest) copyTogether(ctx context.Context, cp *plan.Copy, sources []plan.Source, others bool) (unpacked bool,
 	err error) {
@@ -90,8 +91,7 @@ func (g *guest) removeAfter(ctx context.Context, err error, dir string) error {
 	return g.c.Remove(ctx, dir, "root")
 }
 
-// flag returns an argument of a script: the given name if the parameter set is true, and otherwise
-// an empty text.
+// flag returns an argument of a script: the given name, or an empty text if set is false.
 func flag(set bool, name string) string {
 	if !set {
 		return ""
@@ -258,7 +258,7 @@ type staging struct {
 	brought *links
 }
 
-// below returns the directory into which a match is unpacked, relative to the staging directory.
+// below(m) returns the directory into which a match is unpacked, relative to the staging directory.
 func (s staging) below(m match) string {
 	below := path.Join(".", path.Clean("/" + s.into)[1:])
 	if m.dir && s.into != "" {
@@ -323,7 +323,7 @@ func openArchive(name string) (archive io.ReadCloser, ok bool, err error) {
 	head, _ := in.Peek(512)
 	if _, err := tar.NewReader(bytes.NewReader(head)).Next(); err != nil && !errors.Is(err, io.ErrUnexpectedEOF) ||
 		len(head) < 512 {
-		return nil, false, f.Close() // a compressed file that is no archive is copied unchanged
+		return nil, false, f.Close() // a compressed file that is not an archive is copied unchanged
 	}
 	return struct {
 		io.Reader

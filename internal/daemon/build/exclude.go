@@ -13,14 +13,14 @@ import (
 	"github.com/forkd/forkd/internal/treetar"
 )
 
-// filtered returns a guest's archive in a form that another guest may unpack. The parameter below
-// is the path of the directory into which the archive is unpacked. The path is relative to the
-// staging directory of a COPY. If file is not empty, the archive must have only one entry, a file
-// with that name. filtered omits the entries that match the patterns in the parameter leave. It
-// checks the other entries against the parameter brought, which holds the links that the COPY has
-// already unpacked. A hard link to an excluded file is an error, because the archive does not have
-// the file's content. Close waits until nothing uses archive and brought any more, so the caller
-// must first make archive end, for example by closing it.
+// filtered returns a guest's archive in a form that another guest can safely unpack. The last
+// argument is the path of the directory into which the archive is unpacked. The path is relative to
+// the staging directory of a COPY. If file is not empty, the archive must have only one entry, a
+// file with that name. filtered omits the entries that match the patterns in the parameter leave.
+// It checks the other entries against the links that the COPY has already unpacked (the parameter
+// brought). A hard link to an excluded file is an error, because the archive does not have the
+// file's content. Close waits until nothing uses the archive or these links any more. So the caller
+// must first make the archive end, for example by closing it.
 func filtered(archive io.Reader, file string, leave dockerfile.Ignore, brought *links, below string) io.ReadCloser {
 	r, w := io.Pipe()
 	ended := make(chan struct{})
@@ -113,13 +113,13 @@ func isOut(leave dockerfile.Ignore, name string) bool {
 
 // links holds the paths of the symbolic links that a COPY has unpacked. The COPY unpacks its
 // archives one after another into the same directory. No entry may be unpacked through such a link,
-// because the link may lead anywhere.
+// because the link can lead anywhere.
 type links struct {
 	paths map[string]bool
 	bytes int
 }
 
-// add checks an entry of an archive, and records the entry if it is a link. The parameter below is
+// add checks an entry of an archive, and records the entry if it is a link. The second argument is
 // the path of the directory into which the archive is unpacked.
 func (l *links) add(h *tar.Header, below string) error {
 	name, err := pathBelow(below, h.Name)
@@ -178,8 +178,8 @@ func (l *links) check(name string, dir bool) error {
 	return nil
 }
 
-// pathBelow returns the path at which the entry with the given name is unpacked. The parameter
-// below is the path of the directory into which the archive is unpacked.
+// pathBelow returns the path at which the entry with the given name is unpacked. The first argument
+// is the path of the directory into which the archive is unpacked.
 func pathBelow(below, name string) (string, error) {
 	if path.IsAbs(below) {
 		return "", fmt.Errorf("the directory %.200q of a COPY is absolute: want a relative one", below)

@@ -171,14 +171,14 @@ func (b *Builder) cacheFile(who, id string) string {
 	return filepath.Join(b.cfg.Dir, "caches", hex.EncodeToString(client[:])+"-"+hex.EncodeToString(cache[:])+".tar")
 }
 
-// createCache creates a temporary file, in which the content of a cache is saved. Later the file
-// gets the name of a cache file.
+// createCache creates a temporary file for saving the content of a cache. Later the file is renamed
+// to the cache file.
 func createCache(name string) (*os.File, error) {
 	return os.CreateTemp(filepath.Dir(name), "."+filepath.Base(name)+".*")
 }
 
-// cacheClient returns the part of the name of a cache file, or of its temporary file, that stands
-// for the client.
+// cacheClient returns the part of a file name that stands for the client. The file is a cache file
+// or its temporary file.
 func cacheClient(name string) string {
 	client, _, _ := strings.Cut(strings.TrimPrefix(name, "."), "-")
 	return client
@@ -249,9 +249,9 @@ func (g *guest) keepCache(ctx context.Context, m *plan.Mount, dir string) error 
 }
 
 // trimCaches removes caches until the limit for all clients is met. The least recently used caches
-// of clients with more than an equal share are removed first, so that no client can displace the
-// caches of others. Temporary files count for their clients, but are not removed. So temporary
-// files may exceed the limit. Saved caches alone never exceed it.
+// of clients with more than an equal share are removed first, so that no client can displace other
+// clients' caches. Temporary files count for their clients, but are not removed. So temporary files
+// may exceed the limit. Saved caches alone never exceed it.
 func (b *Builder) trimCaches() error {
 	dir := filepath.Join(b.cfg.Dir, "caches")
 	entries, err := os.ReadDir(dir)

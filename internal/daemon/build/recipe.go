@@ -149,8 +149,8 @@ func (g *guest) python(ctx context.Context, w *plan.Warm) error {
 	}
 }
 
-// secondsOr converts a number of seconds to a duration. If the number is 0, the result is the
-// parameter otherwise.
+// secondsOr converts a number of seconds to a duration. If the number is 0, it returns its second
+// argument.
 func secondsOr(seconds float64, otherwise time.Duration) time.Duration {
 	if seconds == 0 {
 		return otherwise
@@ -158,7 +158,8 @@ func secondsOr(seconds float64, otherwise time.Duration) time.Duration {
 	return time.Duration(seconds * float64(time.Second))
 }
 
-// checkSource returns an error unless a request has either a recipe or a Dockerfile.
+// checkSource returns an error if a request has no recipe and no Dockerfile, or has a recipe
+// together with a Dockerfile or with parameters that a recipe excludes.
 func (r *Request) checkSource() error {
 	empty := len(strings.TrimSpace(string(r.Dockerfile.Text))) == 0
 	switch {

@@ -365,8 +365,8 @@ func (w *work) tag(i int) string {
 	return w.tagOf(i)
 }
 
-// endsAfter is added to the maximum build time. A sandbox that its build has not deleted by then is
-// deleted.
+// endsAfter is added to the maximum build time. If a build has not deleted its sandbox by then, the
+// daemon deletes the sandbox.
 const endsAfter = 5 * time.Minute
 
 func (b *Builder) fork(ctx context.Context, req sandbox.ForkRequest) (string, error) {
@@ -378,9 +378,9 @@ func (b *Builder) fork(ctx context.Context, req sandbox.ForkRequest) (string, er
 	return made.Sandboxes[0].ID, nil
 }
 
-// forkOf forks the snapshot of step i. The fork is for the step with the number in next. If step i
-// stands for an existing snapshot, forkOf checks it again, because its tag may now name another
-// snapshot.
+// forkOf forks the snapshot of step i. The parameter next is the number of the step that the fork
+// is for. If step i stands for an existing snapshot, forkOf checks that snapshot again, because its
+// tag may now name another one.
 func (w *work) forkOf(ctx context.Context, i, next int) (string, error) {
 	req, err := w.forkFor(next, w.tag(i))
 	if err != nil {

@@ -17,7 +17,7 @@ import (
 // their own links to these layers.
 const maxSteps = 256
 
-// used records that a build has used the snapshot of a step.
+// used(tag) records that a build has used the snapshot of a step.
 func (b *Builder) used(tag string) {
 	name, now := filepath.Join(b.cfg.Dir, "used", tag), time.Now()
 	if err := os.Chtimes(name, now, now); err == nil {
@@ -50,7 +50,7 @@ func (b *Builder) isPinned(tag string) bool {
 	return b.pinned[tag] > 0
 }
 
-// Trim keeps the most recently used snapshots of steps, up to the number in most. It also keeps the
+// Trim keeps the most recently used snapshots of steps, up to the given number. It also keeps the
 // snapshots of running builds, and snapshots in use. It removes the other snapshots of steps, and
 // the records of deleted snapshots.
 func (b *Builder) Trim(most int) {
@@ -86,9 +86,9 @@ func (b *Builder) Trim(most int) {
 	})
 }
 
-// forget removes the records of deleted snapshots. Other builds are running, and each writes a
-// record after it has made the snapshot. So forget checks each snapshot just before it removes the
-// record, while no build makes the snapshot.
+// forget removes the records of deleted snapshots. Other builds are running, and each writes its
+// record after it has made its snapshot. So this method checks each snapshot just before it removes
+// the snapshot's record, while no build is making this snapshot.
 func (b *Builder) forget(there func(tag string) bool) {
 	for dir, claim := range map[string]string{"used": "step ", "results": "tag "} {
 		entries, err := os.ReadDir(filepath.Join(b.cfg.Dir, dir))

@@ -43,7 +43,7 @@ type pathStat struct {
 type filePath struct {
 	c    found
 	path string // absolute
-	base string // last element of the path; "." if that is no name. Names in an archive begin with it.
+	base string // last element of the path; "." if that is not a name. Names in an archive begin with it.
 }
 
 func (s *Server) filePath(r *http.Request) (f filePath, err error) {
@@ -193,8 +193,8 @@ func (s *Server) readArchive(w http.ResponseWriter, r *http.Request) error {
 
 // rebase copies an archive from the guest, and makes all names in it begin with f.base. The guest
 // is not trusted. So rebase returns an error for an entry that would be unpacked outside of f.base,
-// and omits entries other than files, directories and symbolic links. The function take counts the
-// bytes that rebase holds in memory.
+// and omits entries other than files, directories and symbolic links. rebase calls take() to count
+// the bytes that it holds in memory.
 func (f *filePath) rebase(w io.Writer, from io.Reader, stat *pathStat, take func(bytes int) error) error {
 	in, out, links, entries := treetar.NewReader(from), tar.NewWriter(w), links{}, 0
 	if stat.Mode.IsDir() {

@@ -112,7 +112,7 @@ func readState(path string) (s state, err error) {
 	return s, fmt.Errorf("%s: status %.50q: want created, running or exited", path, c.Status)
 }
 
-// of returns the container of a sandbox. If the book does not have it, of adds it.
+// of(i) returns the container of a sandbox. If the book does not have the container, of(i) adds it.
 func (b *book) of(i sandbox.Info) *container {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -212,8 +212,9 @@ func (b *book) writeLocked(c *container, s *state) error {
 	return atomicfile.Write(filepath.Join(b.dir, c.id+suffix), p, 0o600)
 }
 
-// drop forgets a container whose sandbox has been deleted, and removes its files. It returns the container, or nil if
-// the container was not known. A concurrent call may be removing the files: then drop waits for it, and returns nil.
+// drop forgets a container whose sandbox has been deleted, and removes its files. It returns the
+// container, or nil if the container was not known. If a concurrent call is removing the files,
+// drop waits for that call, and returns nil.
 func (b *book) drop(id string) (*container, error) {
 	b.mu.Lock()
 	c := b.all[id]

@@ -83,9 +83,10 @@ func (s *Server) commit(w http.ResponseWriter, r *http.Request) error {
 	}{imageID(d.ID)})
 }
 
-// name gives a full name to a snapshot, if the client may give this name. If full is empty, it does
-// nothing. If the snapshot has the name already, because of its own tag, name only takes the name
-// away from any other snapshot. The parameter made says that the snapshot was made for this name.
+// name gives a snapshot a full name, if the client is allowed to give this name. If full is empty,
+// it does nothing. If the snapshot already has the name because of its own tag, the method only
+// takes the name away from any other snapshot. The parameter made says that the snapshot was made
+// for this name.
 func (s *Server) name(r *http.Request, full string, d store.Detail, made bool) error {
 	if full == "" {
 		return nil
@@ -99,8 +100,8 @@ func (s *Server) name(r *http.Request, full string, d store.Detail, made bool) e
 	return s.setAlias(r, full, d, made)
 }
 
-// setAlias is like name, but it also records the name of the snapshot's own tag. A later pull then
-// knows that this image is the image of the registry.
+// setAlias is like name, but it also records a name that the snapshot has because of its own tag. A
+// later pull then knows that this image is the image of the registry.
 func (s *Server) setAlias(r *http.Request, full string, d store.Detail, made bool) error {
 	if err := s.mayName(r, full, d.Tag); err != nil {
 		return err

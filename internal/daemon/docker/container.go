@@ -36,7 +36,7 @@ type container struct {
 	main     *process      // the main process; nil if it does not run
 	changed  chan struct{} // closed and replaced when state, main or gone changes
 	suspends *time.Timer   // suspends the sandbox of an exited container
-	users    int           // uses of the guest, such as transfers of files; 0: the sandbox may be suspended
+	users    int           // uses of the guest, such as transfers of files; 0: the sandbox can be suspended
 	ports    []listener    // published ports that are open
 	last     sandbox.Info  // description of the sandbox at the latest event
 }
@@ -67,7 +67,7 @@ func (c *container) lock(ctx context.Context) (unlock func(), err error) {
 	}
 }
 
-// now returns the state, whether the container is gone, and a channel that is closed at the next
+// now() returns the state, whether the container is gone, and a channel that is closed at the next
 // change.
 func (c *container) now() (s state, gone bool, changed <-chan struct{}) {
 	c.mu.Lock()
@@ -110,8 +110,8 @@ func (c *container) isOwn() bool {
 	return s.Status != ""
 }
 
-// statusOf returns the status of a container whose sandbox has the given description. The sandbox of
-// an exited container may run, because files can still be copied from it.
+// statusOf returns the status of a container whose sandbox has the given description. The sandbox
+// of an exited container can still be running, because files can be copied from it.
 func statusOf(s state, i sandbox.Info) string {
 	switch {
 	case i.State == sandbox.Exited:

@@ -341,8 +341,8 @@ func (req *createRequest) fork(img image) (fork sandbox.ForkRequest, err error) 
 // maxFigure bounds the numbers in limits, so that sums do not overflow.
 const maxFigure = 1 << 50
 
-// limitsOf returns the limits that a request asks for. If a field of h is 0, its limit remains as
-// it is in had.
+// limitsOf returns the limits that a request asks for. If a field of h is 0, the limit keeps its
+// earlier value, from the parameter had.
 func limitsOf(h *host, had vm.Limits) (l vm.Limits, err error) {
 	l = had
 	for field, n := range map[string]int64{"Memory": h.Memory, "NanoCpus": h.NanoCPUs, "CpuShares": h.CPUShares,

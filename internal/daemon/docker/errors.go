@@ -85,7 +85,7 @@ func noImage(name string) error {
 	return &missingError{fmt.Sprintf("No such image: %.300s:%.150s", repository, tag), &store.NotFoundError{Tag: name}}
 }
 
-// notFound returns an error with status 404 for other things than containers and images.
+// notFound returns an error with status 404 for things other than containers and images.
 func notFound(format string, args ...any) error {
 	return face.NewError(http.StatusNotFound, fmt.Sprintf(format, args...))
 }

@@ -40,7 +40,7 @@ func imageEvent(action, id, name string) message {
 }
 
 // event announces a change of a container. If the state in i is Stopping, the sandbox has been
-// deleted, and event uses the last description of it. The attributes are pairs of a name and a
+// deleted, and the method uses its last description. The attributes are pairs of a name and a
 // value.
 func (s *Server) event(action string, c *container, i sandbox.Info, attributes ...string) {
 	c.mu.Lock()

@@ -27,7 +27,7 @@ const (
 	maxExecBytes = 32 << 20  // bytes of the commands of all execs
 	itemSize     = 128       // bytes that an argument or a variable takes in addition to its text
 
-	// An exec that was not started within this time may be forgotten, to make room for an exec of
+	// An exec that was not started within this time can be forgotten, to make room for an exec of
 	// another client.
 	startWithin = 5 * time.Minute
 )

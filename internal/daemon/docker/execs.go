@@ -110,7 +110,7 @@ func (x *execs) ofContainer(id string) (list []*exec) {
 	return list
 }
 
-// of returns the ids of a container's running execs.
+// of(id) returns the ids of a container's running execs.
 func (x *execs) of(id string) []string {
 	ids := []string{}
 	for _, e := range x.ofContainer(id) {

@@ -64,7 +64,7 @@ func (s *Server) hijack(w http.ResponseWriter, r *http.Request, tty bool) (*stre
 	return t, nil
 }
 
-// untilRead waits until the client has read all bytes that were sent, but not for ever. docker-py
+// untilRead waits for a limited time until the client has read all bytes that were sent. docker-py
 // loses output that arrives together with the header: it reads the header through a buffer, and the
 // output without the buffer. Docker's daemon starts processes so slowly that this does not happen.
 func (t *stream) untilRead() {
@@ -78,8 +78,8 @@ func (t *stream) untilRead() {
 	})
 }
 
-// poll calls done until it returns true, but not for ever. The interval grows, so that many clients
-// that read nothing take little processor time.
+// poll calls done() until it returns true, or until a time limit. The interval grows, so that many
+// clients that read nothing take little processor time.
 func poll(done func() bool) {
 	const limit, first, last = 10 * time.Second, 200 * time.Microsecond, 100 * time.Millisecond
 	begun, interval := time.Now(), first
@@ -184,9 +184,9 @@ var errDetached = errors.New("the client detaches")
 const inputChunk = 64 << 10
 
 // input passes the client's input to a process until the client's input ends. If closes is true and
-// there is no terminal, input then closes the input of the process. If the process has closed its
-// input, input drops the rest. input returns errDetached if the client types the keys that detach
-// it from a terminal.
+// there is no terminal, it then closes the input of the process. If the process has closed its
+// input, the rest of the client's input is dropped. The error is errDetached if the client types
+// the keys that detach it from a terminal.
 func (t *stream) input(ctx context.Context, p *process, closes bool) error {
 	keys, closed := detachKeys{on: t.tty}, false
 	for buf := make([]byte, inputChunk); ; {
@@ -242,7 +242,7 @@ func (k *detachKeys) filter(p []byte) (out []byte, left bool) {
 	return out, false
 }
 
-// checkDetachKeys refuses other keys than Docker's default.
+// checkDetachKeys refuses keys other than Docker's default.
 func checkDetachKeys(keys string) error {
 	switch strings.ReplaceAll(strings.ToLower(keys), " ", "") {
 	case "", "ctrl-p,ctrl-q":

@@ -20,8 +20,8 @@ type image struct {
 	store.Detail
 }
 
-// The command docker adds the prefixes dockerHub and library to names without a registry. The default tag
-// is latest.
+// The docker command adds the prefixes dockerHub and library to names without a registry. The
+// default tag is latest.
 const (
 	dockerHub = "docker.io/"
 	library   = "library/"
@@ -65,9 +65,9 @@ func tagOf(name string) string {
 }
 
 // imageOf returns the image with a name or an id. The id may be shortened. As in Docker, a whole id
-// always means the image with this id. A shortened id means an image with this id only if no image has
-// the text as its name. But if the text has shortID digits or more, as in the lists of clients, imageOf
-// looks for an id first. Otherwise a snapshot whose tag looks like an id could stand in for another
+// always means the image with this id, and a shortened id means an image only if no image has this
+// text as its name. But if the text has shortID digits or more, as in the lists of clients, imageOf
+// looks for an id first, so that a snapshot whose tag looks like an id cannot stand in for another
 // image.
 func (s *Server) imageOf(r *http.Request, name string) (image, error) {
 	digits, isDigest := strings.CutPrefix(name, digestName+":")
@@ -122,7 +122,7 @@ func (s *Server) imageFrom(view *tenancy.View, d store.Detail) image {
 }
 
 // images returns the images that the client of a request may see, without the fields Ancestors,
-// Dependents and Line. Snapshots that exist only for sandboxes or for the cache of builds are no
+// Dependents and Line. Snapshots that exist only for sandboxes or for the cache of builds are not
 // images.
 func (s *Server) images(r *http.Request) (list []image) {
 	view := s.view(r)

@@ -98,7 +98,7 @@ func summaryOf(r *http.Request, c found) summary {
 }
 
 // mayReadSecrets reports whether the client of a request may read commands and variables. They may
-// contain secrets, and the scope read gives nothing that is inside a sandbox.
+// contain secrets, and the scope read gives no access to anything inside a sandbox.
 func mayReadSecrets(r *http.Request) bool { return auth.From(r.Context()).Need(auth.Run) == nil }
 
 // specFor returns the part of a container's specification that the client of a request may read.

@@ -54,8 +54,8 @@ func answerChange(w http.ResponseWriter, did bool, err error) error {
 	return nil
 }
 
-// startLocked starts a container, and reports whether the container did not run before. The caller
-// holds the container's lock.
+// startLocked starts a container, and reports whether this call has started it: false if it was
+// already running. The caller holds the container's lock.
 func (s *Server) startLocked(ctx context.Context, view *tenancy.View, c *container) (did bool, err error) {
 	i, err := view.Sandbox(c.id)
 	if err != nil {

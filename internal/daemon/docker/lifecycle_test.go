@@ -47,7 +47,7 @@ func awaitFile(t *testing.T, file string) {
 	}
 }
 
-// A restart does not end halfway when the client leaves. Otherwise a container that removes itself
+// A restart does not end halfway when the client leaves. If it did, a container that removes itself
 // would be removed with its data.
 func TestRestartWhenTheClientLeaves(t *testing.T) {
 	r := start(t)
@@ -174,8 +174,8 @@ func TestOutputOfASuspendedContainer(t *testing.T) {
 	}
 }
 
-// The end of the main process is reported even if the guest does not answer, and execs of the
-// container must still be killed.
+// The end of the main process is reported even if execs of the container must still be killed and
+// the guest does not answer.
 func TestSilentGuest(t *testing.T) {
 	var silent atomic.Bool
 	answers := make(chan struct{})

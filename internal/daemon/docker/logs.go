@@ -57,8 +57,8 @@ func timeQuery(r *http.Request, name string) (at time.Time, err error) {
 	return parseTime(name, text)
 }
 
-// parseTime parses seconds of Unix time with an optional fraction. The parameter name is the name
-// of the text in errors.
+// parseTime parses seconds of Unix time with an optional fraction. In errors, the text is called by
+// the given name.
 func parseTime(name, text string) (at time.Time, err error) {
 	whole, fraction, _ := strings.Cut(text, ".")
 	seconds, err := strconv.ParseInt(whole, 10, 64)
@@ -194,7 +194,7 @@ type logWriter struct {
 	rc     *http.ResponseController
 	raw    bool // the output is not divided into frames
 	stamps bool
-	stall  time.Duration               // maximum time for which the client may receive nothing
+	stall  time.Duration               // maximum time for which a write waits for the client
 	within map[agentclient.Stream]bool // whether the last output of a stream ended within a line
 }
 
@@ -221,7 +221,7 @@ func (l *logWriter) write(from agentclient.Stream, at time.Time, text []byte) er
 	return err
 }
 
-// stampFormat has nine digits of the second, so that all times have the same length.
+// stampFormat has nine digits for the fraction of a second, so that all times have the same length.
 const stampFormat = "2006-01-02T15:04:05.000000000Z07:00"
 
 func (l *logWriter) flush() error {

@@ -27,7 +27,7 @@ func digest(text string) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// properName is Docker's rule for names of containers, with a maximum length in addition.
+// properName is Docker's rule for names of containers, plus a maximum length.
 var properName = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.-]{1,127}$`)
 
 // idForm matches the forms in which clients show the ids of containers and images.
@@ -77,7 +77,7 @@ type found struct {
 	info sandbox.Info
 }
 
-// all returns the containers that the client of a request may see. Sandboxes of builds are no
+// all returns the containers that the client of a request may see. Sandboxes of builds are not
 // containers.
 func (s *Server) all(r *http.Request) (list []found) {
 	for _, i := range s.view(r).Sandboxes() {
@@ -94,13 +94,14 @@ func isContainer(i sandbox.Info) bool {
 
 // find returns the container that a request names: by the id of its sandbox, its id, its name, or
 // the beginning of its id, in this order. Names that clients with another prefix have given come
-// last. Otherwise such a client could direct the requests of this client to its own containers.
+// last. If they did not, such a client could direct the requests of this client to its own
+// containers.
 func (s *Server) find(r *http.Request) (found, error) {
 	asked := strings.TrimPrefix(r.PathValue("id"), "/")
 	if asked == "" {
 		return found{}, noContainer(asked)
 	}
-	// The function resolve leaves such an id in the request, so that its handler does not search
+	// The function resolve puts such an id into the request, so that the handler does not search
 	// again. No name has this form.
 	if vmpool.IsID(asked) {
 		if i, err := s.view(r).Sandbox(asked); err == nil && isContainer(i) {

@@ -18,8 +18,8 @@ import (
 	"github.com/forkd/forkd/internal/daemon/docker"
 )
 
-// startUser starts a rig, and returns it for root and for a client with the scope run, who has the
-// image evil.
+// startUser starts a rig, and returns it for root and for a user. The user has the scope run, and
+// the image evil.
 func startUser(t *testing.T, o apirig.Options) (root, user *rig) {
 	t.Helper()
 	o.Tokens = []auth.Token{{Name: "user", Scope: auth.Run}}
@@ -30,7 +30,7 @@ func startUser(t *testing.T, o apirig.Options) (root, user *rig) {
 	return root, user
 }
 
-// No name of an image hides an image with an id.
+// No image name hides another image that a client asks for by its id.
 func TestImageNamesLikeIDs(t *testing.T) {
 	root, user := startUser(t, apirig.Options{})
 	id := root.imageID("a.b")
@@ -256,7 +256,8 @@ func TestTagsOfDeletedSnapshot(t *testing.T) {
 	r.call("GET", "/images/other/json", "", 404, nil)
 }
 
-// The record of a container stays small, whatever its command is. Otherwise its name would be lost.
+// The record of a container stays small, whatever its command is. With a record that is too long,
+// the container's name would be lost.
 func TestLongError(t *testing.T) {
 	r := start(t)
 	for _, program := range []string{strings.Repeat("b", 8000), strings.Repeat("/a", 3000)} {
@@ -275,7 +276,8 @@ func TestLongError(t *testing.T) {
 	}
 }
 
-// The history of an image has the images on which it builds, whether it is named or has its id.
+// The history of an image has the images on which it builds, whether the request has its name or
+// its id.
 func TestHistory(t *testing.T) {
 	r := start(t)
 	r.create("?name=box", "")

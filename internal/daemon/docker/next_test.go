@@ -22,7 +22,7 @@ func (r *rig) next() *docker.Server {
 	return r.nextWith(func() {})
 }
 
-// nextWith is like next, and calls between while no server runs.
+// nextWith is like next, but it calls between() while no server runs.
 func (r *rig) nextWith(between func()) *docker.Server {
 	r.t.Helper()
 	r.Docker.Close()
@@ -70,8 +70,9 @@ func (r *rig) sandboxOf(container string) string {
 	return c.ForkdSandbox
 }
 
-// Before a command begins, the record says that the command may run. If a daemon is killed while it
-// starts a command, the next daemon finds the process and does not start the command again.
+// Before a command begins, the record says that the command may be running. If a daemon is killed
+// while it starts a command, the next daemon finds the process and does not start the command
+// again.
 func TestDaemonKilledWhileItStartsACommand(t *testing.T) {
 	r := start(t)
 	dir := t.TempDir()
@@ -133,7 +134,7 @@ func TestDaemonKilledWhileItCreatesAContainer(t *testing.T) {
 	}
 }
 
-// A process that has ended before the next daemon looks for it has an unknown exit code.
+// If a process has ended before the next daemon looks for it, its exit code is unknown.
 func TestProcessThatIsNotFound(t *testing.T) {
 	r := start(t)
 	r.running("?name=job")

@@ -14,7 +14,7 @@ import (
 	"github.com/forkd/forkd/internal/host/agentclient"
 )
 
-// Bounds on the output of a process that is kept for later readers, in bytes.
+// Bounds on the output that is kept for later readers, in bytes.
 const (
 	maxLog   = 1 << 20  // of a container's main process
 	maxLine  = 16 << 10 // of an entry
@@ -34,8 +34,7 @@ func (e *entry) isComplete() bool {
 
 // output passes the output of a process to its readers, and keeps the end of it. The process waits
 // for a reader that is slow, until the reader's connection is closed. After a process is killed, it
-// waits at most rushTime for all of its readers together. Otherwise slow readers could hide its
-// end.
+// waits at most rushTime for all of its readers together, so that slow readers cannot hide its end.
 type output struct {
 	limit int // bytes to keep
 
@@ -84,7 +83,7 @@ func (o *output) readAll() ([]entry, *reader, error) {
 	return append(older, kept...), r, nil
 }
 
-// read is like readAll, without the output in the file.
+// read is like readAll, but without the output in the file.
 func (o *output) read() ([]entry, *reader) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -152,9 +151,9 @@ func (r *reader) offer(c chunk) {
 // rushTime is the maximum time for which a killed process waits for its readers.
 const rushTime = 5 * time.Second
 
-// rush limits the time for which a killed process waits for its readers. If the channel ended is
-// closed, the process has ended, and rush does nothing. Otherwise it would limit the time of the
-// next process with this output.
+// rush limits the time for which a killed process waits for its readers. If ended is closed, the
+// process has already ended. Then rush does nothing, because it would limit the time of the next
+// process with this output.
 func (o *output) rush(ended <-chan struct{}) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

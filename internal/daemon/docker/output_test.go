@@ -217,7 +217,7 @@ func texts(t *testing.T, o *output) (text string) {
 	return text
 }
 
-// Output in a file takes no memory, and remains before later output.
+// Output in a file takes no memory, and still comes before later output.
 func TestStoredOutput(t *testing.T) {
 	const most = 64 << 10
 	o := newOutput(most)
@@ -280,7 +280,7 @@ func TestStoredOutput(t *testing.T) {
 	}
 }
 
-// poll calls its function rarely, and not for ever.
+// poll calls its function rarely, and only until a time limit.
 func TestPoll(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		asked, begun := 0, time.Now()

@@ -94,8 +94,8 @@ func portOf(field, name string) (uint16, error) {
 	return uint16(n), nil
 }
 
-// check refuses bindings that other hosts could reach. A published port needs no token or signed
-// URL, which all other ways to a port need.
+// check refuses bindings that other hosts could reach. A published port needs no token and no
+// signed URL, unlike all other ways to a port.
 func (b *binding) check() error {
 	if b.HostIP != "" && b.HostIP != loopback && b.HostIP != loopback6 {
 		return unsupported("HostConfig.PortBindings: HostIp "+b.HostIP,
@@ -123,8 +123,9 @@ func firstPort() int {
 	return n
 }
 
-// mayPublish refuses ports of the host below first to clients without the scope admin. Otherwise a
-// client could take the port of a server of the host that is not running at the moment.
+// mayPublish refuses ports of the host below first to clients without the scope admin. Without this
+// rule, a client could take the port of one of the host's servers that is not running at the
+// moment.
 func mayPublish(who auth.Principal, list []publication, first int) error {
 	for _, p := range list {
 		n, err := strconv.Atoi(p.HostPort)

@@ -71,9 +71,9 @@ type command struct {
 	stdin     bool
 }
 
-// begin starts a process and follows it in a goroutine. The function ended is called at the end of
-// the process, before p.ended is closed. begin returns nil when the process runs, or an error that
-// says why it could not be started.
+// begin starts a process and follows it in a goroutine. It calls ended() at the end of the process,
+// before p.ended is closed. begin returns nil when the process runs, or an error that says why it
+// could not be started.
 func (s *Server) begin(p *process, cmd command, ended func()) error {
 	s.tasks.Go(func() {
 		p.finish(s.run(p, cmd))
@@ -89,7 +89,7 @@ func (s *Server) begin(p *process, cmd command, ended func()) error {
 
 // follow follows a process that an earlier daemon has started, until the process ends. If pid is 0,
 // the earlier daemon has not recorded the PID of the process. follow then searches for the process,
-// and calls the function found with its PID.
+// and calls found(pid) with its PID.
 func (s *Server) follow(p *process, pid uint32, args []string, found func(pid uint32), ended func()) {
 	p.started(pid)
 	s.tasks.Go(func() {
@@ -158,9 +158,9 @@ func (p *process) started(pid uint32) {
 	}
 }
 
-// awaitStart waits until the process has started, or has ended. A signal to an earlier process would
-// be lost: the container's record says "running" shortly before the process starts, and also before
-// a new daemon has found the process.
+// awaitStart waits until the process has started, or has ended. A signal before that would be lost:
+// the container's record says "running" shortly before the process starts, and also before a new
+// daemon has found the process.
 func (p *process) awaitStart(ctx context.Context) error {
 	select {
 	case <-p.running:

@@ -22,8 +22,8 @@ import (
 // authHeader carries the client's credentials for the registry, as base64 of JSON.
 const authHeader = "X-Registry-Auth"
 
-// pull builds a snapshot that boots from a container image in a registry. It does not compare an
-// image that exists already with the registry.
+// pull builds a snapshot that boots from a container image in a registry. If the image exists
+// already, pull does not compare it with the registry.
 func (s *Server) pull(w http.ResponseWriter, r *http.Request) error {
 	q := r.URL.Query()
 	from, tag := q.Get("fromImage"), q.Get("tag")
@@ -79,9 +79,9 @@ func (s *Server) pull(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// isTrusted reports whether a pull may take an image that exists already for the image of the
-// registry. Either a pull has made the image, or an administrator or the client itself has given it
-// this name. Every client that may branch a sandbox can make a snapshot with the tag.
+// isTrusted reports whether a pull may treat an existing image as the registry's image. To be
+// trusted, the image must have been made by a pull, or named by an administrator or by the client
+// itself. Every client that may branch a sandbox can make a snapshot with the tag.
 func (s *Server) isTrusted(r *http.Request, full string, img image) bool {
 	a, ok := s.alias(s.view(r), full)
 	return ok && a.ID == img.Detail.ID && (a.Admin || a.Who == auth.From(r.Context()).Who)
@@ -140,8 +140,8 @@ func reference(full string) string {
 var notInTag = regexp.MustCompile(`[^A-Za-z0-9_.-]+`)
 
 // pulledTag returns the tag of the snapshot for a pulled image. If no snapshot can have the name of
-// the image as its tag, the tag ends with random characters. Otherwise a client could make a
-// snapshot with this tag, and the image could not be pulled.
+// the image as its tag, the tag ends with random characters. If they could be predicted, a client
+// could make a snapshot with this tag, and the image could not be pulled.
 func pulledTag(full string) string {
 	if tag := tagOf(full); tag != "" {
 		return tag
@@ -177,7 +177,7 @@ func loginOf(r *http.Request, full string) (map[string]build.Login, error) {
 type progress struct {
 	w     http.ResponseWriter
 	rc    *http.ResponseController
-	stall time.Duration // maximum time for which the client may receive nothing
+	stall time.Duration // maximum time for which a write waits for the client
 	gone  func()        // called when the client has left; may be nil
 
 	mu    sync.Mutex

@@ -87,7 +87,7 @@ func TestPullOfATakenTag(t *testing.T) {
 	}
 }
 
-// A client cannot block the pull of an image with the tag that the pull would choose.
+// A client cannot block the pull of an image by taking the tag that the pull would choose.
 func TestPullWithATakenSnapshot(t *testing.T) {
 	root, _ := startUser(t, apirig.Options{Images: []string{"docker.io/team/app:latest"}})
 	sum := sha256.Sum256([]byte("team/app:latest"))
@@ -195,7 +195,7 @@ func TestPorts(t *testing.T) {
 	}
 }
 
-// Connections to a published port take places of strangers, and none of the container's owner.
+// Connections to a published port take places of strangers, not places of the container's owner.
 func TestStrangersAtPublishedPorts(t *testing.T) {
 	r := startWith(t, apirig.Options{Limits: face.Limits{SignedPerSandbox: 1, StreamsPerSandbox: 1}})
 	guest := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {

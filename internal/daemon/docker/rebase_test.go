@@ -62,7 +62,7 @@ func TestRebaseOfHostileArchives(t *testing.T) {
 	}
 }
 
-// free is the argument of rebase for its parameter take. It counts nothing.
+// free is passed to rebase as its last argument. It counts nothing.
 func free(int) error { return nil }
 
 // A hostile guest does not make a client write to the target of a link.

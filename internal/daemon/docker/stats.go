@@ -168,7 +168,8 @@ func hostCPU() (uint64, error) {
 	}
 	line, _, _ := bytes.Cut(p, []byte("\n"))
 	words := strings.Fields(string(line))
-	// The first time of guests has this index, after user, nice, system, idle, iowait, irq, softirq and steal.
+	// The first guest time has this index, after user, nice, system, idle, iowait, irq, softirq and
+	// steal.
 	const guest = 9
 	if len(words) < 2 || words[0] != "cpu" {
 		return 0, fmt.Errorf("/proc/stat begins with %.40q", line)

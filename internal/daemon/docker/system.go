@@ -17,7 +17,7 @@ func (s *Server) ping(w http.ResponseWriter, _ *http.Request) error {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	w.Header().Set("Cache-Control", "no-cache, no-store, must-revalidate")
 	w.Header().Set("Pragma", "no-cache")
-	w.Header().Set("Builder-Version", "1") // the classic builder, whose requests unserved refuses by name
+	w.Header().Set("Builder-Version", "1") // the classic builder; unserved() refuses its requests by name
 	_, _ = w.Write([]byte("OK"))           // fails only if the client has left
 	return nil
 }

@@ -23,10 +23,10 @@ import (
 	"github.com/forkd/forkd/internal/host/tenancy"
 )
 
-// tags has the names of images that are not the tags of their snapshots, and stores them in a file.
+// tags has those names of images that differ from their snapshots' tags, and stores them in a file.
 // These are names that clients have given with docker tag or docker commit, and names that no
 // snapshot can have. It also has the names of all pulled images. Such a name takes precedence over
-// a snapshot with this tag that existed before the name was given. The name is removed when its
+// a snapshot that has this tag and existed before the name was given. The name is removed when its
 // snapshot is deleted. A new snapshot with this tag takes the name, unless an administrator has
 // given the name.
 type tags struct {
@@ -188,8 +188,9 @@ func (t *tags) set(a alias, mayChange func(old alias) error) error {
 	})
 }
 
-// checkShare returns an error if a list has more than most names, or more names of the given client than its
-// share. In the error, the argument "of" says to which images the names lead.
+// checkShare returns an error if a list has more names than the limit most, or if the given client
+// has more of them than its share. In the error, the argument "of" says to which images the names
+// lead.
 func checkShare(list []alias, who string, most int, of string) error {
 	given := 0
 	for _, a := range list {
@@ -226,11 +227,11 @@ func sees(view *tenancy.View, a alias) bool {
 	return (a.Made || view.MayName("repo", a.Name) == nil) && !isTaken(view, a)
 }
 
-// isTaken reports whether a snapshot has taken the name of an alias. Such a snapshot has the name as its
-// tag, and did not exist when the client gave the name. If an alias kept its name, a client could give its
-// alias a free name, and get the containers of all clients that want a later snapshot with this tag. A
-// snapshot never takes a name that an administrator has given. Otherwise every client that may branch a
-// sandbox could take the name.
+// isTaken reports whether a snapshot has taken the name of an alias. Such a snapshot has the name
+// as its tag, and did not exist when the client gave the name. If an alias kept its name, a client
+// could give its alias a free name, and so get the containers of all clients that want a snapshot
+// made later with this tag. A snapshot never takes a name that an administrator has given. If it
+// did, every client that may branch a sandbox could take such a name.
 func isTaken(view *tenancy.View, a alias) bool {
 	tag := tagOf(a.Name)
 	if tag == "" || a.Admin {

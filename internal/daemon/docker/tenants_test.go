@@ -22,7 +22,7 @@ func (c carrying) RoundTrip(r *http.Request) (*http.Response, error) {
 	return c.RoundTripper.RoundTrip(r)
 }
 
-// as returns the rig for a client with the token of the given name.
+// as(token) returns the rig for a client with the token of the given name.
 func (r *rig) as(token string) *rig {
 	client := *r
 	client.http = &http.Client{Transport: carrying{r.http.Transport, r.Tokens[token]}}
@@ -58,7 +58,7 @@ func (r *rig) idOf(name string) string {
 func TestNamesOfOthers(t *testing.T) {
 	root, a, b := startTenants(t)
 	ofRoot := root.create("?name=db", "")
-	mine := a.create("?name=db", ofA) // a conflict would tell that root has this name
+	mine := a.create("?name=db", ofA) // a conflict would reveal that root has this name
 	if root.idOf("db") != ofRoot || a.idOf("db") != mine {
 		t.Error("a name of another client comes before the client's own")
 	}
@@ -102,7 +102,7 @@ func TestNamesLikeIDs(t *testing.T) {
 	r.call("POST", "/containers/two/rename?name=0123456789abcdef0123456789abcdef", "", 204, nil) // a UUID
 }
 
-// Names stay free after a failed creation, and after their containers.
+// A name is free again after a failed creation, and after the removal of its container.
 func TestFreeNames(t *testing.T) {
 	r := start(t)
 	r.call("POST", "/containers/create?name=x1", `{"Image":"a.b","Labels":{"":"1"}}`, 400, nil)
@@ -113,7 +113,8 @@ func TestFreeNames(t *testing.T) {
 	r.create("?name=x2", "")
 }
 
-// A client with a prefix sees no names that others have given to an image that it may use.
+// A client may use an image to which other clients have given names. With a prefix, the client does
+// not see these names.
 func TestImageNamesOfOthers(t *testing.T) {
 	root, a, b := startTenants(t)
 	root.call("POST", "/images/a.b/tag?repo=customer/secret", "", 201, nil)

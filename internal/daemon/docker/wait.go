@@ -51,7 +51,7 @@ func (s *Server) wait(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// waitFor waits for the end of a container, and returns its exit code. The parameter before is the
+// waitFor waits for the end of a container, and returns its exit code. Its last argument is the
 // container's state at the time of the request.
 func (s *Server) waitFor(ctx context.Context, c *found, condition string, before state) (int, error) {
 	view := s.Face.View(ctx)
@@ -117,9 +117,9 @@ func (s *Server) watch() {
 	}
 }
 
-// changed wakes the clients that wait for a container. If the sandbox is suspended or has ended,
-// changed moves the output of the container to a file, because such a container must not take
-// memory of the host.
+// changed wakes the clients that wait for a container. If the sandbox is suspended or has ended, it
+// also moves the output of the container to a file, because such a container must not take memory
+// of the host.
 func (s *Server) changed(c *container, isAtRest bool) {
 	c.notify()
 	if !isAtRest {

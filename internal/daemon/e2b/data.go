@@ -96,7 +96,7 @@ func (a *Server) sharedData(w http.ResponseWriter, r *http.Request) {
 func (a *Server) data(w http.ResponseWriter, r *http.Request, route inbound.Route) {
 	e := audit.From(r.Context())
 	e.Route = dataRoute
-	if vmpool.IsID(route.ID) { // otherwise a client without a token could write any text into the log
+	if vmpool.IsID(route.ID) { // without this check, a stranger could write any text into the log
 		e.Sandbox, e.Host = route.ID, fmt.Sprintf("%d-%s", route.Port, route.ID)
 	}
 	if !route.Agent {

@@ -43,8 +43,8 @@ func sign(path, operation, user, token string, end int64) string {
 }
 
 // A file of a signed URL is served at the daemon's own address. An HTML page there gets an opaque
-// origin. Otherwise its scripts would have the daemon's origin, and a daemon without tokens accepts
-// requests from its own origin.
+// origin. Without that, its scripts would have the daemon's origin, and a daemon without tokens
+// accepts requests from its own origin.
 func TestSignedPageHasNoOrigin(t *testing.T) {
 	r := start(t)
 	b := r.create(simple)
@@ -274,7 +274,8 @@ func TestCodeInterpreterWantsAToken(t *testing.T) {
 	}
 }
 
-// A client that has only a signed URL and reads slowly takes no place of a client with a token.
+// A client that has only a signed URL and reads slowly takes no place away from clients with a
+// token.
 func TestStrangersTakeNobodysPlaces(t *testing.T) {
 	r := startWith(t, apirig.Options{Limits: face.Limits{Calls: 3, PerSandbox: 2}})
 	b := r.create(simple)

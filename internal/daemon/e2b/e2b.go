@@ -89,7 +89,7 @@ const apiLabel = "api."
 // IsHost reports whether a host name below the daemon's domain is the control plane's.
 func IsHost(host string) bool { return strings.HasPrefix(strings.ToLower(host), apiLabel) }
 
-// Serves reports whether a request at the daemon's own address is for E2B's API. It judges by the
+// Serves reports whether a request at the daemon's own address is for E2B's API. It decides by the
 // path, or by a header that names a sandbox.
 func (a *Server) Serves(r *http.Request) bool {
 	return isControl(r.URL.Path) || NamesSandbox(r) || r.URL.Path == "/files"
@@ -237,7 +237,7 @@ func (a *Server) control(w http.ResponseWriter, r *http.Request) {
 }
 
 // identify returns the principal of a request, by its API key. If no key is required, it refuses
-// requests that a web page of another origin makes a browser send; see face.Face.CheckOrigin.
+// requests that a browser sends for a web page of another origin; see face.Face.CheckOrigin.
 func (a *Server) identify(r *http.Request) (auth.Principal, error) {
 	if err := a.Face.CheckOrigin(r, a.hosts...); err != nil {
 		return auth.Principal{}, err

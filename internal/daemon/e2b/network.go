@@ -29,7 +29,7 @@ type networkConfig struct {
 	DNS []string `json:"dnsServers,omitempty"`
 }
 
-// strictConfig is a networkConfig in a request. Unlike other parts of requests, it may have no
+// strictConfig is a networkConfig in a request. Unlike other parts of requests, it must not have
 // unknown fields, because a newer field could restrict the network more than forkd would.
 type strictConfig struct{ networkConfig }
 
@@ -129,7 +129,7 @@ func (a *Server) settingFor(r *http.Request, tag string, c *networkConfig, offli
 	return asked, nil
 }
 
-// networkRequest is the body of setNetwork. Like a strictConfig, it may have no unknown fields.
+// networkRequest is the body of setNetwork. Like a strictConfig, it must not have unknown fields.
 type networkRequest struct{ networkFields }
 
 type networkFields struct {

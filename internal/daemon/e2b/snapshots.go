@@ -231,8 +231,8 @@ func (a *Server) template(w http.ResponseWriter, r *http.Request) error {
 }
 
 // templatePart answers two routes of E2B that a ServeMux cannot distinguish.
-// /templates/aliases/NAME describes the template with a name. /templates/ID/tags lists the tags of
-// a template.
+// /templates/aliases/NAME describes the template NAME. /templates/ID/tags lists the tags of a
+// template.
 func (a *Server) templatePart(w http.ResponseWriter, r *http.Request) error {
 	id, what := r.PathValue("id"), r.PathValue("what")
 	name := id

@@ -60,8 +60,9 @@ func OpenTags(path string) (*Tags, error) {
 	return t, nil
 }
 
-// of returns the assigned tags of the template with the given name. If tag is not empty, the method
-// returns only this tag. It does not wait for a change that is being written to the file.
+// of(name, tag) returns the assigned tags of the template with the given name. If tag is not empty,
+// the method returns only this tag. It does not wait for a change that is being written to the
+// file.
 func (t *Tags) of(name, tag string) []record.TemplateTag { return assigned(*t.all.Load(), name, tag) }
 
 // assigned returns those tags of a list that belong to the template with the given name. If tag is
@@ -140,7 +141,7 @@ func (t tagger) find(name, tag string) string {
 // name, or remove the assignment. Every client may assign a free tag. Other tags may be changed by
 // the client that has assigned them, and by clients that may delete templates. A tag that differs
 // only in case from the tag of a snapshot is not free, because Server.existing leads to the
-// snapshot. The parameter all lists all assigned tags.
+// snapshot. The first argument lists all assigned tags.
 func (t tagger) mayAssign(all []record.TemplateTag, name, tag string) error {
 	own := snapshotTag(name, tag)
 	if err := t.view.MayName("tags", own); err != nil {
@@ -189,7 +190,7 @@ func (t tagger) assign(name string, tags []string, of store.Detail) error {
 	})
 }
 
-// made is called when a build has ended with a snapshot. It assigns the tags of the build to the
+// made() is called when a build has ended with a snapshot. It assigns the tags of the build to the
 // snapshot, in place of older assignments. The first tag is the snapshot's own, so it is not
 // assigned.
 func (t tagger) made(name string, tags []string, snapshot string) error {

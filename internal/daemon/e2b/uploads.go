@@ -109,7 +109,7 @@ type steady struct {
 	body  io.Reader
 	rc    interface{ SetReadDeadline(time.Time) error }
 	end   time.Time
-	stall time.Duration // in each interval of this length, the number of bytes in the field least must arrive
+	stall time.Duration // in each interval of this length, as many bytes as the field least says must arrive
 	least int64
 
 	left time.Duration // remaining time of the present interval

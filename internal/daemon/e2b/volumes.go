@@ -19,8 +19,9 @@ const contentRoot = "volumecontent"
 // this package does not serve these files; the SDKs require a token.
 const contentToken = "none"
 
-// noContentDomain is reported as the domain of the files of volumes if the daemon has no domain. It
-// does not exist. Without it, the SDKs would send the files to E2B's own servers.
+// noContentDomain is reported as the domain of the files of volumes if the daemon has no domain.
+// This domain does not exist. Without any domain, the SDKs would send the files to E2B's own
+// servers.
 const noContentDomain = "volumes.forkd.invalid"
 
 // volumeInfo describes a volume in a list.
@@ -122,9 +123,9 @@ func mountsFor(list []mounts.Mount) (out []volumeMount) {
 // isContent reports whether a path belongs to E2B's API for the files of volumes.
 func isContent(path string) bool { return isBelow(path, contentRoot) }
 
-// refuseContent answers a request for the files of a volume. The host never reads the file system of a
-// volume, because a guest may have written it. The answer is the same for every client and volume,
-// and in E2B's API for files, the code in an error is a string.
+// refuseContent answers a request for the files of a volume. The host never reads the file system
+// of a volume, because a guest may have written it. The answer is the same for every client and
+// volume. The code in it is a string, as in all errors of E2B's API for files.
 func refuseContent(w http.ResponseWriter, r *http.Request) {
 	face.LetGo(w) // the body may be a large file
 	p, _ := json.Marshal(map[string]string{"code": "not_implemented", "message": r.Method + " " + r.URL.Path +

@@ -263,8 +263,8 @@ func (f *Face) Fail(w http.ResponseWriter, r *http.Request, err error) {
 	f.FailAs(w, r, err, StatusOf(err), WriteProblem)
 }
 
-// FailAs is like Fail, but sends the given status, and calls the function write instead of
-// WriteProblem. It logs errors with a status of 500 and above.
+// FailAs is like Fail, but sends the given status, and calls write() instead of WriteProblem. It
+// logs errors with a status of 500 and above.
 func (f *Face) FailAs(w http.ResponseWriter, r *http.Request, err error, status int,
 	write func(http.ResponseWriter, error)) {
 	if isOurs(status, err) && r.Context().Err() == nil {
@@ -323,7 +323,7 @@ const (
 	drainTime = 10 * time.Second
 )
 
-// drain sends the answer and then reads the rest of the request's body. Otherwise a client that
+// drain sends the answer and then reads the rest of the request's body. Without that, a client that
 // sends its whole body before it reads would receive a connection reset instead of the answer. The
 // answer must have the header Connection: close.
 func drain(w http.ResponseWriter, r *http.Request) {

@@ -5,8 +5,8 @@ import (
 	"fmt"
 )
 
-// NodeError says that a node of a cluster did not answer a request of a router. It does not unwrap to
-// Err, whose code would hide its own.
+// NodeError says that a node of a cluster did not answer a request of a router. It does not unwrap
+// to Err, because the code of Err would hide the code of the NodeError.
 type NodeError struct {
 	Node string
 	Sent bool // the node may have executed the request

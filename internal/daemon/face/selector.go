@@ -13,7 +13,7 @@ const maxSelectors = 64
 // value.
 type Selector []string
 
-// Check reports an error in a selector. The parameter field names the selector in the error.
+// Check reports an error in a selector. In the error, the selector is called by the given name.
 func (s Selector) Check(field string) error {
 	if len(s) > maxSelectors {
 		return invalid.Errorf(field, "%d of them: want at most %d", len(s), maxSelectors)

@@ -82,9 +82,9 @@ func (p *Proxy) hasToken(authorization string) bool {
 	return basic && (p.IsToken(user) || p.IsToken(password))
 }
 
-// contain removes the headers of an answer whose effect goes beyond the guest's port. If a
-// page is at an address of the daemon itself, contain also makes the page's origin opaque. Otherwise
-// the page would have the daemon's origin.
+// contain removes the headers of an answer whose effect goes beyond the guest's port. If a page is
+// at an address of the daemon itself, contain also makes the page's origin opaque, so that the page
+// does not have the daemon's origin.
 func contain(resp *http.Response, in *http.Request, route *Route) {
 	h := resp.Header
 	h.Del(ErrorHeader)
@@ -226,8 +226,8 @@ func climbs(path string) bool {
 	return false
 }
 
-// ownCookies limits the cookies of an answer to the host that sends the answer. Otherwise a guest
-// could set cookies for the domain that all sandboxes share.
+// ownCookies limits the cookies of an answer to the host that sends the answer. Without this limit,
+// a guest could set cookies for the domain that all sandboxes share.
 func ownCookies(resp *http.Response) {
 	if len(resp.Header["Set-Cookie"]) == 0 {
 		return

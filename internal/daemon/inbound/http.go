@@ -169,7 +169,7 @@ type requestBody struct {
 
 	mu   sync.Mutex
 	rc   *http.ResponseController
-	left bool // the handler is about to return, so rc may no longer be used
+	left bool // the handler is about to return, so rc must no longer be used
 }
 
 func (b *requestBody) Read(p []byte) (int, error) {
@@ -193,8 +193,8 @@ func (b *requestBody) isLeft() bool {
 	return b.left
 }
 
-// forsake makes a Read of the remaining body fail at once. Otherwise the transport would wait for
-// the client's data although the guest has closed the connection.
+// forsake makes a Read of the remaining body fail at once. Without this, the transport would wait
+// for the client's data although the guest has closed the connection.
 func (b *requestBody) forsake() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -234,9 +234,9 @@ type answer struct {
 	hijacked func(*clientConn) // called with the client's connection after an upgrade
 }
 
-// last makes the server close the connection after the answer, unless the answer has begun.
-// Otherwise the server would parse the rest of the body as the next request. Behind a reverse
-// proxy, the rest of the body could be mistaken for the request of another client.
+// last() makes the server close the connection after the answer, unless the answer has begun. On an
+// open connection, the server would parse the rest of the body as the next request. Behind a
+// reverse proxy, the rest of the body could be mistaken for the request of another client.
 func (a *answer) last() {
 	if a.http1 && !a.begun {
 		a.Header().Set("Connection", "close")

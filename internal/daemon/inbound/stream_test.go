@@ -77,7 +77,7 @@ func TestHTTPStreamsBothWays(t *testing.T) {
 	}
 }
 
-// A gRPC server that fails sends status and metadata in the header of an answer without a body.
+// If a gRPC server fails, it sends status and metadata in the header of an answer without a body.
 // Status and metadata reach the client as trailers, where a client of gRPC looks for them.
 func TestGRPCAnswerWithoutABody(t *testing.T) {
 	guest := serve(t, func(w http.ResponseWriter, r *http.Request) {

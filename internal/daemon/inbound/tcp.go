@@ -13,7 +13,7 @@ import (
 const protocol = "tcp"
 
 // TCP turns the connection of a request into a connection to the port: it upgrades to "tcp" and
-// then carries bytes. The two directions end separately. The result answered is as in Proxy.HTTP.
+// then carries bytes. The two directions end separately. For the result answered, see Proxy.HTTP.
 func (p *Proxy) TCP(w http.ResponseWriter, r *http.Request, dial Dial) (answered bool, err error) {
 	if r.ProtoMajor != 1 || r.ContentLength != 0 || !asksFor(r.Header, protocol) {
 		w.Header().Set("Connection", "Upgrade")
@@ -54,9 +54,9 @@ func (p *Proxy) TCP(w http.ResponseWriter, r *http.Request, dial Dial) (answered
 // Stream is a connection of a client whose directions can be closed separately.
 type Stream = halfConn
 
-// Carry connects a stream of a client to the port. When the port is connected, Carry calls the
-// function accept. This function returns the stream, and a channel that is closed when the client
-// has closed the stream. Carry reports whether it has called accept.
+// Carry connects a stream of a client to the port. When the port is connected, Carry calls
+// accept(), which returns the stream, and a channel that is closed when the client has closed the
+// stream. Carry reports whether it has called accept.
 func (p *Proxy) Carry(ctx context.Context, dial Dial, accept func() (Stream, <-chan struct{}, error)) (accepted bool,
 	err error) {
 	ctx, cancel := context.WithCancelCause(ctx)

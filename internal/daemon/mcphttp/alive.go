@@ -9,8 +9,8 @@ import (
 // comment is a comment in a stream of server-sent events. Clients skip it.
 const comment = ": keepalive\n\n"
 
-// aliveWriter writes a comment into a stream of events after each interval without output.
-// Otherwise clients and proxies could conclude that the connection of a long call is dead.
+// aliveWriter writes a comment into a stream of events after each interval without output. Without
+// these comments, clients and proxies could conclude that the connection of a long call is dead.
 type aliveWriter struct {
 	http.ResponseWriter
 
@@ -22,9 +22,9 @@ type aliveWriter struct {
 	ended  bool
 }
 
-// alive returns the writer for a handler, and a function. The caller must call this function when
-// the handler has returned. If a comment cannot be written because the client has left, the writer
-// calls the function gone.
+// alive returns the writer for a handler, and a function that the caller must call when the handler
+// has returned. If a comment cannot be written because the client has left, the writer calls
+// gone().
 func alive(w http.ResponseWriter, every time.Duration, gone func()) (*aliveWriter, func()) {
 	a := &aliveWriter{ResponseWriter: w, header: http.Header{}, every: every}
 	a.mu.Lock()
@@ -37,9 +37,9 @@ func alive(w http.ResponseWriter, every time.Duration, gone func()) (*aliveWrite
 	return a, a.end
 }
 
-// say writes a comment. If the handler has written nothing yet, say begins a stream of events. The
-// handler's own answer will be a stream too, because only errors have another form, and the handler
-// returns errors at once.
+// say writes a comment. If the handler has written nothing yet, say() first begins a stream of
+// events. The handler's own answer will be a stream too, because only errors have another form, and
+// the handler returns errors at once.
 func (a *aliveWriter) say() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -194,8 +194,8 @@ func posted(t *testing.T, body string) *http.Request {
 	return r
 }
 
-// Whatever the API and its guests answer, the answer to a message is bounded. The memory that the
-// answer takes while the client does not read is also bounded.
+// Whatever the API and its guests answer, the answer to a message is bounded. While the client does
+// not read, the memory that the answer takes is also bounded.
 func TestAnswersAreBounded(t *testing.T) {
 	box := func(more ...any) map[string]any {
 		in := map[string]any{"sandbox_id": "sb-1"}

@@ -253,8 +253,8 @@ var newest = map[string]string{"Mcp-Protocol-Version": "2026-07-28", "Mcp-Method
 
 const listTools = `{"jsonrpc":"2.0","id":1,"method":"tools/list"}`
 
-// Messages that no client of the protocol would send, and messages that a web page makes a browser
-// send, are refused.
+// Messages that no client of the protocol would send, and messages that a browser sends for a web
+// page, are refused.
 func TestWrongMessages(t *testing.T) {
 	rig := start(t)
 	for name, test := range map[string]struct {

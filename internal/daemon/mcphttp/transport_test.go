@@ -15,8 +15,8 @@ import (
 	"github.com/forkd/forkd/internal/daemon/auth"
 )
 
-// over returns a client whose requests are answered by h in this process. The requests belong to a
-// message with a token.
+// over(h) returns a client whose requests are answered by h in this process. The requests belong to
+// a message with a token.
 func over(h http.HandlerFunc) *http.Client { return overWith(h, slog.New(slog.DiscardHandler)) }
 
 func overWith(h http.HandlerFunc, log *slog.Logger) *http.Client {

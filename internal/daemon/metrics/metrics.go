@@ -55,7 +55,7 @@ type Metrics struct {
 	source    Source
 
 	made atomic.Uint64 // number of children that became ready
-	took atomic.Int64  // nanoseconds; sum of the times that the children in made took
+	took atomic.Int64  // nanoseconds; sum of the times that these children took
 }
 
 // buckets returns bounds from 1 ms (a fork from a full pool) to a minute (an emulated host under

@@ -18,8 +18,8 @@ type Router struct {
 	nodes    func() map[string]bool
 }
 
-// NewRouter returns the metrics of a router. The function nodes is called when metrics are collected.
-// It returns for each node whether the router can use it.
+// NewRouter returns the metrics of a router. When they are collected, they call nodes(), which
+// returns for each node whether the router can use it.
 func NewRouter(nodes func() map[string]bool) *Router {
 	m := &Router{
 		registry: prometheus.NewRegistry(),

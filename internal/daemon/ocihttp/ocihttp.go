@@ -81,7 +81,7 @@ func New(f *face.Face, h *hub.Hub) *Server {
 // after the name distinguishes such a path from paths of E2B's API, which also begin with /v2/.
 var form = regexp.MustCompile(`^/v2/[^/]+/(manifests|blobs|referrers|tags)/`)
 
-// ofE2B matches the path of E2B's API that has this form if the id of a template is the name of
+// ofE2B matches the path of E2B's API that also has this form, if a template's id is the name of
 // such a part. The distribution API has no such path, because a reference has no slash.
 var ofE2B = regexp.MustCompile(`^/v2/templates/[^/]+/builds/[^/]+$`)
 
@@ -230,7 +230,8 @@ func (p paced) Write(b []byte) (int, error) {
 	return p.ResponseWriter.Write(b)
 }
 
-// referrers answers with the signatures of a snapshot or, if the client asks for them, with its hot frames.
+// referrers answers with a snapshot's signatures, or with its hot frames if the client asks for
+// those.
 func (s *Server) referrers(w http.ResponseWriter, r *http.Request) error {
 	return s.serve(r, func(who, tag string) error {
 		out := oci.Index{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: oci.MediaTypeImageIndex,
@@ -277,7 +278,7 @@ func (s *Server) tags(w http.ResponseWriter, r *http.Request) error {
 
 var errNoRoute = errors.New("no such route")
 
-// other answers requests that match no other route.
+// other() answers requests that match no other route.
 func (s *Server) other(_ http.ResponseWriter, r *http.Request) error {
 	if r.Method == http.MethodGet || r.Method == http.MethodHead {
 		return errNoRoute

@@ -88,7 +88,7 @@ func isCode(t *testing.T, err error, code, text string) {
 	}
 }
 
-// none fails the test if a daemon has a snapshot.
+// none(t, r) fails the test if a daemon has a snapshot.
 func none(t *testing.T, r *apirig.Rig) {
 	t.Helper()
 	if list, err := r.Snapshots(t.Context()); err != nil || len(list) != 0 {

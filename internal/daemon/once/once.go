@@ -28,7 +28,7 @@ import (
 
 // Bounds on the answers kept for all clients: how long an answer is kept, how many there are, and
 // their size in bytes. If maxAnswers or maxBytes is exceeded, the client with the largest share
-// loses its oldest answer, so that no client can displace the answers of others.
+// loses its oldest answer, so that no client can displace other clients' answers.
 const (
 	Keep       = 24 * time.Hour
 	maxAnswers = 4096

@@ -103,8 +103,8 @@ func (c *sniffed) redirect(from io.Reader) {
 // credentials are the headers in which clients send secrets.
 var credentials = []string{"Authorization", "X-Api-Key", "X-Access-Token", "E2b-Traffic-Access-Token", "Cookie"}
 
-// note logs that a request sent its credentials unencrypted. Anyone can send such requests, so note
-// logs at most one request in each interval of plainLogs.
+// note logs that a request sent its credentials unencrypted. Anyone can send such requests, so at
+// most one request is logged in each interval of plainLogs.
 func (s *sniffer) note(r *http.Request, from net.Addr) {
 	for _, name := range credentials {
 		if r.Header.Get(name) == "" {

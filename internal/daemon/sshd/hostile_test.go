@@ -303,7 +303,7 @@ func TestUnknownRequests(t *testing.T) {
 	}
 }
 
-// stuckConn stops reading when the channel stuck is closed.
+// stuckConn is a connection that stops reading when its Go channel is closed.
 type stuckConn struct {
 	net.Conn
 	stuck chan struct{}

@@ -155,7 +155,8 @@ func TestManyRequests(t *testing.T) {
 	}
 }
 
-// Output that has not reached the client when the process in the guest ends is not lost.
+// If the process in the guest ends before all output has reached the client, the rest of the output
+// is not lost.
 func TestOutputOfEndedProcess(t *testing.T) {
 	r := start(t, apirig.Options{}, sshd.Limits{Closing: 500 * time.Millisecond})
 	channel := begin(t, r.client(), "head -c 3000000 /dev/zero") // more than the window that the client opens

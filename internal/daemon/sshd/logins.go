@@ -51,7 +51,7 @@ func (l *logins) enter(conn io.Closer, peer string) *attempt {
 	return a
 }
 
-// has reports whether the connection still has its place, and no newer connection has taken it.
+// has() reports whether the connection still has its place, and no newer connection has taken it.
 func (a *attempt) has() bool {
 	a.of.mu.Lock()
 	defer a.of.mu.Unlock()

@@ -118,9 +118,9 @@ func (s *Server) start(conn net.Conn) (*peer, error) {
 	return p, nil
 }
 
-// Close kills the process, and before that shuts down the control socket. An attacker who has taken
-// over the process may have sent the process's descriptor of this socket in a message. That
-// descriptor would keep the socket open after the process has exited.
+// Close shuts down the control socket, and then kills the process. An attacker who has taken over
+// the process may have sent the process's descriptor of this socket in a message. That descriptor
+// would keep the socket open after the process has exited.
 func (p *peer) Close() error {
 	p.Control.Shutdown()
 	return p.process.Kill()
@@ -184,7 +184,7 @@ type counted struct {
 	seen uint64
 }
 
-// more calls number, and returns how much the result has grown since the last call of more.
+// more calls number(), and returns how much its result has grown since the last such call.
 func (c *counted) more(number func() uint64) uint64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -32,8 +32,8 @@ type programFile struct {
 	archive []byte // tar archive with the program as "sftp"
 }
 
-// NewProgram returns a Program that is put into the directory dir of guests. The function open
-// returns the content of the program's file.
+// NewProgram returns a Program that is put into the directory dir of guests. It calls open() for
+// the content of the program's file.
 func NewProgram(dir string, open func() ([]byte, error)) Program {
 	return Program{dir, sync.OnceValues(func() (f programFile, err error) {
 		content, err := open()

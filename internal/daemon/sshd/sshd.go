@@ -159,8 +159,8 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	}
 }
 
-// maxStarts bounds the processes that start at a time. Other connections wait in the listener's
-// queue, so strangers can use only a part of the host's CPU time for starts.
+// maxStarts bounds the processes that start at the same time. Other connections wait in the
+// listener's queue, so strangers can use only a part of the host's CPU time for starts.
 const maxStarts = 4
 
 // acceptPause is how long Serve accepts no connections after an error.

@@ -153,7 +153,7 @@ func (s *Step) text() string {
 	return s.Type + " " + strings.Join(args, " ")
 }
 
-// sourceOf returns the path of the files that a COPY step copies, in the archive of the step. This
+// sourceOf returns the path, in the step's archive, of the files that a COPY step copies. This path
 // is the part of pattern before its first wildcard. The SDKs archive the files that match the
 // pattern, with paths relative to the client's directory.
 func sourceOf(pattern string) string {

@@ -16,12 +16,12 @@ import (
 )
 
 // defaultUser is the account that runs the steps until a step selects another account. It is used
-// only if it exists in the guest, and the guest has no default user of its own. If the guest has
-// neither, the steps run as root.
+// only if it exists in the guest and the guest has no default user of its own. If the guest has
+// neither this account nor a default user, the steps run as root.
 const defaultUser = "user"
 
-// readyAfter is how long a start command without a ready command runs before the template is saved,
-// in seconds. E2B uses the same time.
+// readyAfter is how long, in seconds, a start command without a ready command runs before the
+// template is saved. E2B uses the same time.
 const readyAfter = "20"
 
 //go:embed user.sh

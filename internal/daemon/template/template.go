@@ -141,8 +141,8 @@ func New(cfg Config) (*Builder, error) {
 const closeWait = 10 * time.Second
 
 // Close cancels all builds and waits until they have ended. If builds take longer than closeWait,
-// it kills their sandboxes. If the builds have not ended after the same time again, Close returns
-// without waiting further, because a build must not delay the stop of the daemon.
+// it kills their sandboxes. If they have still not ended after another closeWait, Close returns all
+// the same, because a build must not delay the daemon's shutdown.
 func (b *Builder) Close() {
 	b.mu.Lock()
 	b.closed = true
@@ -296,8 +296,8 @@ func (b *Builder) callOffLocked(bd *Build, why error) {
 	}
 }
 
-// endLocked records the end of a build, and forgets the client's oldest ended builds above
-// maxEnded.
+// endLocked records the end of a build, and forgets the client's oldest ended builds so that at
+// most maxEnded remain.
 func (b *Builder) endLocked(bd *Build, err error) {
 	ran := bd.status == Building
 	bd.status, bd.ended = Ready, time.Now()
@@ -329,7 +329,8 @@ func (b *Builder) endLocked(bd *Build, err error) {
 	}
 }
 
-// logFailureLocked writes the failure of a build to the daemon's log, within the rate of such lines.
+// logFailureLocked writes the failure of a build to the daemon's log, unless there are too many
+// such lines.
 func (b *Builder) logFailureLocked(bd *Build, at *stepError) {
 	logged := at.err
 	if of := (*ownError)(nil); errors.As(logged, &of) {

@@ -72,8 +72,8 @@ func TestEndedBuildsAreForgotten(t *testing.T) {
 	})
 }
 
-// A client that ends more builds than are remembered disturbs neither later requests nor the stop of
-// the daemon. Builds that never ran do not fill the daemon's log.
+// A client that ends more builds than are remembered affects neither later requests nor the
+// daemon's shutdown. Builds that never ran do not fill the daemon's log.
 func TestManyEndedBuilds(t *testing.T) {
 	var log bytes.Buffer
 	b, err := New(Config{Dir: filepath.Join(t.TempDir(), "x"), Log: slog.New(slog.NewTextHandler(&log, nil))})
@@ -168,7 +168,7 @@ func TestUploadsAreBounded(t *testing.T) {
 	}
 }
 
-// If an archive is uploaded while its build ends, its bytes do not stay counted after the end.
+// If an archive is uploaded while its build ends, its bytes are no longer counted after the end.
 func TestUploadAtTheEndOfItsBuild(t *testing.T) {
 	u, err := newUploads(filepath.Join(t.TempDir(), "x"))
 	if err != nil {

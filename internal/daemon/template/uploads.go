@@ -124,7 +124,7 @@ func (u *uploads) put(bd *Build, hash string, size int64, content io.Reader) (er
 	}
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	// This fails if the build has ended and its directory was removed.
+	// The rename fails if the build has ended and its directory was removed.
 	if err := os.Rename(f.Name(), u.path(bd.ID, hash)); err != nil {
 		return fmt.Errorf("store an archive: %w", err)
 	}

@@ -9,7 +9,7 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// forked bakes the snapshot a.b and forks one sandbox of it.
+// forked bakes the snapshot a.b and forks one sandbox from it.
 func forked(t *testing.T) (cl *client.Client, url, id string) {
 	t.Helper()
 	cl, url, _, bake := serve(t)

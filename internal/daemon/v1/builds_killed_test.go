@@ -225,8 +225,8 @@ func (d *mortalDaemon) hasNoLeftovers(t *testing.T, dir string) {
 
 const mortalSteps = 11 // steps of the Dockerfile below, including its two base images
 
-// mortalBuild returns a build request and the files of its context. The parameter work is the path
-// of a directory of the host, to which the stages of the build write.
+// mortalBuild returns a build request and the files of its context. The stages of the build write
+// to the host directory with the path work.
 func mortalBuild(work string) (client.BuildRequest, map[string]string) {
 	text := strings.NewReplacer("IMAGE", apirig.Image, "@", work).Replace(`FROM IMAGE AS one
 WORKDIR @/work
@@ -300,8 +300,8 @@ limits: {cpus: 0.5}
 }
 
 // diesInEveryStep executes a build with the given number of steps, and kills daemons in every step.
-// It gets the build from request(root, work). The argument work is the path of the directory of the
-// host that the guests use.
+// It gets the build from request(root, work). The argument work is the path of the host directory
+// that the guests use.
 func diesInEveryStep(t *testing.T, number int, request func(root, work string) (client.BuildRequest,
 	map[string]string)) {
 	root, err := os.MkdirTemp("/var/tmp", "fkm") // a recipe has no files below /tmp
@@ -348,7 +348,7 @@ func diesInEveryStep(t *testing.T, number int, request func(root, work string) (
 
 	dir, apart := state("killed"), deathsApart()
 	known := map[string]string{} // snapshots of complete steps
-	done := map[int]bool{}       // steps that a client has seen complete
+	done := map[int]bool{}       // steps whose completion a client has seen
 	deaths := 0
 	for at := 1; ; at += apart {
 		if at > 200 {

@@ -35,7 +35,7 @@ func kept(t *testing.T, r *apirig.Rig) (text string) {
 }
 
 // Snapshots of steps have no memory until a step warms the guest up, unless their base has memory.
-// A sandbox forked from a result without memory boots.
+// If a result has no memory, a sandbox forked from it boots.
 func TestStepsHaveADiskOnly(t *testing.T) {
 	r, _ := builder(t)
 	const steps = "RUN true\nRUN true 2\n"

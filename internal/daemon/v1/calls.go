@@ -21,7 +21,7 @@ func get[Res any](f func(*http.Request) (Res, error)) face.Handler {
 // listed is like get, but for a list. The query may select a page of the list.
 func listed[M, T any](f func(*http.Request) (list[M, T], error)) face.Handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
-		// A daemon's list is always complete. Routers use partial.
+		// A daemon's list is always complete. Only routers use the parameter partial.
 		if _, err := boolQuery(r, "partial"); err != nil {
 			return err
 		}

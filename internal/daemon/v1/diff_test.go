@@ -198,7 +198,7 @@ func TestDiffsAreCounted(t *testing.T) {
 			one.Path = fmt.Sprintf("/%03d", i)
 			entries = append(entries, &one)
 		}
-		// The JSON itself has less than 5 MiB.
+		// The JSON itself is smaller than 5 MiB.
 		r := start(t, apirig.Options{Diff: vmfake.Differs(entries...), Limits: face.Limits{Memory: memory}})
 		s := box(t, r)
 		_, err := r.Diff(t.Context(), client.DiffRequest{To: s.ID, Patch: new(false)})

@@ -9,17 +9,17 @@ import (
 	"github.com/forkd/forkd/internal/host/tenancy"
 )
 
-// encryptSnapshots encrypts a snapshot and all snapshots that have data of it.
+// encryptSnapshots encrypts a snapshot and all snapshots that contain its data.
 func (a *api) encryptSnapshots(r *http.Request) (apiv1.Family, error) {
 	return a.family(r, (*tenancy.View).Encrypt)
 }
 
-// decryptSnapshots decrypts a snapshot and all snapshots that have data of it.
+// decryptSnapshots decrypts a snapshot and all snapshots that contain its data.
 func (a *api) decryptSnapshots(r *http.Request) (apiv1.Family, error) {
 	return a.family(r, (*tenancy.View).Decrypt)
 }
 
-// shredSnapshots destroys the keys of a snapshot and of all snapshots that have data of it, and
+// shredSnapshots destroys the keys of a snapshot and of all snapshots that contain its data, and
 // deletes these snapshots.
 func (a *api) shredSnapshots(r *http.Request) (apiv1.Family, error) {
 	return a.family(r, (*tenancy.View).Shred)

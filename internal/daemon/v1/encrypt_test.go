@@ -13,8 +13,8 @@ import (
 	"github.com/forkd/forkd/internal/apirig"
 )
 
-// TestNewSnapshotsAreEncrypted bakes, builds and suspends over the API. The snapshots are encrypted from
-// the beginning, and a sandbox of a snapshot in clear gets an encrypted suspended state.
+// TestNewSnapshotsAreEncrypted bakes, builds and suspends over the API. The snapshots are encrypted
+// from the beginning, and a sandbox of an unencrypted snapshot gets an encrypted suspended state.
 func TestNewSnapshotsAreEncrypted(t *testing.T) {
 	r, _ := builder(t)
 	ctx := t.Context()
@@ -52,7 +52,7 @@ func TestNewSnapshotsAreEncrypted(t *testing.T) {
 	useSandbox(t, r.Client, f.Sandboxes[0].ID)
 
 	ask := client.BuildRequest{Tag: "made", Replace: true, Dockerfile: "FROM a.b\nRUN true\n"}
-	for _, encrypt := range []bool{false, true, true} { // a result in clear is not taken for an encrypted one
+	for _, encrypt := range []bool{false, true, true} { // an unencrypted result is not taken for an encrypted one
 		ask.Encrypt = encrypt
 		if _, _, err := built(t, r.Client, ask, nil); err != nil {
 			t.Fatal(err)
@@ -77,7 +77,7 @@ func TestNewSnapshotsAreEncrypted(t *testing.T) {
 	if n < 0 {
 		t.Fatalf("no suspended state in %+v", list)
 	}
-	hasOnlyEncrypted(list[n].Tag, 2) // the layers of the snapshot in clear
+	hasOnlyEncrypted(list[n].Tag, 2) // the layers of the unencrypted snapshot
 	if _, err := r.Resume(ctx, id); err != nil {
 		t.Fatal(err)
 	}

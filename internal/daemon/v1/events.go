@@ -13,7 +13,8 @@ import (
 	"github.com/forkd/forkd/internal/pause"
 )
 
-// maxID bounds the event id from which a client resumes, in bytes; see event.Ring.ID.
+// maxID bounds the length, in bytes, of the event id from which a client resumes; see
+// event.Ring.ID.
 const maxID = 64
 
 // lastEventID is the header in which a client sends the id of the last event that it received
@@ -71,7 +72,7 @@ func (a *api) events(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// maxPending bounds the bytes of events that are sent together. The last of these events may exceed
+// maxPending bounds how many bytes of events are sent together. The last of these events may exceed
 // the bound.
 const maxPending = 32 << 10
 
@@ -122,8 +123,9 @@ func (s *eventStream) sleep(ctx context.Context) bool {
 	return s.gather == 0 || pause.For(ctx, s.gather) == nil
 }
 
-// add waits for the next event until ctx ends, and adds it to the next write if the client wants it. If
-// events were dropped from the ring, or the event has no text, it tells the client that it missed events.
+// add waits for the next event until ctx ends, and adds it to the next write if the client wants
+// it. If events were dropped from the ring, or the event has no text, add tells the client that it
+// missed events.
 func (s *eventStream) add(ctx context.Context) error {
 	e, missed, err := s.events.Next(ctx)
 	if err != nil || !missed && !s.filter.wants(&e) {

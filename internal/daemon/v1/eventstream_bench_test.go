@@ -14,9 +14,10 @@ import (
 	"github.com/forkd/forkd/internal/host/event"
 )
 
-// BenchmarkEventStreams measures the processor time of ten streams over TCP while 100 events a second
-// happen, without the time for the events themselves. The clients do not read, because the benchmark
-// would measure their time too. The kernel buffers some thousand events for each client.
+// BenchmarkEventStreams measures the processor time of ten streams over TCP while 100 events a
+// second happen, without the time for the events themselves. The clients do not read: if they did,
+// the benchmark would measure their time too. The kernel buffers several thousand events for each
+// client.
 func BenchmarkEventStreams(b *testing.B) {
 	const streams = 10
 	for _, gather := range []time.Duration{0, 100 * time.Millisecond, 250 * time.Millisecond} {

@@ -79,8 +79,8 @@ func stream(ctx context.Context, ring *event.Ring, after string, s eventStream) 
 	return client
 }
 
-// A client that resumes at a place that the ring no longer has is told that it missed events, and so is
-// a client whose event has no text.
+// A client is told that it missed events if it resumes at a place that is no longer in the ring, or
+// if an event for it has no text.
 func TestNoGapIsSilent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())

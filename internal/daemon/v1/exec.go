@@ -168,8 +168,8 @@ func checkExec(req *apiv1.ExecRequest, limit times) (run agentclient.ExecRequest
 	return run, nil
 }
 
-// checkArgs checks a command and its arguments. Errors call the command by field, the name of its
-// field in the request.
+// checkArgs checks a command and its arguments. The parameter field is the name of the command's
+// field in the request. Errors use this name.
 func checkArgs(field string, args []string) error {
 	switch {
 	case len(args) == 0:
@@ -187,7 +187,7 @@ func checkArgs(field string, args []string) error {
 	return nil
 }
 
-// defaultTerm is the terminal type that most terminals of today support.
+// defaultTerm is the terminal type that most of today's terminals support.
 const defaultTerm = "xterm-256color"
 
 func checkSize(field string, s apiv1.TTYSize) (agentclient.Size, error) {

@@ -40,8 +40,8 @@ var (
 )
 
 // serveSocket upgrades the connection of a request to a WebSocket and carries a command over it. It
-// returns when the command, the sandbox or the connection ends. It calls begin to start a command
-// or to find a running command.
+// returns when the command, the sandbox or the connection ends. It calls the function begin to
+// start a command or to find a running command.
 func (a *api) serveSocket(w http.ResponseWriter, r *http.Request, op string,
 	begin func(*socket) (follower, error)) error {
 	if r.ProtoMajor != 1 || !strings.EqualFold(r.Header.Get("Upgrade"), "websocket") {
@@ -116,7 +116,7 @@ type socket struct {
 
 	end context.CancelCauseFunc // ends the command
 
-	process *agentclient.Process // valid when running is closed
+	process *agentclient.Process // valid when the channel running is closed
 	running chan struct{}
 
 	parts   chan part   // parts of the input, received by feed

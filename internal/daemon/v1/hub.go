@@ -223,8 +223,8 @@ func sourceOf(ask *apiv1.PullRequest) (hub.Remote, error) {
 	return from.Or(mirrors...), err
 }
 
-// logIn adds to each place the credentials for the registry of this place. It refuses credentials
-// for other registries, because they are probably a mistake.
+// logIn adds to each place the credentials for its registry. It refuses credentials for other
+// registries, because they are probably a mistake.
 func logIn(auths map[string]apiv1.RegistryAuth, places ...*hub.Remote) error {
 	logins, err := loginsOf(auths)
 	if err != nil {
@@ -348,8 +348,8 @@ func (q *reports) take() []hub.Progress {
 	return list
 }
 
-// send calls out(report) for each report. It returns when out has failed, or when the channel ended
-// is closed and all reports are sent.
+// send calls out(report) for each report. It returns when a call of out has failed, or when the
+// channel ended is closed and all reports are sent.
 func (q *reports) send(ended <-chan struct{}, out func(hub.Progress) error) error {
 	for last := false; !last; {
 		select {

@@ -201,8 +201,8 @@ func TestSnapshotsTravelThroughRegistries(t *testing.T) {
 	}
 }
 
-// A daemon can copy a snapshot that it does not have from one registry to another, with the
-// snapshot's signature. Nothing of the snapshot stays in the daemon's store.
+// A daemon can copy a snapshot, with its signature, from one registry to another, even if the
+// snapshot is not in the daemon's store. Nothing of the snapshot stays in the daemon's store.
 func TestSnapshotsAreCopiedBetweenRegistries(t *testing.T) {
 	t.Setenv("DOCKER_CONFIG", t.TempDir())
 	keys := t.TempDir()

@@ -253,7 +253,7 @@ func TestStrangersAreLimited(t *testing.T) {
 	}
 }
 
-// flip returns a permission with another first character.
+// flip returns a permission with a different first character.
 func flip(permission string) string {
 	if permission[0] == 'a' {
 		return "b" + permission[1:]

@@ -106,8 +106,8 @@ func TestAnUploadThatStandsStillEnds(t *testing.T) {
 	}
 }
 
-// stuckWriter closes begun at its first write, and fails this write as soon as the test closes
-// done.
+// stuckWriter closes the channel begun at its first write, and fails this write as soon as the test
+// closes the channel done.
 type stuckWriter struct{ begun, done chan struct{} }
 
 func (w stuckWriter) Write([]byte) (int, error) {

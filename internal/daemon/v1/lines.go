@@ -49,9 +49,9 @@ func (l *lines) sendLocked(message any) error {
 	return l.rc.Flush()
 }
 
-// beginLocked prepares to write. The caller calls end after the write. A client that reads nothing must
-// not hold its place in the gate for requests longer than l.stall. The deadline is cleared after the
-// write, because it would otherwise end an idle HTTP/2 stream.
+// beginLocked prepares to write. The caller calls the returned function after the write. A client
+// that reads nothing must not hold its place in the request gate for longer than l.stall. The
+// deadline is cleared after the write, because it would otherwise end an idle HTTP/2 stream.
 func (l *lines) beginLocked() (end func()) {
 	if !l.begun {
 		l.w.Header().Set("Content-Type", apiv1.NDJSON)
@@ -80,8 +80,8 @@ func (l *lines) last(message any) {
 }
 
 // keepAlive sends the given message after every interval in which nothing else was sent. It starts
-// after the first message and runs until stop is called. If keepAlive cannot send because the
-// client has left, it calls gone().
+// after the first message and runs until the returned function is called. If keepAlive cannot send
+// because the client has left, it calls gone().
 func (l *lines) keepAlive(message any, every time.Duration, gone func()) (stop func()) {
 	l.mu.Lock()
 	l.idle, l.every = time.NewTimer(every), every

@@ -23,8 +23,9 @@ type list[M, T any] struct {
 }
 
 // write answers with a list, or with the page that the query selects by limit and cursor. If there
-// is another page, a Link header with the relation next has its address (RFC 8288). The cursor is
-// the key of the last member on this page, so it stays valid when members are added or removed.
+// is another page, a Link header with the relation "next" contains the address of that page (RFC
+// 8288). The cursor is the key of the last member on this page, so it stays valid when members are
+// added or removed.
 func (l list[M, T]) write(w http.ResponseWriter, r *http.Request) error {
 	q := r.URL.Query()
 	if text := q.Get("cursor"); text != "" {

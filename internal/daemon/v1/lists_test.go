@@ -61,7 +61,7 @@ func TestLabelsOfSandboxes(t *testing.T) {
 	}
 }
 
-// A list of more than 64 KiB is written in parts, and takes nothing of the memory that bodies and
+// A list of more than 64 KiB is written in parts, and takes none of the memory that bodies and
 // answers share. So clients that hold all of this memory cannot make the operator's list of
 // sandboxes fail.
 func TestListsTakeNoSharedMemory(t *testing.T) {

@@ -57,8 +57,8 @@ func (a *api) tools(w http.ResponseWriter, r *http.Request) error {
 }
 
 // Bounds on the values of a message. The protocol's decoder reads a value once for each level of
-// nesting around it. The decoder allocates some hundred bytes for an array or object, even if its
-// text has only two bytes and no comma.
+// nesting around it. The decoder allocates several hundred bytes for an array or object, even if
+// its text has only two bytes and no comma.
 const (
 	maxNesting = 32
 	maxNested  = 10_000  // arrays and objects

@@ -22,7 +22,7 @@ type tenants struct {
 	*apirig.Rig
 	a, b      *client.Client
 	sandbox   string   // id of the sandbox of b
-	tags      []string // of branches of sandbox
+	tags      []string // of the branches of the sandbox
 	workspace string
 	within    string // the sandbox of the workspace
 }

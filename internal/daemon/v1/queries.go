@@ -50,9 +50,9 @@ func secsQuery(r *http.Request, name string, absent, most time.Duration) (time.D
 	return time.Duration(secs * float64(time.Second)), nil
 }
 
-// wholePath refuses paths with an empty part or a part of dots. If the id in a sandbox's path were
-// empty, the mux would redirect to the path without the empty part. The next part of the path would
-// then become the id.
+// wholePath refuses paths with a part that is empty, "." or "..". If the id in a sandbox's path
+// were empty, the mux would redirect to the path without the empty part. The next part of the path
+// would then become the id.
 func wholePath(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		p := r.URL.EscapedPath()

@@ -81,7 +81,7 @@ type api struct {
 	Config
 	open map[string]bool // patterns of routes that need no token
 	held held
-	// texts has the texts of the latest events, which streams share.
+	// texts has the texts of the latest events. All streams share it.
 	texts eventTexts
 	mcp   http.Handler // answers messages of the Model Context Protocol; may be nil
 }

@@ -40,8 +40,8 @@ func (o *tried) try(ctx context.Context, c *client.Client, id string, req client
 	})
 }
 
-// wantMetric waits until the metrics of a rig have a line. The daemon counts a try after its client
-// has received the last line.
+// wantMetric waits until the metrics of a rig contain a line. The daemon counts a try after its
+// client has received the last line.
 func wantMetric(t *testing.T, r *apirig.Rig, line string) {
 	t.Helper()
 	var got []byte

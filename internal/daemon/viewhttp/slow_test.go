@@ -157,8 +157,8 @@ func TestAPageThatDoesNotRead(t *testing.T) {
 	}
 }
 
-// A stream that is cut, also within an event, ends at the daemon. The next stream continues after the
-// last complete event, so each event arrives exactly once.
+// If a stream is cut, even in the middle of an event, the daemon ends it. The next stream continues
+// after the last complete event, so each event arrives exactly once.
 func TestStreamsThatAreCut(t *testing.T) {
 	rig, b, id := startFollowed(t)
 	place, want := "", 0

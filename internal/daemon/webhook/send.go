@@ -93,7 +93,8 @@ func newClient(s *settings) (*http.Client, error) {
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}, nil
 }
 
-// onlyLoopback refuses connections to other hosts. The name localhost could have another address.
+// onlyLoopback refuses connections to other hosts. The name localhost could resolve to another
+// address.
 func onlyLoopback(_, address string, _ syscall.RawConn) error {
 	to, err := netip.ParseAddrPort(address)
 	if err == nil && !to.Addr().Unmap().IsLoopback() {
@@ -158,7 +159,7 @@ func (h *hook) report(err error) {
 	h.failing = err != nil
 }
 
-// send sends a message once. It returns an error unless the server answers with a status 2xx. The
+// send sends a message once. It returns an error unless the server answers with a 2xx status. The
 // result wait is how long the server asks the client to wait before the next request. It is 0 if
 // the server does not say.
 func (h *hook) send(ctx context.Context, id string, body []byte) (wait time.Duration, err error) {

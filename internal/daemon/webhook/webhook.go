@@ -133,8 +133,8 @@ func (h *hook) run(ctx context.Context, events Events) error {
 	}
 }
 
-// deliverEvent sends an event, or in its place the message that it is missing. The parameter place is
-// the place of the event.
+// deliverEvent sends an event or, if the server does not accept it, the message that it is missing.
+// The parameter place is the place of the event.
 func (h *hook) deliverEvent(ctx context.Context, m message, place string) error {
 	err := h.deliver(ctx, m, h.pace.giveUp)
 	if errors.Is(err, errRefused) {
@@ -174,7 +174,7 @@ type message struct {
 }
 
 // maxDetail is the maximum size, in bytes, of the text in a message that may come from a guest. The
-// other fields of a message have bounds of their own, so a message has less than 128 KiB.
+// other fields of a message have bounds of their own, so a message is smaller than 128 KiB.
 const maxDetail = 8 << 10
 
 func messageOf(id string, e *event.Event) message {
@@ -185,8 +185,9 @@ func messageOf(id string, e *event.Event) message {
 	return message{id, body}
 }
 
-// missed returns the message that events before a place may be missing. Its id differs from the ids
-// of events and of other such messages, because servers ignore ids that they have received before.
+// missed returns the message that says that events before a place may be missing. Its id differs
+// from the ids of events and of other such messages, because servers ignore ids that they have
+// received before.
 func (h *hook) missed(place, reason string) message {
 	h.losses++
 	body := face.MissedEvent(place)
