@@ -176,9 +176,9 @@ func swapRoot() error {
 }
 
 // limit sets limits that cgroups cannot set, or cannot set for a single process. If alone is true,
-// no other process has the same user or the same user namespace, and limit also bounds the number
-// of threads. If alone is false, limit does not bound this number, because the kernel counts the
-// threads of all processes of a user, or of a user namespace, together.
+// no other process has the same user or the same user namespace, and the number of threads is
+// limited too. If alone is false, this number is not limited, because the kernel counts the threads
+// of all processes of a user, or of a user namespace, together.
 func limit(c Config, alone bool) error {
 	limits := map[int]uint64{unix.RLIMIT_CORE: 0, unix.RLIMIT_MEMLOCK: 0, unix.RLIMIT_MSGQUEUE: 0}
 	if alone {

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// startTime is how long AwaitStarts waits at most. A start takes milliseconds, but longer on a host
-// that swaps.
+// startTime is the maximum time that AwaitStarts waits. A start takes milliseconds, but longer on a
+// host that swaps.
 const startTime = 30 * time.Second
 
 // starts is the set of process starts that are in progress.

@@ -24,9 +24,9 @@ import (
 )
 
 // again runs the given function, which makes a system call, and repeats this while signals
-// interrupt the system call. The prologue of the function lets the scheduler preempt the goroutine
-// before each try. If again were inlined into its caller, the compiler could inline the function
-// too, and there would be no prologue.
+// interrupt the system call. The prologue of the given function lets the scheduler preempt the
+// goroutine before each try. If the compiler inlined the function again into its caller, it could
+// inline the given function too, and there would be no prologue.
 //
 //go:noinline
 func again(call func() (uintptr, uintptr, unix.Errno)) (int, error) {

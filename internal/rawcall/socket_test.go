@@ -154,7 +154,7 @@ func TestCollectionDuringRead(t *testing.T) {
 }
 
 // TestHungUpInterrupted calls HungUp while signals arrive. An interrupted call must not count as a
-// hang-up. With this fault, most runs of the test would fail, but not all.
+// hang-up. If it did, most but not all runs of the test would fail.
 func TestHungUpInterrupted(t *testing.T) {
 	_, b := pair(t)
 	runtime.LockOSThread()

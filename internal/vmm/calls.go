@@ -17,8 +17,8 @@ const maxFiles = 4096
 
 // calls returns all system calls that the process may make. setUpCalls returns the calls among them
 // that are forbidden once the process has a machine. The two filters in zfilter_linux_amd64.go are
-// generated from these lists: the filter allowed permits the calls of the first list, and the
-// filter denied forbids the calls of the second list.
+// generated from these lists: the filter named allowed permits the calls of the first list, and the
+// filter named denied forbids the calls of the second list.
 func calls() []jail.Call {
 	return slices.Concat(jail.RuntimeCalls(), machine.Calls(), setUpCalls(),
 		// calls of package ctlsock

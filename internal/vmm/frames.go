@@ -11,17 +11,17 @@ import (
 	"github.com/forkd/forkd/internal/vmm/virtio/net"
 )
 
-// frames is the descriptor of the listener for frame sockets, which is in non-blocking mode. The
-// VMM accepts its end of a frame socket itself, so no other process ever has this end. If another
-// process had this end and closed it last, that process could wait for a lock that a hostile VMM
-// holds (see docs/threat-model.md).
+// frames is the descriptor of the listener for frame sockets. The listener is in non-blocking mode.
+// The VMM accepts its end of a frame socket itself, so no other process ever has this end. If
+// another process had this end and closed it last, that process could wait for a lock that a
+// hostile VMM holds (see docs/threat-model.md).
 type frames int
 
-// none is the result of newest if no connection waits.
+// The constant none is the result of the method newest if no connection waits.
 const none = -1
 
-// newest accepts all connections that wait. It returns the descriptor of the newest, whose buffer
-// has the size of frame sockets, and closes the others.
+// newest accepts all connections that wait. It requests the usual size for their send buffers,
+// returns the descriptor of the newest connection, and closes all others.
 func (f frames) newest() (fd int, err error) {
 	fd = none
 	for {
@@ -40,8 +40,8 @@ func (f frames) newest() (fd int, err error) {
 	}
 }
 
-// peer returns the machine's next frame socket, which is nil without a network. If keep is true,
-// the machine keeps its present frame socket; see vmmproto.SetNet.
+// peer returns the machine's next frame socket, which is nil without a network. If the result keep
+// is true, the machine keeps its present frame socket; see vmmproto.SetNet.
 func (s *server) peer(network bool) (p *net.Peer, keep bool, err error) {
 	fd, err := s.frames.newest()
 	switch {

@@ -165,8 +165,9 @@ func program(t *testing.T) string {
 	return path
 }
 
-// start starts the test program in the role do, in the way the daemon starts a VMM. It returns the
-// process, the daemon's end of the control socket, and the file that receives the process's output.
+// start starts the test program in the way the daemon starts a VMM. The parameter do is the
+// program's role. start returns the process, the daemon's end of the control socket, and the file
+// that receives the process's output.
 func start(t *testing.T, program, do string) (*os.Process, *ctlsock.Conn, *os.File) {
 	t.Helper()
 	return startWith(t, jail.Options{}, program, do)
@@ -208,7 +209,7 @@ func startWith(t *testing.T, o jail.Options, program, do string) (*os.Process, *
 }
 
 // Start must give a process its descriptors in the right order, whatever numbers the descriptors
-// have in the starting process.
+// have in the process that calls Start.
 func TestStartWithHighDescriptors(t *testing.T) {
 	bin := program(t)
 	jails, err := jail.New(jail.Options{})

@@ -96,8 +96,8 @@ const (
 	descNext, descWrite, descIndirect = 1, 2, 4
 )
 
-// UsedIndex returns the address of a queue's used index. The queue's rings are in the page at the
-// address page.
+// UsedIndex returns the address of a queue's used index. The parameter page is the address of the
+// page with the queue's rings.
 func UsedIndex(page uint32) uint32 { return page + ringUsed + 2 }
 
 // desc is one descriptor.

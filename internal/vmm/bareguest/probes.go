@@ -84,9 +84,9 @@ func leaves() (p Program) {
 	return p
 }
 
-// msrs reads MSRs of all kinds and writes to most of them. It does not write to three MSRs, because
-// the guest would not survive that: EFER (the guest's mode), the MSR with the address of the local
-// APIC, and the APIC's interrupt command register.
+// msrs reads MSRs of all kinds and writes to most of them. It does not write to three MSRs whose
+// change the guest would not survive: EFER (the guest's mode), the MSR with the address of the
+// local APIC, and the APIC's interrupt command register.
 func msrs(seed uint64) (p Program) {
 	const efer, apicBase, icr = 0xc0000080, 0x1b, 0x830
 	r := rand.New(rand.NewPCG(seed, 3))

@@ -216,8 +216,9 @@ func madt(vcpus int) []byte {
 // dsdt returns the DSDT, which describes the devices and the only sleep state, "off".
 func dsdt(devices []MMIODevice) []byte {
 	terms := [][]byte{
-		// COM1 is listed as a device, so that it has an interrupt. Without legacy interrupt
-		// controllers, Linux would otherwise assume that COM1 has no interrupt.
+		// COM1 is listed as a device, so that it has an interrupt. If it were not listed, Linux
+		// would assume that COM1 has no interrupt, because there are no legacy interrupt
+		// controllers.
 		device("COM1",
 			named("_HID", eisaID("PNP", 0x0501)),
 			named("_UID", integer(0)),

@@ -5,8 +5,8 @@
 // It defines the guest physical map (layout.go) and makes no calls to KVM. Package machine
 // registers the memory, sets the returned State, and emulates the devices at the addresses that
 // package boot defines. Package boot boots only x86-64 Linux at its 64-bit entry, from a bzImage or
-// an ELF vmlinux. The package has no firmware, and supports neither 16- or 32-bit entries nor Xen
-// PVH nor Windows.
+// an ELF vmlinux. The package has no firmware. It does not support 16-bit or 32-bit entries, Xen
+// PVH or Windows.
 //
 // Kernel files are provided by users, so every number in them is checked before it is used.
 package boot
@@ -103,7 +103,7 @@ func openFile(what string, f *os.File) (file, error) {
 	return file{r: f, size: st.Size()}, nil
 }
 
-// readInto reads n bytes of the file, from offset off on, into guest memory at gpa.
+// readInto reads n bytes, which begin at the offset off in the file, into guest memory at gpa.
 func (f file) readInto(mem *guestmem.Memory, gpa guestmem.GPA, off int64, n uint64) error {
 	if off < 0 || off > f.size || n > uint64(f.size-off) {
 		return fmt.Errorf("%d bytes at offset %d lie beyond the end of the file (%d bytes): it is truncated", n, off, f.size)

@@ -138,8 +138,8 @@ const (
 	s5SleepType   = 5
 )
 
-// VirtioDevice returns the window and the interrupt of virtio device i, which must be at least 0
-// and below MaxVirtioDevices.
+// VirtioDevice returns the window and the interrupt of virtio device i. The number i must be at
+// least 0 and below MaxVirtioDevices.
 func VirtioDevice(i int) MMIODevice {
 	return MMIODevice{
 		Addr: VirtioBase + guestmem.GPA(i)*VirtioStep,

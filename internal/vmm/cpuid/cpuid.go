@@ -108,7 +108,7 @@ func drop(entries []Entry, leaves ...uint32) []Entry {
 
 // addEmulated adds the features that KVM's in-kernel APIC provides on every host. KVM reports some
 // of them only as capabilities (KVM_CAP_TSC_DEADLINE_TIMER). Linux needs the deadline timer.
-// Otherwise Linux would calibrate the APIC timer with a PIT, which this machine lacks.
+// Without it, Linux would calibrate the APIC timer with a PIT, which this machine lacks.
 func addEmulated(entries []Entry) {
 	f := find(entries, leafFeatures, 0)
 	f.ECX |= bitX2APIC | bitTSCDeadline | bitHypervisor

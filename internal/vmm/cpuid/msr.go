@@ -20,9 +20,9 @@ const (
 // computes kvm-clock's page from the clock and from the TSC.
 //
 // Not in the list:
-//   - MSR_KVM_WALL_CLOCK(_NEW): it has no state. Setting it makes KVM write to a page of the guest,
-//     which would be copied in every forked sandbox. A guest sets the MSR before each use of the
-//     wall clock.
+//   - MSR_KVM_WALL_CLOCK(_NEW): it has no state. Setting it makes KVM write to a page of the guest.
+//     This page would then be copied in every forked sandbox. A guest sets the MSR before each use
+//     of the wall clock.
 //   - MSR_KVM_ASYNC_PF_*, performance counters, VMX, SVM, processor trace, XFD: every template
 //     hides their features.
 //   - Machine check banks: the machine injects no machine checks.
@@ -44,9 +44,9 @@ func SavedMSRs(supported []uint32) []uint32 {
 	return list
 }
 
-// ShownMSRs returns those MSRs in msrs that a vCPU with the given CPUID entries can have used, in
-// the same order. Without this reduction, a snapshot would contain MSRs of features that its
-// template hides, and a host without these MSRs would refuse the snapshot.
+// ShownMSRs returns the MSRs of the list msrs that a vCPU with the given CPUID entries can have
+// used, in the same order. Without this reduction, a snapshot would contain MSRs of features that
+// its template hides, and a host without these MSRs would refuse the snapshot.
 func ShownMSRs(msrs []uint32, entries []Entry) []uint32 {
 	list := make([]uint32, 0, len(msrs))
 	for _, m := range msrs {

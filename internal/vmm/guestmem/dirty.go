@@ -40,8 +40,8 @@ func (t *Tracker) Close() error { return t.pagemap.Close() }
 // Dirty returns the written ranges of m in ascending order. Adjacent ranges are joined. The result
 // may contain a page of zeros that was only read.
 //
-// Preconditions: the vCPUs are stopped and the devices quiesced. Otherwise the result is only an
-// estimate.
+// Preconditions: the vCPUs are stopped and the devices quiesced. If they are not, the result is
+// only an estimate.
 func (t *Tracker) Dirty(m *Memory) ([]Range, error) {
 	var ranges []Range
 	for i := range m.regions {

@@ -197,8 +197,8 @@ func TestOwnNow(t *testing.T) {
 	}
 }
 
-// A released page has the content of the layer below it again, and is not dirty any more. A page that
-// the view has only in part is kept.
+// A released page has the content of the layer below it again, and is no longer dirty. A page that
+// is only partly in the view is kept.
 func TestReleaseUncoversTheLayer(t *testing.T) {
 	m := newMemory(t, mib)
 	layer, err := os.Create(filepath.Join(t.TempDir(), "layer"))

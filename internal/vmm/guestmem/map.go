@@ -53,7 +53,7 @@ func (m *Memory) MapLayers(extents []vm.Extent, files []int) error {
 	return nil
 }
 
-// Clear fills length bytes of memory, from gpa on, with zeros.
+// Clear fills a range of memory with zeros: length bytes, beginning at gpa.
 //
 // Preconditions: the vCPUs are stopped and the devices quiesced.
 func (m *Memory) Clear(gpa GPA, length uint64) error {

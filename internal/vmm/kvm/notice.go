@@ -28,8 +28,8 @@ func NewNotice(fd int, packet []byte) *Notice {
 // Gate.WaitPassed has returned.
 func (n *Notice) Sent() bool { return n != nil && n.sent }
 
-// passed is called by each thread that passes the gate. The restrictions of VCPU.enter apply to
-// passed too.
+// passed is called by each thread that passes the gate. The restrictions of VCPU.enter also apply
+// here.
 //
 //go:nosplit
 //go:norace

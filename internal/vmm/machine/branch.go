@@ -22,7 +22,7 @@ type BranchConfig struct {
 	StormFaults uint64 // see vmmproto.Branch
 	State       *os.File
 	Layer       *os.File   // an empty file; ownership passes to Branch
-	Tops        []*os.File // a new, empty top for each disk, except empty volume slots; ownership passes to Branch
+	Tops        []*os.File // a new, empty top for each disk, except for empty volume slots; ownership passes to Branch
 	Frozen      []*os.File // the current top of each of these disks, open for reading; ownership passes to Branch
 	Device      int        // an open /dev/userfaultfd; -1 if the host has none
 
@@ -112,7 +112,7 @@ func (m *Machine) branchPaused(cfg *BranchConfig, result *vmmproto.BranchResult)
 	if err != nil {
 		return nil, fmt.Errorf("save machine state: %w", err)
 	}
-	// First write the state, which has a few KiB. If this write fails, nothing else has changed.
+	// First write the state, which takes a few KiB. If this write fails, nothing else has changed.
 	if _, err := cfg.State.WriteAt(state, 0); err != nil {
 		return nil, fmt.Errorf("write machine state: %w", err)
 	}
@@ -210,8 +210,8 @@ func gaps(outer, inner []guestmem.Range) []guestmem.Range {
 }
 
 // swapTops puts the new tops on the disks. The former tops become immutable. After an error, no disk has
-// a new top, because the daemon can learn only whether all disks have new tops. swapTops removes from cfg
-// the files that the disks now own.
+// a new top, because the daemon is only told whether all disks have new tops. swapTops removes from
+// cfg the files that the disks now own.
 func (m *Machine) swapTops(cfg *BranchConfig) error {
 	disks := 0
 	for _, d := range m.disks {
@@ -274,9 +274,10 @@ func (m *Machine) atRest(do func(wasPaused bool) error) (pause time.Duration, er
 	return time.Since(start), err
 }
 
-// MergeLayers replaces all layers of a disk below the top, from the layer with the number first on,
-// with the layer in the file merged. The machine then owns this file. The base image is not counted
-// as a layer. The guest is stopped while the file is opened.
+// MergeLayers replaces several layers of a disk with the layer in the file merged. The parameter
+// first is the number of the lowest replaced layer, and the highest is just below the top. The base
+// image is not counted as a layer. The machine then owns the file. The guest is stopped while the
+// file is opened.
 func (m *Machine) MergeLayers(disk, first int, merged *os.File) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -51,9 +51,9 @@ func runArea(t *testing.T) func(at int64, p []byte) {
 	}
 }
 
-// A guest that locks the bus, or keeps its CPU from handling events, is delayed, whatever the
-// reason of its exit. The guest is stopped only if its state is lost. The CPUs that run the tests
-// do not cause such exits, so the test writes such exits to the run area.
+// A guest that locks the bus, or keeps its CPU from handling events, is delayed, whatever the exit
+// reason. The guest is stopped only if its state is lost. The CPUs that run the tests do not cause
+// such exits, so the test writes them to the run area.
 func TestHarmfulExitsHoldTheGuestUp(t *testing.T) {
 	m := mustBare(t, openKVM(t))
 	write := runArea(t)

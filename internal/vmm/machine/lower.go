@@ -13,12 +13,12 @@ import (
 type lower struct {
 	mapped   []vm.Extent // the mappings; empty after Boot
 	restored uint32      // number of layers that the restore has mapped
-	layers   uint32      // number of all layers, of the restore and of rebases
-	// if the number of a rebase's layer is below owned, all pages that were mapped from this layer
-	// have been replaced by private copies
+	layers   uint32      // total number of layers, from the restore and from rebases
+	// all pages that were mapped from rebase layers with a number below this value have been
+	// replaced by private copies
 	owned uint32
-	// the value of owned just before the latest rebase; a rebase's layer is stale if its number is
-	// below stale
+	// the value of owned just before the latest rebase; rebase layers with a number below this
+	// value are stale
 	stale uint32
 }
 
@@ -89,9 +89,9 @@ func (l *lower) own(mem *guestmem.Memory) error {
 	return nil
 }
 
-// detach makes private pages independent of the stale layers below them. Otherwise the pages'
+// detach makes private pages independent of the stale layers below them. Without this, the pages'
 // mappings would keep the files of these layers alive. The parameter most is the maximum number of
-// bytes to detach. The result any reports whether any page was detached.
+// bytes to detach. The first result reports whether any page was detached.
 //
 // Preconditions: the machine is stopped and nothing is frozen.
 func (l *lower) detach(mem *guestmem.Memory, most uint64) (any bool, err error) {

@@ -37,7 +37,7 @@ type Config struct {
 	// GuestConn returns a stream for a connection that the guest opens to a port of the host (see
 	// vsock.Config.Dial).
 	GuestConn func(port uint32) (fd int, err error)
-	Exited    func(vm.Exit) // called once, if the guest has stopped
+	Exited    func(vm.Exit) // called once, when the guest has stopped
 	// Stalled is called when the machine has been paused because the host has no room for the
 	// machine's disks.
 	Stalled func()

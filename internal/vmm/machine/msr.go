@@ -8,7 +8,7 @@ import (
 	"github.com/forkd/forkd/internal/vmm/kvm"
 )
 
-// savedMSRs returns the MSRs that a save reads: the MSRs that KVM supports and that the vCPUs can
+// savedMSRs returns the MSRs that a save reads: the MSRs that KVM supports and that the vCPUs may
 // have used. It asks KVM only at the first save, because most forks are never saved.
 func (m *Machine) savedMSRs() ([]uint32, error) {
 	if m.msrs != nil {

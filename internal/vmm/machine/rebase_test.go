@@ -35,8 +35,8 @@ func TestLineOfBranches(t *testing.T) {
 		model *model
 	}
 	var line []link
-	// The variable first has the snapshot from which the source was restored, and the variable
-	// below has the snapshot on which the source's memory is based.
+	// The source was restored from the snapshot in `first`, and its memory is based on the snapshot
+	// in `below`.
 	below, first := base, base
 	branch := func(mode vm.BranchMode, since bool) (vmmproto.BranchResult, *snapshot) {
 		m.change(t, source, uint64(60+len(line)))

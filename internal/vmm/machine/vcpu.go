@@ -129,7 +129,7 @@ func (v *vcpus) loop(u *vcpu) error {
 	}
 }
 
-// park reports whether the machine is paused, so that the vCPU must wait at the gate. If so, park
+// park reports whether the vCPU must wait at the gate because the machine is paused. If so, park
 // counts the vCPU as parked.
 func (v *vcpus) park() bool {
 	v.mu.Lock()

@@ -7,14 +7,14 @@ import (
 	"github.com/forkd/forkd/internal/vmm/virtio/blk"
 )
 
-// SetVolume puts a disk into an empty volume slot, or empties a slot that has a disk: then d has no layers.
-// The guest is stopped meanwhile. It gets an interrupt because of its device's other capacity (virtio 1.2
-// §5.2.6). The number i counts all disks. SetVolume takes ownership of the files. After an error the slot
-// is unchanged.
+// SetVolume puts the disk d into an empty volume slot or, if d has no layers, empties a slot that
+// has a disk. The guest is stopped meanwhile. It gets an interrupt because the capacity of its
+// device has changed (virtio 1.2 §5.2.6). The number i counts all disks. SetVolume takes ownership
+// of the files. After an error the slot is unchanged.
 //
-// Requests that the guest has not had answers to are served with the new disk. A guest that removes a disk
-// unmounts it first, and then there are none. For any other guest they are like requests to a disk that
-// was unplugged.
+// Requests that have not been answered yet are served with the new disk. A guest that removes a
+// disk unmounts it first, and then has no such requests. If a guest does not unmount the disk, its
+// requests are like requests to a disk that was unplugged.
 func (m *Machine) SetVolume(i int, d Disk) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -42,7 +42,8 @@ func (m *Machine) setVolume(i int, d Disk) (err error) {
 	return m.slots[slotFirstDisk+i].transport.ConfigChanged()
 }
 
-// checkVolume returns an error unless disk i is a volume slot that can be emptied, or filled.
+// checkVolume checks that disk i is a volume slot, and that the slot has a disk if it will be
+// emptied, or no disk if it will be filled.
 func (m *Machine) checkVolume(i int, empty bool) error {
 	switch {
 	case i < 0 || i >= len(m.disks):

@@ -39,8 +39,8 @@ func newDiskOf(t *testing.T, size uint64, volume bool, fill byte) Disk {
 	return Disk{SizeBytes: size, Layers: []*os.File{base, top}, Volume: volume}
 }
 
-// newSlotted returns a machine without KVM that has a disk and two empty volume slots, and the
-// addresses of its ioeventfds.
+// newSlotted returns a machine without KVM, and the addresses of its ioeventfds. The machine has a
+// disk and two empty volume slots.
 func newSlotted(t *testing.T) (*fuzzed, *[]uint64) {
 	t.Helper()
 	w := newFuzzed(t, newDiskOf(t, fuzzDisk, false, 0), Disk{Volume: true}, Disk{Volume: true})
@@ -158,7 +158,7 @@ func TestBranchSwapsTheTopsOfVolumes(t *testing.T) {
 	if err := w.swapTops(&wrong); err == nil || !strings.Contains(err.Error(), "for 2 disks") {
 		t.Errorf("one top for two disks: %v", err)
 	}
-	// If one of the tops does not fit, no disk gets a new one.
+	// If one of the tops does not fit, no disk gets a new top.
 	wrong = BranchConfig{Tops: []*os.File{top(fuzzDisk), top(4 << 20)}, Frozen: frozen}
 	if err := w.swapTops(&wrong); err == nil || !strings.Contains(err.Error(), "disk 2") || len(wrong.Tops) != 2 ||
 		w.topSwaps != 0 {
@@ -171,8 +171,8 @@ func TestBranchSwapsTheTopsOfVolumes(t *testing.T) {
 	w.must(w.unquiesce())
 }
 
-// A volume that is put into a slot of a running machine tells the driver about the new capacity, and so does its
-// removal. Only volume slots can change.
+// When a volume is put into a slot of a running machine, or removed, the driver is told the new
+// capacity. Only volume slots can change.
 func TestSetVolume(t *testing.T) {
 	w, _ := newSlotted(t)
 	const slot, size = slotFirstDisk + 2, 8 << 20

@@ -20,8 +20,8 @@ import (
 	"github.com/forkd/forkd/internal/vmtest"
 )
 
-// These tests use real KVM and a machine without a guest. They check which KVM calls New, Save and
-// Restore make, and in which order. This does not depend on a guest.
+// These tests use real KVM and a machine without a guest. They check the KVM calls that New, Save
+// and Restore make, and the order of these calls. Neither depends on a guest.
 
 // newBare returns a machine with two vCPUs and without a guest.
 func newBare(t *testing.T, sys *kvm.System) (*Machine, error) {

@@ -83,7 +83,7 @@ func TestChangedRegistersAreNamed(t *testing.T) {
 	}
 }
 
-// All values differ. Otherwise Hold would not notice if two registers were exchanged.
+// All values differ. If two were equal, Hold would not notice an exchange of their registers.
 func TestValuesDiffer(t *testing.T) {
 	a, b := values(1), values(2)
 	var all []string

@@ -98,8 +98,8 @@ func (c *Capture) write(gpa guestmem.GPA, pages int) error {
 	return nil
 }
 
-// unprotect makes pages writable that the caller has released, and wakes the threads that wait to
-// write them.
+// unprotect makes writable the pages that the caller has released, and wakes the threads that wait
+// to write them.
 func (c *Capture) unprotect(gpa guestmem.GPA, pages uint64) {
 	hva, err := c.f.mem.HVA(gpa)
 	if err == nil {
@@ -117,8 +117,8 @@ func (c *Capture) opened(gpa guestmem.GPA, pages uint64) {
 
 // letWrite makes the frozen page at gpa writable, together with up to around-1 captured pages after
 // it. If the page is not in the layer yet, letWrite captures it first. If another thread has
-// claimed or released the page, letWrite calls wait until that thread is done. letWrite returns
-// whether it has captured the page, and whether it has opened the page.
+// claimed or released the page, letWrite calls the function wait repeatedly until that thread is
+// done. letWrite returns whether it has captured the page, and whether it has opened the page.
 func (c *Capture) letWrite(gpa guestmem.GPA, around uint64, wait func()) (captured, opened bool) {
 	i := pageOf(gpa)
 	if captured = c.claim(i); captured {

@@ -120,7 +120,7 @@ func (f *Freezer) serveFault(page uintptr, gpa guestmem.GPA) error {
 }
 
 // thaw drops the protection of a page that belongs to no freeze. It holds mu, so that no freeze
-// starts in the meantime. Otherwise the old content of a newly frozen page would be lost.
+// starts in the meantime. If one started, the old content of a newly frozen page would be lost.
 func (f *Freezer) thaw(page uintptr) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -85,7 +85,7 @@ func (c *Capture) replace(r guestmem.Range, layer int) error {
 	return err
 }
 
-// Release makes all pages writable that are still protected, and ends the freeze. From then on, the
+// Release makes writable all pages that are still protected, and ends the freeze. From then on, the
 // freezer no longer knows which pages are unchanged. Before Release, all pages must have been
 // captured. Calling Release again does nothing.
 func (c *Capture) Release() error {

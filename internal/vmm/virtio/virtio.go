@@ -104,8 +104,8 @@ type Transport interface {
 	Leave()
 
 	// Wanted reports whether another goroutine waits for the run lock, to pause the machine or to
-	// reset the device. Device code must then stop before its next request. Otherwise the time
-	// until the pause would depend on the number of queued requests.
+	// reset the device. Device code must then stop before its next request. If it did not stop, the
+	// time until the pause would depend on the number of queued requests.
 	Wanted() bool
 
 	// Kick makes the transport call Notify soon, as after a kick of the driver. Any goroutine may

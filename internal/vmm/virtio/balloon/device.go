@@ -53,8 +53,8 @@ type Config struct {
 	// Release drops the content of a part of guest memory. It may keep the content of any page.
 	Release func(view []byte)
 
-	// Held reports whether no content may be dropped now. While Held returns true, reports wait in
-	// their queue. Afterwards, the owner makes the device serve its queues. Held may begin to
+	// Held reports whether all content must be kept for now. While Held returns true, reports wait
+	// in their queue. Afterwards, the owner makes the device serve its queues. Held may begin to
 	// return true only while the device is quiesced.
 	Held func() bool
 }

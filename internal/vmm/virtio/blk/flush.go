@@ -17,7 +17,7 @@ type syncing struct {
 	ended     atomic.Bool
 	err       error // error of this sync, or an earlier error that no flush has reported; set before ended
 	ignored   bool  // whether the flush needs another sync
-	forgotten bool  // whether err is of an earlier disk
+	forgotten bool  // whether err belongs to an earlier disk
 }
 
 // flush executes a flush request. Only a slot syncs its disk: other disks do not survive a reboot of
@@ -27,8 +27,8 @@ type syncing struct {
 // returns errSyncing, and the request stays in the queue. The end of the sync kicks the transport,
 // which then serves the request again. If a snapshot is taken in between, the restored device
 // begins a sync of its own. If a layer is replaced or the device is reset in between, flush starts
-// another sync, but only when the present one has ended. Otherwise a driver that resets its device
-// again and again would start any number of syncs.
+// another sync, but only when the present one has ended. If flush did not wait, a driver that
+// resets its device again and again would start any number of syncs.
 //
 // If the sync fails, flush answers the request with an error. It does not sync again, because Linux
 // reports an error only once, and then drops the data. For the same reason, the error of a sync that is

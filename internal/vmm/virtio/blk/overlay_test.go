@@ -117,8 +117,8 @@ func stepWithModel(t *testing.T, o *Overlay, model []byte, rng *rand.Rand, off, 
 	}
 }
 
-// mergeFrom merges layers of o: from the layer with the number first to the layer just below the
-// top.
+// mergeFrom merges layers of o. The parameter first is the number of the lowest of these layers,
+// and the highest is just below the top.
 func mergeFrom(t *testing.T, o *Overlay, first int) {
 	t.Helper()
 	var files []*os.File

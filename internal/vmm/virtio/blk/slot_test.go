@@ -183,8 +183,8 @@ func TestSlotIsRestoredWithAnotherDisk(t *testing.T) {
 	}
 }
 
-// A flush is answered when the sync has ended. A pause does not wait for it, and a branch in between
-// makes the flush sync the frozen layer too.
+// A flush is answered when the sync has ended. A pause does not wait for the sync, and a branch in
+// between makes the flush sync the frozen layer too.
 func TestFlushOfASlotWaitsForTheSync(t *testing.T) {
 	g, d := startSlot(t)
 	type run struct {

@@ -32,8 +32,8 @@ type queueConfig struct {
 // Transport makes one device visible to the guest.
 //
 // Lock order: mu (registers), then run (device execution). Status and interrupt bits are atomic,
-// because the device sets them while run is held, but the driver reads them while mu or no lock is
-// held.
+// because the device sets them while run is held, but the driver reads them with mu held or without
+// any lock.
 type Transport struct {
 	mem  *guestmem.Memory
 	dev  virtio.Device
@@ -100,7 +100,7 @@ func (t *Transport) Close() error {
 	return err
 }
 
-// Err returns the reason of the latest DEVICE_NEEDS_RESET, or nil if it was never set.
+// Err returns the reason for the latest DEVICE_NEEDS_RESET, or nil if it was never set.
 func (t *Transport) Err() error {
 	t.run.Lock()
 	defer t.run.Unlock()
@@ -116,7 +116,7 @@ func (t *Transport) Quiesce() {
 	t.quiesced = true
 }
 
-// lockRun takes the lock run, which a busy device may hold. It makes the device release the lock
+// lockRun takes the run lock, which a busy device may hold. It makes the device release the lock
 // after the current piece of work. A vCPU that resets the device also uses lockRun, because a pause
 // must wait for that vCPU.
 func (t *Transport) lockRun() {

@@ -224,8 +224,8 @@ func (d *Device) wake() {
 }
 
 // watch makes the poller wait for the events that the device can use now. If the device can use no
-// event, watch removes the socket from the poller. Otherwise the poller would report a hang-up
-// again and again.
+// event, watch removes the socket from the poller. If the socket stayed there, the poller would
+// report a hang-up again and again.
 func (d *Device) watch() {
 	if d.peer == nil || !d.awake {
 		return

@@ -131,7 +131,7 @@ func (d *Device) popBuffer() (*virtq.Chain, error) {
 	}
 }
 
-// putBack returns the buffers in d.used, which collect has taken, to the queue.
+// putBack returns to the queue the buffers that collect has stored in d.used.
 func (d *Device) putBack() {
 	for range d.used {
 		d.rx.Unpop()

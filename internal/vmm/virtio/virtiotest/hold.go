@@ -31,10 +31,10 @@ type work struct {
 	cpu                 time.Duration
 }
 
-// NewHold returns a Hold that uses the kernel's statistics of the thread's reads and writes. The
-// function extra may be nil. Otherwise it returns a number that changes when the device moves bytes
-// in other ways, such as the size of a file. If this number changes by more than the number of
-// bytes in the statistics, the change counts instead.
+// NewHold returns a Hold that uses the kernel's statistics of the thread's reads and writes. If the
+// function extra is not nil, it returns a number that changes when the device moves bytes in other
+// ways, such as the size of a file. If this number changes by more than the number of bytes in the
+// statistics, the change counts instead.
 func NewHold(tb testing.TB, extra func() uint64) *Hold {
 	tb.Helper()
 	if _, err := os.Stat("/proc/thread-self/io"); err != nil {

@@ -86,7 +86,8 @@ func (q *Queue) availIdx() guestmem.GPA   { return q.cfg.Driver + 2 }
 func (q *Queue) usedEvent() guestmem.GPA  { return q.cfg.Driver + 4 + 2*guestmem.GPA(q.cfg.Size) }
 func (q *Queue) availEvent() guestmem.GPA { return q.cfg.Device + 4 + 8*guestmem.GPA(q.cfg.Size) }
 
-// Pending returns the number of chains that the driver has made available and Pop has not taken.
+// Pending returns the number of chains that the driver has made available and that Pop has not
+// taken yet.
 func (q *Queue) Pending() (int, error) {
 	idx, err := q.mem.LoadUint16(q.availIdx())
 	if err != nil {

@@ -50,7 +50,7 @@ type conn struct {
 	events uint32 // events that the poller waits for on fd
 
 	hungUp bool   // whether the poller has reported that the client on the host has closed its socket
-	idle   int    // number of checks in a row that found that the guest had taken no data, see checkHungUp
+	idle   int    // number of checks in a row in which the guest had taken no data, see checkHungUp
 	before uint32 // value of sent at the previous check, or at the hang-up
 
 	// Data from guest to host. The buffer pending holds at most bufAlloc bytes that the host's

@@ -85,8 +85,8 @@ func (h *host) connect(t testing.TB, port uint32) *net.UnixConn {
 	return c.(*net.UnixConn)
 }
 
-// guest is the driver of a device. Its methods poll and next return the packets that the driver has
-// received.
+// guest is the driver of a device. The packets that the driver has received are returned by the
+// methods poll and next.
 type guest struct {
 	t             testing.TB
 	mem           *guestmem.Memory
