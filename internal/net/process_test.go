@@ -96,7 +96,7 @@ func TestMemoryOfEndedStacksIsFreed(t *testing.T) {
 func TestVMThatHoldsItsSockets(t *testing.T) {
 	path, _ := startProcess(t)
 	d := connect(t, path)
-	// attach attaches a sandbox, for which forkd-net then has an answer that the guest does not read.
+	// attach attaches a sandbox whose guest then leaves an answer of forkd-net unread.
 	attach := func(id string) (*os.File, error) {
 		mine, theirs := guesttest.Pair(t)
 		defer theirs.Close()

@@ -116,9 +116,9 @@ func Portable(m *snapshot.Manifest) *snapshot.Manifest {
 	return &out
 }
 
-// Provisional returns the manifest of a snapshot that is used before all of its files are there. The
-// manifest fresh describes the snapshot without its own files, and from is its manifest in the
-// artifact. The snapshot's own layers have no digests, so no import shares them.
+// Provisional returns the manifest of a snapshot that is used before all of its files have arrived.
+// The parameter fresh describes the snapshot without its own files, and the parameter from is its
+// manifest in the artifact. The snapshot's own layers have no digests, so no import shares them.
 func Provisional(fresh, from *snapshot.Manifest, id, tag string) *snapshot.Manifest {
 	m := *fresh
 	m.ID, m.Tag, m.Created = id, tag, time.Now().UTC()

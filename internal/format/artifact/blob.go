@@ -32,8 +32,8 @@ import (
 const (
 	pageBytes = snapshot.DigestChunk
 
-	// FrameBytes is the size of the data in a frame, in bytes, except in memory layers, see frameBytesOf.
-	// Larger frames compress better, and a reader of one page needs a whole frame.
+	// FrameBytes is the size of the data in a frame, in bytes, except in memory layers, see
+	// frameBytesOf. Larger frames compress better, but a reader of one page needs a whole frame.
 	FrameBytes = 256 << 10
 
 	// minMemoryFrame is the size of the data in a frame of a small memory layer, in bytes. A guest reads

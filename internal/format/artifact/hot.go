@@ -83,10 +83,10 @@ func (h Hot) Encode() ([]byte, error) {
 	return p, err
 }
 
-// Fit returns a list that Encode accepts. If the frames are in too many places, it also has frames
-// between them: those of the shortest gaps.
+// Fit returns a list that Encode accepts. If the frames are in too many places, the list also has
+// the frames in the shortest gaps between them.
 func (h Hot) Fit() Hot {
-	for gap := 1; ; gap *= 2 { // ends, because each blob has a single run at last
+	for gap := 1; ; gap *= 2 { // ends, because each blob has a single run in the end
 		if _, err := h.Encode(); err == nil {
 			return h
 		}

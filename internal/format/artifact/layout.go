@@ -25,9 +25,9 @@ const (
 	blobDir          = oci.ImageBlobsDir + "/sha256"
 )
 
-// hotAnnotation is the annotation, in index.json, with the digest of a list of hot frames. The list is
-// a blob that no manifest names, so that programs for OCI artifacts still find one artifact. They do
-// not carry the list.
+// hotAnnotation is the annotation, in index.json, with the digest of a list of hot frames. The list
+// is a blob that no manifest names, so that programs for OCI artifacts still find one artifact.
+// Such programs do not transfer the list.
 const hotAnnotation = "dev.forkd.snapshot.hot"
 
 // WriteLayout writes the tar archive of an OCI image layout (OCI image spec, image-layout.md) with
@@ -113,11 +113,11 @@ func (t *layoutWriter) file(name string, size int64, r io.Reader) error {
 // zstdMagic begins a file that is compressed with zstd, RFC 8878 section 3.1.1.
 const zstdMagic = "\x28\xb5\x2f\xfd"
 
-// ReadLayout reads the tar archive of an OCI image layout with one artifact. It returns the digest of
-// the artifact's manifest, and that of the list of hot frames. The latter is empty if there is no list,
-// and the list may be missing or damaged. ReadLayout calls the function put for every blob. This
-// function must read the whole blob and compare it with its digest. Entries may have any order. If the
-// archive is invalid, the error is an *Error.
+// ReadLayout reads the tar archive of an OCI image layout with one artifact. It returns the digest
+// of the artifact's manifest, and that of the list of hot frames. The latter is empty if there is
+// no list. Even if it is not empty, the list may be missing or damaged. ReadLayout calls the
+// function put for every blob. This function must read the whole blob and compare it with its
+// digest. Entries may have any order. If the archive is invalid, the error is an *Error.
 func ReadLayout(
 	r io.Reader,
 	put func(d digest.Digest, size int64, r io.Reader) error,

@@ -2,8 +2,8 @@
 //
 // The result depends only on the arguments: it contains no time and no random number. It has the
 // features that forkd's images have (see the feature constants), 4 KiB blocks, inodes of 256 bytes,
-// one inode for every 8 KiB and no reserved blocks. Inode tables are holes of the file and are marked
-// as zeroed. Otherwise the kernel would write zeros to them later, in every child.
+// one inode for every 8 KiB and no reserved blocks. Inode tables are holes of the file and are
+// marked as zeroed. Without this mark, the kernel would write zeros to them later, in every child.
 //
 // Format makes a file system without a journal, for disks that are lost with their VM.
 // FormatJournaled makes one with a journal, for disks that are used again after a VM was killed.

@@ -7,13 +7,13 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// Coalesce selects gaps between the extents of a branch's own layer, which the caller then fills,
-// so that the branch has at most limit extents. To fill a gap, the caller copies the gap's memory
-// from the parent's layers (the parameter lower) into the branch's layer. The extents of the branch
-// are the result of Overlay(lower, Fill(own, gaps)). Coalesce prefers the gaps that save the most
-// extents per byte. It cannot remove extents of the parent's map that lie before the first or after
-// the last extent of the branch's own layer. The result may exceed limit by the number of these
-// extents plus two.
+// Coalesce selects gaps between the extents of a branch's own layer. The caller then fills these
+// gaps, so that the branch has at most limit extents. To fill a gap, the caller copies the gap's
+// memory from the parent's layers (the parameter lower) into the branch's layer. The extents of the
+// branch are the result of Overlay(lower, Fill(own, gaps)). Coalesce prefers the gaps that save the
+// most extents per byte. It cannot remove extents of the parent's map that lie before the first or
+// after the last extent of the branch's own layer. The result may exceed limit by the number of
+// these extents plus two.
 //
 // A gap qualifies only if it consists of RAM, because the layer has no room for other addresses.
 func Coalesce(lower, own []vm.Extent, limit int) []Span {

@@ -86,8 +86,8 @@ func TestMemoryMapIsCheckedAgainstItsFiles(t *testing.T) {
 	}
 }
 
-// A map that ParseMemoryMap would refuse is not written. Otherwise the snapshot would be published,
-// and every fork of it would fail.
+// A map that ParseMemoryMap would refuse is not written. If it were, the snapshot would be
+// published, and every fork of it would fail.
 func TestMemoryMapIsCheckedBeforeItIsWritten(t *testing.T) {
 	const page = vm.PageSize
 	sizes, end := []uint64{8 * page}, uint64(8*page)

@@ -79,8 +79,8 @@ func TestPrepareThenFlush(t *testing.T) {
 	}
 }
 
-// keepQuiet ends when a connection arrives. Otherwise each sandbox forked from a guest that was
-// saved during keepQuiet would first wait for the end of keepQuiet.
+// keepQuiet ends when a connection arrives. If it did not, each sandbox forked from a guest that
+// was saved during keepQuiet would first wait for its end.
 func TestAConnectionEndsSettling(t *testing.T) {
 	dir := t.TempDir()
 	open := unixSockets(dir)

@@ -104,9 +104,9 @@ const (
 
 // keepQuiet sleeps for most of agentproto.QuietTime, so that the kernel and the other threads
 // become idle, and then keeps the CPU busy for a few ticks. While the CPU is busy, pending
-// deferrable timers expire, such as those of the kernel's statistics. Otherwise these timers would
-// expire in every forked sandbox as soon as the sandbox wakes. keepQuiet returns early when a
-// connection arrives, possibly the first connection in a forked sandbox.
+// deferrable timers expire, such as those of the kernel's statistics. Without this work, these
+// timers would expire in every forked sandbox as soon as the sandbox wakes. keepQuiet returns early
+// when a connection arrives, possibly the first connection in a forked sandbox.
 func (p *forkPort) keepQuiet() {
 	if !p.undisturbed(quietIdle) {
 		return

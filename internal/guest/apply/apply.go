@@ -38,7 +38,8 @@ import (
 // Tree is the file system that is changed.
 type Tree struct {
 	Dir string // root of the file system
-	// Hold prevents disk-only branches from saving the file system until release is called. It may be nil.
+	// Hold prevents disk-only branches from saving the file system until the returned function is
+	// called. Hold may be nil.
 	Hold func() (release func(), err error)
 
 	mu sync.Mutex // held by Apply

@@ -283,9 +283,9 @@ func merged(base, from, onto model) (model, bool) {
 	return out, true
 }
 
-// On random trees, a merge has a conflict exactly if the model has no result. Otherwise the merge
-// has the result of the model. With a rule for conflicts, all paths without a conflict have the
-// result of the model.
+// On random trees, a merge has conflicts exactly when the model has no result. A merge without
+// conflicts has the model's result. With a rule for conflicts, all paths without a conflict have
+// the result of the model.
 func TestMergeLikeTheModel(t *testing.T) {
 	clean, dirty := 0, 0
 	for seed := range uint64(24) {

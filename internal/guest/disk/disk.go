@@ -60,8 +60,8 @@ func (d *Disk) Rest() error {
 	return nil
 }
 
-// Hold delays a Rest until release is called, so that no disk-only branch saves only a part of a
-// change to several files. If the file system is at rest, Hold waits until it wakes.
+// Hold delays a Rest until the returned function is called, so that no disk-only branch saves only
+// a part of a change to several files. If the file system is at rest, Hold waits until it wakes.
 func (d *Disk) Hold() (release func(), err error) {
 	for end := time.Now().Add(2 * d.limit); ; time.Sleep(holdEvery) {
 		d.mu.Lock()

@@ -55,7 +55,8 @@ type proc struct {
 	subs map[*subscription]struct{}
 }
 
-// subscription receives a process's events. The subscriber closes gone when it stops receiving.
+// subscription receives a process's events. The subscriber closes the channel gone when it stops
+// receiving.
 type subscription struct {
 	events chan *process.ProcessEvent
 	gone   chan struct{}
@@ -232,7 +233,7 @@ func (p *proc) rest(f *os.File, kind outputKind, buf []byte) {
 		return
 	}
 	// The loop is bounded, because processes that were left behind may continue to write. The bound
-	// is the largest size of a pipe by default.
+	// is the default maximum size of a pipe.
 	for left := 1 << 20; left > 0; {
 		n := 0
 		raw.Control(func(fd uintptr) { n, _ = syscall.Read(int(fd), buf) })

@@ -19,7 +19,7 @@ import (
 // uploadPrefix begins the names of temporary files for uploads. Watches do not report these files.
 const uploadPrefix = ".forkd-upload-"
 
-// maxLinks is how many symbolic links the kernel follows in one path at most.
+// maxLinks is the maximum number of symbolic links that the kernel follows in one path.
 const maxLinks = 40
 
 // replaceFile replaces the content and the metadata of the file at path. The replacement is atomic:

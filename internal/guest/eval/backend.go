@@ -53,7 +53,7 @@ var bashDriver string
 // TestBackends checks that they do.
 type backend struct {
 	language string
-	program  string // name of the program, which is searched in PATH
+	program  string // name of the program, which is searched for in PATH
 	args     []string
 	driver   string // text of the driver, which the program reads from descriptor 5
 

@@ -93,9 +93,9 @@ func (s *Server) Warm() ([]string, error) {
 // interpreter is broken, if a callback of user code failed, or if a call holds the interpreter lock
 // for longer than forkTimeout.
 //
-// An interpreter in which no code can run before the next call is not woken. The next call first
-// makes the interpreter apply the numbers and the environment. A wake-up here would copy half a
-// megabyte of the interpreter's memory in every forked sandbox, even in sandboxes that never use
+// Forked does not wake an interpreter in which no code can run before the next call. The next call
+// first makes the interpreter apply the numbers and the environment. A wake-up here would copy half
+// a megabyte of the interpreter's memory in every forked sandbox, even in sandboxes that never use
 // the interpreter.
 func (s *Server) Forked(env map[string]string) error {
 	return s.control(controlRequest{Op: opForked, Env: env})
@@ -302,7 +302,8 @@ func (c *session) awake(cfg Config) (*interpreter, error) {
 	return interp, nil
 }
 
-// kill kills the context's process. If last is set, later calls do not start another process.
+// kill kills the context's process. If the parameter last is set, later calls do not start another
+// process.
 func (c *session) kill(last bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

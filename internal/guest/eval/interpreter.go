@@ -26,13 +26,13 @@ const (
 	// kernel imports a thousand modules, which takes minutes on a busy computer with an emulated
 	// CPU.
 	startTimeout = 15 * time.Minute
-	// forkTimeout is how long the driver's control thread may take to answer. The thread is late
-	// only if user code holds the interpreter lock in one long C call, or if a hundred guests share
-	// an emulated CPU. The fork then fails, because the interpreter still has the random numbers of
-	// its siblings.
+	// forkTimeout is how long the driver's control thread may take to answer. The thread answers
+	// late only if user code holds the interpreter lock in one long C call, or if a hundred guests
+	// share an emulated CPU. The fork then fails, because the interpreter still has the random
+	// numbers of its siblings.
 	forkTimeout = 30 * time.Second
-	// prepareTimeout is how long the driver may take to answer "prepare", for which it makes a full
-	// garbage collection.
+	// prepareTimeout is how long the driver may take to answer "prepare". The driver runs a full
+	// garbage collection before it answers.
 	prepareTimeout = 2 * time.Minute
 )
 

@@ -69,8 +69,8 @@ func siblings(t *testing.T, python, mode string) [2]map[string]string {
 
 func TestSiblingsDrawDifferentKeysAndNumbers(t *testing.T) {
 	python := wheelsPython(t)
-	// Check that the copies draw the same numbers without reseeding. Otherwise the comparison below
-	// would prove nothing.
+	// Check that the copies draw the same numbers without reseeding. If they differed anyway, the
+	// comparison below would prove nothing.
 	same := siblings(t, python, "keep")
 	for _, kind := range []string{"random", "ssl", "sqlite", "tempfile", "numpy", "ec key", "rsa key",
 		"bundled libcrypto"} {

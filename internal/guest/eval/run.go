@@ -273,9 +273,8 @@ func (r *running) stop(grace time.Duration) {
 // interpreter has died. If the text note is not empty, runCode sends it first, as if the code had
 // written it to stderr.
 func (i *interpreter) runCode(line []byte, out *stream, note string, code *running) {
-	// The agent sends this message, so that it arrives before the output of the code. The driver's
-	// messages and that output have separate channels, so a message of the driver could arrive
-	// later.
+	// The agent itself sends this message, so that it arrives before the output of the code. If the
+	// driver sent it, it could arrive after the output, because the two have separate channels.
 	out.send(message{Type: "number_of_executions", Count: i.executions})
 	if note != "" {
 		out.output("stderr", note)
@@ -318,8 +317,8 @@ func (i *interpreter) runCode(line []byte, out *stream, note string, code *runni
 // answers before its end.
 const lastReplies = time.Second
 
-// endReplies makes receive fail soon after the process has ended. Otherwise child processes could
-// keep the socket of the ended process open, and receive would wait for them.
+// endReplies makes receive fail soon after the process has ended. Without this limit, child
+// processes could keep the socket of the ended process open, and receive would wait for them.
 func (i *interpreter) endReplies(finished <-chan struct{}) {
 	select {
 	case <-i.child.Done():

@@ -94,8 +94,8 @@ func (h *Hooks) programs() ([]string, error) {
 }
 
 // run runs a program until it exits. At the deadline it kills the program and the processes that
-// the program started. The output is written to memory and not to a pipe, because run would have to
-// wait for processes that keep a pipe open.
+// the program started. The output is written to memory and not to a pipe, because with a pipe, run
+// would have to wait for processes that keep the pipe open.
 func (h *Hooks) run(deadline time.Time, path string, args ...string) error {
 	fd, err := unix.MemfdCreate("fork-hook", unix.MFD_CLOEXEC)
 	if err != nil {
@@ -128,7 +128,7 @@ func (h *Hooks) run(deadline time.Time, path string, args ...string) error {
 	return nil
 }
 
-// tail returns the end of a program's output, as the end of an error message.
+// tail returns the end of a program's output, for use at the end of an error message.
 func tail(output *os.File) string {
 	size, err := output.Seek(0, io.SeekEnd)
 	if err != nil || size == 0 {

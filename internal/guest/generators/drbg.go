@@ -85,8 +85,8 @@ func (p *process) reseedDRBGs() error {
 }
 
 // drbg reports whether the given text contains a generator, and returns the name of the library
-// that has the generator's code. It finds that library by the function pointers in the struct,
-// which exist since version 3.0.
+// that has the generator's code. It finds that library by function pointers, which the struct has
+// contained since version 3.0.
 func (p *process) drbg(text *[drbgSize]byte) (library string, ok bool) {
 	u64 := func(off int) uint64 { return binary.LittleEndian.Uint64(text[off:]) }
 	u32 := func(off int) uint32 { return binary.LittleEndian.Uint32(text[off:]) }

@@ -49,8 +49,8 @@ func has(list []agentproto.Generator, library string) bool {
 
 // copies runs testdata/copies.py. The parameter draw is Python code that defines a function with
 // the name draw. The script clones its process twice, and each copy calls this function. The result
-// has the return value of each copy. If between is not nil, it is called for each copy, with its
-// process id, before that copy calls the function.
+// has the return value of each copy. If the function between is not nil, it is called for each
+// copy, with its process id, before that copy calls the function.
 func copies(t *testing.T, python []string, draw string, between func(pid int)) [2]map[string]string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "draw.py")
@@ -185,8 +185,8 @@ func TestOpenSSLOfAnyProcessIsReseeded(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			python := c.python(t)
-			// Check that the copies draw the same numbers without reseeding. Otherwise the
-			// comparison below would prove nothing.
+			// Check that the copies draw the same numbers without reseeding. If they differed
+			// anyway, the comparison below would prove nothing.
 			same := copies(t, python, c.draw, nil)
 			var report agentproto.Unique
 			got := copies(t, python, c.draw, func(pid int) { report = renew(t, pid) })
@@ -249,8 +249,8 @@ func serve(t *testing.T, env string, program string, args ...string) *server {
 	return s
 }
 
-// onEachLine returns a Python program that prints the result of the expression draw for each line
-// of its input.
+// onEachLine returns a Python program that evaluates the expression in draw for each line of its
+// input and prints the result.
 func onEachLine(imports, draw string) []string {
 	return []string{"-c", "import sys\n" + imports + "\nfor _ in sys.stdin: print(" + draw + ", flush=True)"}
 }

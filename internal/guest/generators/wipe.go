@@ -47,8 +47,8 @@ func (p *process) isFlag(r *region) bool {
 	return page[0] != 0 && len(bytes.TrimLeft(page[1:], "\x00")) == 0
 }
 
-// hasFlag reports whether the VmFlags line of a region in smaps (proc(5)) contains a two-letter
-// flag.
+// hasFlag reports whether the VmFlags line of a region in smaps (proc(5)) contains the given
+// two-letter flag.
 func hasFlag(smaps []byte, r *region, flag string) bool {
 	_, after, found := bytes.Cut(smaps, fmt.Appendf(nil, "%08x-%08x ", r.start, r.end))
 	if !found {
@@ -59,8 +59,8 @@ func hasFlag(smaps []byte, r *region, flag string) bool {
 	return strings.Contains(string(line)+" ", " "+flag+" ")
 }
 
-// eachIndex calls found(i) for the index i of each occurrence of part in the given text. It stops
-// at the first error.
+// eachIndex calls found(i) for the index i of each occurrence of the parameter part in the given
+// text. It stops at the first error.
 func eachIndex(text, part []byte, found func(i int) error) error {
 	for at := 0; ; {
 		i := bytes.Index(text[at:], part)

@@ -152,7 +152,8 @@ func (c *Connections) search() error {
 	if c.countLen = n; bytes.Equal(c.count[:n], c.clean[:c.cleanLen]) {
 		return nil
 	}
-	// AF_INET6 finds the connections whose IPv4 addresses have the form ::ffff:a.b.c.d.
+	// The search for AF_INET6 finds the connections whose IPv4 addresses have the form
+	// ::ffff:a.b.c.d.
 	for _, family := range [...]uint8{unix.AF_INET, unix.AF_INET6} {
 		c.ask(family)
 		if err := c.diag.call(c.request[:], unix.SOCK_DIAG_BY_FAMILY, unix.NLM_F_DUMP, c.add); err != nil {

@@ -9,7 +9,7 @@ import (
 )
 
 // bufferBytes is the size of a buffer for one datagram of the kernel. The kernel makes no datagram
-// larger than a page or than the size of the previous read.
+// that is larger than both a page and the previous read.
 const bufferBytes = 4096
 
 // netlink is a socket for one request at a time. It blocks in the kernel and allocates nothing.

@@ -16,9 +16,10 @@ import (
 // memory, which the page cache uses.
 const helperHeap = 256 << 20
 
-// Helper is the main function of the init of a VM that does one task for the daemon. It prepares
-// the devices, connects to a vsock port of the host, calls the function serve, and switches the VM
-// off. It returns the exit code of the process, but only if the VM cannot be switched off.
+// Helper is the main function of the init program in a VM that does one task for the daemon. It
+// prepares the devices, connects to a vsock port of the host, calls the function serve, and
+// switches the VM off. It returns the exit code of the process, but only if the VM cannot be
+// switched off.
 func Helper(port uint32, serve func(*kmsg.Log, net.Conn) error) int {
 	debug.SetMemoryLimit(helperHeap)
 	log, err := EarlyLog()

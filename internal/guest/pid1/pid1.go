@@ -158,8 +158,8 @@ func loopbackUp() error {
 }
 
 // PowerOff logs the reason and powers the machine off. If the machine cannot power off, the kernel
-// panics when this process exits, which the host sees as well. PowerOff returns only if the kernel
-// refuses.
+// panics when this process exits, and the host notices the panic too. PowerOff returns only if the
+// kernel refuses.
 func PowerOff(log *kmsg.Log, reason error) {
 	log.Errorf("fatal: %v; powering off", reason)
 	unix.Sync()

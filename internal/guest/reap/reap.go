@@ -136,7 +136,7 @@ func (c *Child) Status() syscall.WaitStatus {
 // signals another process that now has the same id.
 func (c *Child) Signal(sig syscall.Signal) error { return c.signal(c.Pid, sig) }
 
-// SignalGroup is like Signal for the process group that the process leads.
+// SignalGroup is like Signal, but signals the process group that the process leads.
 func (c *Child) SignalGroup(sig syscall.Signal) error { return c.signal(-c.Pid, sig) }
 
 func (c *Child) signal(pid int, sig syscall.Signal) error {

@@ -1,6 +1,7 @@
-// Package sftpd is the code of forkd-sftp: an SFTP server on standard input and output. The daemon puts
-// the program into a guest with the first SFTP session over SSH, and runs it there as the account of
-// the session. So a client has the rights of that account, and the guest needs no program of OpenSSH.
+// Package sftpd is the code of forkd-sftp: an SFTP server on standard input and output. The daemon
+// copies the program into a guest at the first SFTP session over SSH, and runs it there as the
+// account of the session. So a client has the rights of that account, and the guest needs no
+// program of OpenSSH.
 //
 // The program serves one session and exits at its end. It is not part of the agent, because most guests
 // never serve SFTP.

@@ -181,7 +181,7 @@ func (t *tree) addAccount() error {
 				return err
 			}
 		}
-		if secrets != nil && field(secrets, accountName, 0) == "" { // add an account without a password that never expires
+		if secrets != nil && field(secrets, accountName, 0) == "" { // add a passwordless account that never expires
 			if err := t.rewrite(shdw, appendLine(secrets, accountName+":*::0:99999:7:::")); err != nil {
 				return err
 			}
@@ -290,8 +290,8 @@ func accountID(text []byte, name string) (int, error) {
 	return 0, fmt.Errorf("/%s has no number left for an account", name)
 }
 
-// field returns a field of the line of an account, or "" if there is no such line. The parameter n
-// is the number of the field, counted from 0.
+// field returns one field of an account's line, or "" if there is no such line. The parameter n is
+// the number of the field, counted from 0.
 func field(text []byte, name string, n int) string {
 	for line := range strings.Lines(string(text)) {
 		if f := strings.Split(strings.TrimSpace(line), ":"); f[0] == name && n < len(f) {

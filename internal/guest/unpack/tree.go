@@ -199,8 +199,8 @@ func (t *tree) remove(dir int, base string) error {
 // entry never has this name, so the cached descriptor is not used again.
 const removed = "/"
 
-// prune removes a file or directory, except for files with the given inodes, and the directories
-// that contain such files.
+// prune removes a file or directory, but keeps files with the given inodes and the directories that
+// contain such files.
 func (t *tree) prune(dir int, base string, kept map[uint64]bool) error {
 	st, ok, err := stat(dir, base)
 	if err != nil || !ok {

@@ -112,8 +112,8 @@ func fillMounted(dir string, stream io.Reader) error {
 	return nil
 }
 
-// checkClean returns an error unless the file system on a device was unmounted completely and the kernel has
-// found no error in it (Linux Documentation/filesystems/ext4/super.rst).
+// checkClean returns nil only if the file system on a device was unmounted completely and the
+// kernel has found no error in it (Linux Documentation/filesystems/ext4/super.rst).
 func checkClean(dev io.ReaderAt) error {
 	const (
 		superblock = 1024

@@ -152,8 +152,8 @@ func (u *User) Credential() *syscall.Credential {
 }
 
 // Environ returns the environment of a process of u: the variables of the account, the shared
-// variables, and those in call. If a name occurs more than once, the value in call wins, then the
-// shared value.
+// variables, and the variables of this call. If a name occurs more than once, this call's value
+// wins, then the shared value.
 func (e *Env) Environ(u *User, call map[string]string) []string {
 	vars := map[string]string{"PATH": DefaultPath, "HOME": u.Home, "USER": u.Name, "LOGNAME": u.Name}
 	e.mu.Lock()

@@ -139,9 +139,9 @@ func (m *Mounts) mountPoints(device string) (at []string, err error) {
 var unescape = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
 
 // Unmount writes the data of a volume to its disk, and then unmounts the volume. If programs use
-// the volume, the error names some of these programs, and the volume stays mounted. All data that
-// was written before is then on the disk nevertheless. If the volume is not mounted at the path,
-// Unmount does nothing.
+// the volume, the error names some of these programs, and the volume stays mounted. Even then, all
+// data that was written before is on the disk. If the volume is not mounted at the path, Unmount
+// does nothing.
 func (m *Mounts) Unmount(v agentproto.Volume) error {
 	name, _, err := m.look(agentproto.VolumeSerial(v.Slot))
 	if err != nil {

@@ -62,7 +62,7 @@ func newMounts(t *testing.T) *Mounts {
 	return m
 }
 
-// place returns a path at which a test mounts a volume. The test's end unmounts it.
+// place returns a path at which a test mounts a volume. The volume is unmounted when the test ends.
 func place(t *testing.T, name string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), name)

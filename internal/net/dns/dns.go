@@ -70,8 +70,8 @@ type Guest struct {
 }
 
 // New returns a Guest that has not received any addresses. The Guest calls allowed(name) to learn
-// whether the policy permits a name, which is in the normalized form of package policy. It calls
-// refused(name, reason) for every refused query.
+// whether the policy permits a name. The name is in the normalized form of package policy. The
+// Guest calls refused(name, reason) for every refused query.
 func New(r *Resolver, allowed func(string) (bool, Reason), refused func(string, Reason)) *Guest {
 	return &Guest{resolver: r, allowed: allowed, refused: refused,
 		queries: rate.NewLimiter(queriesPerSecond, queryBurst),
@@ -295,7 +295,8 @@ func aliasTarget(p *dnsmessage.Parser, kind dnsmessage.Type) (string, error) {
 	return "", p.SkipAnswer()
 }
 
-// plainName returns the name that data consists of. The name is not compressed (RFC 6672 §2.5).
+// plainName returns the name that the bytes in data encode. The name is not compressed (RFC 6672
+// §2.5).
 func plainName(data []byte) (string, error) {
 	var name strings.Builder
 	for len(data) > 0 {

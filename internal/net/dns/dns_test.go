@@ -275,7 +275,7 @@ func TestAnotherResolverIsAsked(t *testing.T) {
 	}
 }
 
-// A long answer arrives by TCP. By UDP an answer is not longer than the guest's query permits.
+// A long answer arrives by TCP. A UDP answer is no longer than the guest's query permits.
 func TestLongAnswers(t *testing.T) {
 	u := newUpstream(t, "example.com=93.184.216.34")
 	u.set(func() { u.text = 700 })

@@ -17,7 +17,7 @@ const (
 	maxNames = 128
 
 	// A pair is kept for its TTL, but at least for minKeep and at most for maxKeep. minKeep is long
-	// because many programs look up a name once and then connect to the address as long as they
+	// because many programs look up a name once and then connect to the address for as long as they
 	// run.
 	minKeep = 10 * time.Minute
 	maxKeep = 24 * time.Hour

@@ -12,7 +12,7 @@ import (
 )
 
 // TestPrivateNamesOfAnswers checks the answers to a guest that asks for a permitted name. They must
-// not contain a name of the host's network that the policy refuses, neither as an alias nor in
+// not contain a name of the host's network that the policy refuses, either as an alias or in
 // additional records.
 func TestPrivateNamesOfAnswers(t *testing.T) {
 	name := func(text string) dnsmessage.Name { return dnsmessage.MustNewName(text + ".") }

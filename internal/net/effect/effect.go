@@ -42,8 +42,8 @@ const Header = "Forkd-Held"
 
 // List holds the requests of one sandbox. Its methods may be called concurrently.
 type List struct {
-	// take takes memory from the room of all sandboxes. The parameter own is the total of this list after
-	// that. take returns false if there is no room.
+	// take takes memory from the room of all sandboxes. The parameter own is the total of this
+	// list, including these bytes. take returns false if there is no room.
 	take func(bytes, own int64) bool
 	give func(bytes int64)
 	wait time.Duration // waitTime, except in tests
@@ -59,12 +59,13 @@ type List struct {
 	list    []*netproto.Effect
 }
 
-// New returns an empty list. It calls take before it lists a request, and give in Close.
+// New returns an empty list. The list calls the function take before it lists a request, and the
+// function give in Close.
 func New(hold netproto.Hold, take func(bytes, own int64) bool, give func(bytes int64)) *List {
 	return &List{take: take, give: give, wait: waitTime, hold: hold, ended: make(chan struct{}), since: time.Now()}
 }
 
-// Set replaces the hold. If the new hold is off, waiting requests go to their servers. Otherwise
+// Set replaces the hold. If the new hold is off, waiting requests go to their servers. If it is on,
 // they keep waiting: the caller resets their connections if the holds differ.
 func (l *List) Set(hold netproto.Hold) {
 	l.mu.Lock()
@@ -118,8 +119,8 @@ func Acts(r *http.Request) bool {
 }
 
 // Pass reports whether a request may go to its server. If not, Pass has answered it. The URL is the
-// request's complete URL. A request that waits blocks Pass. The function open reports whether the
-// guest has closed neither side of the request's connection.
+// request's complete URL. A request that waits blocks Pass. The function open reports whether both
+// directions of the request's connection are still open.
 func (l *List) Pass(w http.ResponseWriter, r *http.Request, url string, open func() bool) bool {
 	l.mu.Lock()
 	answer, ended := l.hold.Answer, l.ended
@@ -155,8 +156,8 @@ func refuse(w http.ResponseWriter, status int, outcome, text string) {
 	http.Error(w, "forkd: "+text, status)
 }
 
-// record reads the rest of the request's body, because clients do not expect an answer before
-// they have sent it, and then answers the request.
+// record first reads the rest of the request's body, because clients do not expect an answer before
+// they have sent it. Then it answers the request.
 func (l *List) record(w http.ResponseWriter, r *http.Request, e *netproto.Effect) {
 	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(drainTime)) // never fails
 	if _, err := io.Copy(io.Discard, r.Body); err != nil {
@@ -175,9 +176,9 @@ func (l *List) record(w http.ResponseWriter, r *http.Request, e *netproto.Effect
 
 // await waits until the hold ends. It reports whether the request may then go to its server.
 //
-// Package http does not notice that the guest has closed the connection before the body has been read,
-// or after the guest has sent another request. So await also asks the function open. Otherwise a
-// guest that repeats a request after a time limit would find both requests sent.
+// Until the body has been read, or once the guest has sent another request, package http does not
+// notice that the guest has closed the connection. So await also asks the function open. Without
+// this check, if a guest repeated a request after a time limit, both requests would be sent.
 func (l *List) await(w http.ResponseWriter, r *http.Request, e *netproto.Effect, ended <-chan struct{},
 	open func() bool) bool {
 	defer func() {

@@ -13,7 +13,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// serve runs a server that answers requests that pass with "passed".
+// serve runs a server that answers "passed" to the requests that pass.
 func serve(t *testing.T, answer string) (*List, *httptest.Server) {
 	t.Helper()
 	hold, err := netproto.ParseHold([]string{"a.b"}, answer)
@@ -66,8 +66,8 @@ func TestWaitsExpire(t *testing.T) {
 	}
 }
 
-// Few requests may wait at the same time. The others are refused at once. A request that has given
-// up frees its place.
+// Only a few requests can wait at the same time. Further requests are refused at once. A request
+// whose client has given up frees its place.
 func TestFewRequestsWait(t *testing.T) {
 	l, s := serve(t, "wait")
 	var conns []net.Conn

@@ -9,8 +9,8 @@ import (
 )
 
 // ECHConfigs returns the configuration, with one key, that a client needs to encrypt its
-// ClientHello (RFC 9849 §4). Such a ClientHello has an unencrypted server name too, which is the
-// parameter outer.
+// ClientHello (RFC 9849 §4). Such a ClientHello also has an unencrypted server name: the parameter
+// outer.
 func ECHConfigs(t testing.TB, outer string) []byte {
 	t.Helper()
 	key, err := ecdh.X25519().GenerateKey(rand.Reader)

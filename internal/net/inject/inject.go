@@ -1,7 +1,7 @@
 // Package inject serves one HTTP or HTTPS connection in place of its server. It terminates the
-// guest's TLS with its own certificate. It adds headers with secrets, which the guest does not know,
-// to each request, and may ask its caller whether the request may go on. Then it forwards the
-// request to the real server, whose certificate it checks.
+// guest's TLS with its own certificate. It adds headers with secrets, which the guest does not
+// know, to each request, and can ask its caller whether the request is allowed to go on. Then it
+// forwards the request to the real server, whose certificate it checks.
 //
 // It speaks HTTP/1.1 on both sides, with net/http. It parses a request completely and writes a new
 // one from the parsed form, so a guest cannot hide a second request in the first. It forwards to
@@ -191,8 +191,9 @@ func (p *Proxy) handler(transport http.RoundTripper) http.Handler {
 		if p.Pass != nil && !p.Pass(w, r, p.scheme()+"://"+p.Host+r.URL.RequestURI()) {
 			return
 		}
-		// The server may begin its answer before the proxy has read the end of the request. Otherwise
-		// package http would then close the request's body, and the proxy would cut the answer off.
+		// The server may begin its answer before the proxy has read the end of the request. Without
+		// full duplex, package http would then close the request's body, and the proxy would cut
+		// the answer off.
 		_ = http.NewResponseController(w).EnableFullDuplex() // an error is impossible: guests speak HTTP/1
 		forward.ServeHTTP(w, r)
 	})

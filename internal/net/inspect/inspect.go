@@ -137,7 +137,7 @@ func arp(ether []byte) (Packet, Reason) {
 	return Packet{Class: ARP, IP: p[:arpBytes]}, ""
 }
 
-// ARPReply returns the message that answers a request, which Message must have accepted.
+// ARPReply returns the message that answers a request. Message must have accepted this request.
 func ARPReply(request []byte) []byte {
 	m := Prepend(nil, arpBytes, typeARP)
 	m = append(m, 0, 1, 8, 0, 6, 4, 0, 2)

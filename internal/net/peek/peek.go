@@ -39,8 +39,8 @@ type Seen struct {
 }
 
 // Server reads from r until it knows which server the client names. If the data is neither TLS nor
-// HTTP, or r ends, it returns no name and no error. If a read fails or
-// MaxBytes have been read, and later bytes could name a server, the result is unclear.
+// HTTP, or r ends, it returns no name and no error. The result is unclear if later bytes could name
+// a server, but a read has failed or MaxBytes have been read.
 func Server(r io.Reader) (Seen, error) {
 	t := &tee{from: r}
 	in := bufio.NewReaderSize(t, 4096)
@@ -103,8 +103,8 @@ func parse(head []byte) (*http.Request, error) {
 }
 
 // isHTTP reports whether the first line of p is, or may become, a line that some server accepts as
-// a request line. Servers skip empty lines before the request line (RFC 9112 §2.2). If whole is set,
-// the client sends nothing after p.
+// a request line. Servers skip empty lines before the request line (RFC 9112 §2.2). If the
+// parameter whole is set, the client sends nothing after p.
 func isHTTP(p []byte, whole bool) bool {
 	line, _, ended := bytes.Cut(bytes.TrimLeft(p, "\r\n"), []byte("\n"))
 	switch {

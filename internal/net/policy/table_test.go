@@ -44,7 +44,7 @@ type place struct {
 	own    bool
 	closed Reason // why the address is closed; empty if it is open
 	always bool   // whether the address is closed even in mode open
-	opened string // values of spec.about whose rules open the address
+	opened string // rules with one of these values of spec.about open the address
 }
 
 var places = []place{
@@ -304,7 +304,7 @@ func checkFix(t *testing.T, p netproto.Policy, f Flow, verdict Verdict, reason R
 }
 
 // The guest can make DNS give any name for an address. So a fix contains a name only if the
-// connection named the server with this name.
+// connection named its server by this name.
 func TestFixDoesNotTrustNamesOfTheGuest(t *testing.T) {
 	f := Flow{To: netip.MustParseAddrPort("203.0.113.80:443"), Names: []string{"git.test", "evil.test"}, Peeked: true}
 	for server, want := range map[string]string{"": "203.0.113.80:443", "other.test": "203.0.113.80:443",

@@ -118,7 +118,7 @@ func TestAttackOtherServerName(t *testing.T) {
 	}
 }
 
-// TestAttackForeignResolver sends DNS queries to other servers than the gateway, by UDP, TCP and
+// TestAttackForeignResolver sends DNS queries to servers other than the gateway, by UDP, TCP and
 // TLS.
 func TestAttackForeignResolver(t *testing.T) {
 	w := newWorld(t)

@@ -14,8 +14,8 @@ type ends struct {
 	of map[string]*linger.Set // nil until the first one
 }
 
-// close closes a frame socket of a sandbox. It calls the function gone when the socket contains no
-// data any more.
+// close closes a frame socket of a sandbox. It calls the function gone when the socket no longer
+// contains data.
 func (e *ends) close(id string, end *os.File, gone func()) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -36,7 +36,7 @@ func (h *Host) Held(id string) int {
 	return h.ends.heldLocked(id)
 }
 
-// SweepEnds forgets the sandboxes whose VMs hold no closed frame socket any more.
+// SweepEnds forgets the sandboxes whose VMs no longer hold a closed frame socket.
 func (h *Host) SweepEnds() {
 	h.ends.mu.Lock()
 	defer h.ends.mu.Unlock()

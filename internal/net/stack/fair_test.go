@@ -8,8 +8,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// When connections that have not named their server use half of the places for such connections, a
-// sandbox with many of them cannot open another, but a sandbox with few can.
+// When half of the places for connections that have not named their server are in use, a sandbox
+// with many such connections cannot open another, but a sandbox with few can.
 func TestFewConnectionsHaveRoom(t *testing.T) {
 	w := newWorld(t)
 	nettest.Serve(w.Listen(t, web+":80"), echo)

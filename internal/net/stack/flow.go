@@ -49,7 +49,7 @@ type flow struct {
 	room  *room   // the room that counts the bytes of sizes; nil if no room counts them
 
 	// The stack's mu guards the fields below.
-	decided bool   // whether the policy has decided about this flow, and must decide again when it changes
+	decided bool   // whether the policy has decided about this flow, and must decide again when the policy changes
 	verdict string // verdict for the log
 	reason  string
 	err     error
@@ -67,7 +67,7 @@ func (s *Stack) enter() bool {
 }
 
 // begin registers a flow. The caller must later call s.end for the flow. If there are too many
-// flows, begin returns no flow and the reason.
+// flows, begin returns the reason instead of a flow.
 func (s *Stack) begin(protocol policy.Protocol, to netip.AddrPort) (*flow, string) {
 	f := &flow{stack: s, started: time.Now(), Flow: policy.Flow{Protocol: protocol, To: to}}
 	f.Names = s.dns.Names(to.Addr())

@@ -46,7 +46,7 @@ func newFragments(own, all int64) *fragments {
 	return f
 }
 
-// Packets are reassembled whatever the order of their fragments is, and if fragments of other
+// Packets are reassembled whatever the order of their fragments is, and even if fragments of other
 // packets arrive in between.
 func TestFragmentsBecomeWhole(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))

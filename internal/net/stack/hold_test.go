@@ -67,7 +67,7 @@ func (v *vault) both(t testing.TB) map[string]net.Conn {
 	return map[string]net.Conn{"https": v.mustDialTLS(t, web+":443", "api.example"), "http": plain}
 }
 
-// A held host receives requests without effects, and no others. The others are listed.
+// A held host receives only requests without effects. All other requests are listed.
 func TestEffectsAreHeld(t *testing.T) {
 	for answer, want := range map[string]int{"refuse": http.StatusForbidden, "record": http.StatusAccepted} {
 		for _, policy := range []string{"public", "allow api.example"} {
@@ -113,7 +113,7 @@ func testEffectsAreHeld(t *testing.T, policy, answer string, want int) {
 	}
 }
 
-// A request waits until the hold ends. Then it goes to the server as it was.
+// A request waits until the hold ends. Then it goes to the server unchanged.
 func TestEffectsWait(t *testing.T) {
 	v, s := newHeld(t, "public", "wait")
 	conns := v.both(t)
@@ -160,8 +160,8 @@ func TestEffectsWait(t *testing.T) {
 	}
 }
 
-// A request whose guest has gone is not sent, even if its body was not read yet, or if another request
-// follows it, because the guest may have repeated it.
+// A request whose guest has gone is not sent, because the guest may have repeated it. The same is
+// true if its body was not read yet, or if another request follows it.
 func TestAWaitingRequestWhoseGuestHasGone(t *testing.T) {
 	v, s := newHeld(t, "public", "wait")
 	gone := func(n int) bool {
@@ -196,7 +196,8 @@ func TestAWaitingRequestWhoseGuestHasGone(t *testing.T) {
 	}
 }
 
-// A new hold resets connections that it could not have read, and requests that wait are not sent.
+// A new hold resets connections that were forwarded unread. Requests that wait under the previous
+// hold are not sent.
 func TestANewHoldResets(t *testing.T) {
 	v, s := newHeld(t, "allow api.example", "wait")
 	v.hold(t, "")
@@ -424,7 +425,7 @@ func TestAWaitingRequestIsBounded(t *testing.T) {
 	waitFor(t, "the room is given back", func() bool { return v.grown.used.Load() == 0 })
 }
 
-// A connection that could name a denied server does not pass because it waits with the name.
+// A connection that could name a denied server does not pass by sending the name late.
 func TestAttackLateName(t *testing.T) {
 	v, s := newHeld(t, "public !evil.example", "refuse")
 	v.hold(t, "")

@@ -49,7 +49,7 @@ const maxHostUDP = 7000
 
 // maxHostQueries limits how many DNS queries over UDP may wait for an answer, in all sandboxes
 // together. Each query takes a port. The limit is separate from maxHostUDP, so that flows and
-// queries cannot block each other. If the process may open only few files, the limit is smaller:
+// queries cannot block each other. If the process may open only a few files, the limit is smaller:
 // the maximum number of flows divided by queryPart. When half of the limit is in use, no more than
 // fewQueries queries of one sandbox may wait, so that sandboxes with slow queries leave room for
 // others.

@@ -39,7 +39,7 @@ func (s *Stack) mayInject(f *flow) bool {
 	return len(s.secrets) > 0 && f.To.Port() == httpsPort
 }
 
-// proxied says what to do with the requests of a flow, which this process reads.
+// proxied is for a flow whose requests this process reads. It says what to do with the requests.
 type proxied struct {
 	secrets []netproto.Secret // headers to add
 	held    bool              // whether the flow's server is held
@@ -78,7 +78,7 @@ func (s *Stack) proxyFor(f *flow) (need *proxied, ok bool) {
 	return need, true
 }
 
-// inject takes the server's place on a connection, to add secrets to its requests and to hold them.
+// inject takes the server's place on a connection, to hold its requests and to add secrets to them.
 func (s *Stack) inject(f *flow, c *conn, sent []byte, need *proxied) {
 	defer func() {
 		s.mu.Lock()

@@ -52,8 +52,8 @@ type link struct {
 	raw  syscall.RawConn
 
 	// validated is the value that Capabilities reports about the checksums of received packets. The
-	// goroutine that delivers a packet first sets this value. The stack calls Capabilities for each
-	// packet, in the same goroutine.
+	// goroutine that delivers a packet sets this value before the delivery. The stack calls
+	// Capabilities for each packet, in the same goroutine.
 	validated  atomic.Bool
 	dropped    *atomic.Uint64
 	dispatcher gvisor.NetworkDispatcher

@@ -53,8 +53,8 @@ func TestRefusalsAreNamed(t *testing.T) {
 		Fix: "allow it with --net public --allow " + private, Count: 1})
 }
 
-// Stats lists the latest destinations of permitted connections, with the sums of their connections.
-// The list is bounded, and its names are those that the guest asked for.
+// Stats lists the latest destinations of permitted connections, each with the sums over its
+// connections. The list is bounded, and its names are those that the guest asked for.
 func TestPassagesAreListed(t *testing.T) {
 	var c Counters
 	for n := range uint64(20) {

@@ -205,7 +205,7 @@ func (r *relay) downward() error {
 }
 
 // receive waits until a socket has bytes. Then it takes a chunk, and reads into the chunk. The
-// parameter in is the room that counts the chunk. If it is nil, the chunk is not counted. The
+// parameter named in is the room that counts the chunk. If it is nil, the chunk is not counted. The
 // caller must give the chunk back.
 func receive(raw interface {
 	Read(func(uintptr) bool) error

@@ -123,7 +123,7 @@ func (r *rig) lookup(t testing.TB, name string, tcp bool) dnsmessage.RCode {
 	return m.RCode
 }
 
-// says connects, sends text and returns the server's answer.
+// The method says connects, sends text and returns the server's answer.
 func (r *rig) says(t testing.TB, to, text string) (string, error) {
 	t.Helper()
 	c, err := r.dial(t, to)

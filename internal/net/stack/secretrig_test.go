@@ -240,7 +240,7 @@ func get(host, path string) string {
 	return "GET " + path + " HTTP/1.1\r\nHost: " + host + "\r\nAuthorization: " + placeholder + "\r\n\r\n"
 }
 
-// clean waits until the log contains the text logged. It fails the test if the log contains the
+// clean waits until the log contains the given text. It fails the test if the log contains the
 // secret.
 func (v *vault) clean(t testing.TB, logged string) {
 	t.Helper()

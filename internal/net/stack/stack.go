@@ -192,8 +192,8 @@ func (s *Stack) Close() {
 // SetPolicy replaces policy, limits, secrets and hold. It resets flows that the new policy denies.
 // If the new policy needs the server's name of a flow that was not peeked, SetPolicy also resets
 // that flow. If the secrets change, it resets all flows to which the old or the new secrets could
-// apply. If there is a new hold, it resets all flows that it could hold. If the hold ends, requests
-// that wait go to their servers.
+// apply. If there is a new hold, SetPolicy resets all flows to which the hold could apply. If the
+// hold ends, requests that wait go to their servers.
 func (s *Stack) SetPolicy(to *netproto.SetPolicy) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

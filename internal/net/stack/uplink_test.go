@@ -79,7 +79,7 @@ func TestAttackFullSocket(t *testing.T) {
 	}
 }
 
-// TestAttackSmallPackets checks that waiting packets, for a guest that does not read, take a
+// TestAttackSmallPackets checks that the packets that wait for a guest that does not read take a
 // bounded amount of memory. Small packets take more memory than their length.
 func TestAttackSmallPackets(t *testing.T) {
 	silent, file := guesttest.Pair(t) // a guest that never reads

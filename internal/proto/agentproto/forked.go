@@ -35,9 +35,9 @@ type Forked struct {
 	Env           map[string]string // added to the environment of processes and evals that are started later
 }
 
-// Append appends the message to b. It consists of its length, its kind, RealtimeNanos, Entropy,
-// Hostname, the number of variables, and the name and value of each variable. Fields are encoded as
-// in package codec.
+// Append appends the message to b. The message consists of its length, its kind, RealtimeNanos,
+// Entropy, Hostname, the number of variables, and the name and value of each variable. Fields are
+// encoded as in package codec.
 func (f *Forked) Append(b []byte) ([]byte, error) {
 	var w codec.Writer
 	w.U8(uint8(kindForked))
@@ -58,8 +58,8 @@ func (f *Forked) Append(b []byte) ([]byte, error) {
 
 // QuietTime is the time between a guest's answer to AppendPrepare and the save of the guest. The
 // host must send no requests in this time. The guest uses the time for deferred work, such as
-// freeing memory, stopping timers of its disk and putting threads to sleep. Otherwise each forked
-// sandbox would have to do that work.
+// freeing memory, stopping timers of its disk and putting threads to sleep. Without the quiet time,
+// each forked sandbox would have to do that work.
 const QuietTime = 3 * time.Second
 
 // AppendPrepare appends the message that makes a guest ready to be saved and forked; see QuietTime.

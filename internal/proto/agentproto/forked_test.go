@@ -83,7 +83,7 @@ func TestAnswers(t *testing.T) {
 	}
 }
 
-// Parse allocates no memory. Otherwise the agent would write to pages that the children of a fork
+// Parse allocates no memory. If it did, the agent would write to pages that the children of a fork
 // share, and each child would need private copies of those pages.
 func TestParseAllocatesNothing(t *testing.T) {
 	p, err := (&Forked{Entropy: make([]byte, 32), RealtimeNanos: 1, Hostname: "sb-abcdef"}).Append(nil)

@@ -15,8 +15,8 @@ type Volume struct {
 	ReadOnly bool   `json:"read_only,omitempty"`
 }
 
-// MaxVolumeSlots bounds the slot numbers in requests, which are less than it. It is larger than
-// vm.MaxVolumeSlots, the present bound on the slots of a machine.
+// MaxVolumeSlots bounds the slot numbers in requests: every number is below this bound. It is
+// larger than vm.MaxVolumeSlots, the present bound on the slots of a machine.
 const MaxVolumeSlots = 16
 
 // VolumeSerial returns the serial number of a volume slot's block device. The agent finds the device

@@ -1,5 +1,5 @@
-// Package ctlsock sends and receives the messages of vmmproto, netproto and sshproto with file
-// descriptors on SOCK_SEQPACKET unix sockets.
+// Package ctlsock sends and receives the messages of vmmproto, netproto and sshproto, together with
+// file descriptors, on SOCK_SEQPACKET unix sockets.
 //
 // It defines the framing: a message is one packet, which consists of one byte for the message's
 // kind, followed by the body. The package does not know the individual messages.

@@ -16,8 +16,8 @@
 // request asks for an archive and no conflict is left, the archive follows; see RecordOnto for its
 // form.
 //
-// The entries come in the order of a walk: a directory precedes the files in it, and these are in
-// the order of their names.
+// The entries come in the order of a walk: a directory precedes the files in it, and the files in a
+// directory are in the order of their names.
 //
 // The disks belong to guests, and a guest may take over forkd-diff. So the daemon trusts no
 // message. Reader bounds and checks each message, and holds one message at a time.
@@ -297,7 +297,7 @@ func (r *RangeWriter) Close() error {
 	return r.flush()
 }
 
-// ReadRanges reads ranges up to the empty frame, and calls add for each of them.
+// ReadRanges reads ranges up to the empty frame, and calls the function add for each of them.
 func ReadRanges(r io.Reader, add func(Range) error) error {
 	var buf []byte
 	for {

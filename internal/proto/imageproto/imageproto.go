@@ -44,8 +44,8 @@ type Layer struct {
 	// DiffID is the digest that the uncompressed archive must have ("sha256:…"); empty: any.
 	DiffID string `json:"diff_id,omitempty"`
 
-	// Files is true for the layer with the files of a recipe. A file of this layer may replace a
-	// file. A directory in place of a file, or a file in place of a directory, is an error.
+	// Files is true for the layer with the files of a recipe. A file of this layer may replace an
+	// existing file. It is an error if a directory would replace a file, or a file a directory.
 	// Existing directories keep their owner and mode.
 	Files bool `json:"files,omitempty"`
 }

@@ -58,9 +58,9 @@ var closedRanges = []Closed{
 	{netip.MustParsePrefix("240.0.0.0/4"), Reserved, false},
 }
 
-// ClosedRange returns the closed range that contains an IPv4 address. If own is true, the host has
-// this address. The range of such an address is Host, unless the address is in a range that is
-// always closed, such as loopback.
+// ClosedRange returns the closed range that contains an IPv4 address. The parameter own says
+// whether the host has this address. The range of an address of the host is Host, unless the
+// address is in a range that is always closed, such as loopback.
 func ClosedRange(addr netip.Addr, own bool) Closed {
 	i := slices.IndexFunc(closedRanges, func(c Closed) bool { return c.Prefix.Contains(addr) })
 	switch {

@@ -8,7 +8,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/codec"
 )
 
-// Answer is the answer that the guest gets to a held request in place of the server's.
+// Answer is the answer that the guest gets to a held request instead of the server's answer.
 type Answer uint8
 
 // Answers to held requests.

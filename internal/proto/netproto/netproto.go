@@ -168,7 +168,7 @@ type Stats struct {
 	Refused     []Refusals // one entry for each reason that has occurred
 	Recent      []Refusal  // latest refused destinations, up to MaxRecent, the newest first; empty in a sum
 	Passed      []Passage  // latest destinations of permitted connections that have ended; otherwise like Recent
-	Flows       []Flow     // open connections, up to MaxFlows, that with the latest data first; empty in a sum
+	Flows       []Flow     // open connections, up to MaxFlows, the one with the latest data first; empty in a sum
 }
 
 // Code is the kind of an error, for callers that must distinguish errors.

@@ -52,9 +52,9 @@ func (p *Policy) Widens(present *Policy, own func(netip.Addr) bool) *FieldError 
 }
 
 // deniesLess returns a *FieldError if the present policy denies a destination that p does not deny.
-// It considers names, and addresses in the closed ranges of kept. A rule by name cannot deny
-// connections whose server name is encrypted. So p also denies less if p permits such connections
-// and the present policy does not permit them.
+// It considers names, and addresses in the closed ranges in the list kept. A rule by name cannot
+// deny connections whose server name is encrypted. So p also denies less if p permits such
+// connections and the present policy does not permit them.
 func (p *Policy) deniesLess(present *Policy, kept []netip.Prefix) *FieldError {
 	for i := range present.Deny {
 		d := &present.Deny[i]
@@ -85,7 +85,7 @@ func closedAround(prefix netip.Prefix, own func(netip.Addr) bool) (closed []Clos
 	return closed
 }
 
-// opens reports whether p opens all destinations of r, which is a rule for an address in the given
+// opens reports whether p opens all destinations of r. The rule r is for an address in the given
 // closed ranges.
 func (p *Policy) opens(r *Rule, closed []Closed) bool {
 	// A rule without ports does not open the DNS ports of closed ranges.
@@ -99,8 +99,8 @@ func (p *Policy) opens(r *Rule, closed []Closed) bool {
 	})
 }
 
-// The method answers reports whether p permits answers to DNS queries for all names of r, which is
-// a rule of another policy's Allow.
+// The method answers reports whether p permits answers to DNS queries for all names of r. The rule
+// r is in another policy's Allow.
 func (p *Policy) answers(r *Rule) bool {
 	return p.Mode == ModeOpen ||
 		slices.ContainsFunc(p.Allow, func(have Rule) bool { return have.IsName() && have.coversName(r) })

@@ -35,9 +35,8 @@ func CheckTemplate(name string) error {
 	return fmt.Errorf("unknown cpu template %q: use %q, %q or %q", name, TemplateHost, TemplatePortable, TemplateV2)
 }
 
-// MaxVCPUs is the number of APIC identifiers with 8 bits, except for the broadcast identifier 255.
-// With more vCPUs, the I/O APIC would need interrupt remapping, or KVM's extended destination
-// identifiers.
+// MaxVCPUs is the number of 8-bit APIC identifiers without the broadcast identifier 255. With more
+// vCPUs, the I/O APIC would need interrupt remapping, or KVM's extended destination identifiers.
 const MaxVCPUs = 255
 
 // MaxMemoryBytes bounds the memory of a VM. A snapshot with more memory is refused before any of it

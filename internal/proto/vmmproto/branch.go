@@ -44,7 +44,7 @@ type Branch struct {
 type BranchResult struct {
 	Save     SaveResult
 	Serial   uint64        // Branch.Serial
-	Mode     vm.BranchMode // actual mode: a live branch becomes a diff branch if the host does not support it
+	Mode     vm.BranchMode // actual mode: diff instead of live if the host does not support live branches
 	Fallback string        // why the mode was changed; empty if it was not changed
 	Kept     bool          // Rebase is possible when the layer is complete; false if the host has no userfaultfd
 	Pause    time.Duration // time from the request to stop the vCPUs until they run again
@@ -64,7 +64,7 @@ type Branched struct {
 // branch. While the machine runs, private mappings of the layer replace all pages that the machine
 // has not written since the branch. Stats.Rebases is incremented when the rebase begins. After the
 // rebase, only pages that differ from the branch's snapshot are private, so the next branch saves
-// only these pages. The snapshot must exist as long as the machine. Thirty seconds after the
+// only these pages. The snapshot must exist as long as the machine exists. Thirty seconds after the
 // branch, and also at another branch or at a Restore, the machine forgets which pages are
 // unwritten. Afterwards it answers a Rebase with vm.ErrNotKept and changes nothing.
 type Rebase struct {
@@ -100,10 +100,10 @@ func (m *RebaseResult) Parse(r *codec.Reader) error {
 	return r.Err()
 }
 
-// Merge replaces several layers of a disk with one layer of the same content, which the daemon
-// sends. The replaced layers begin with number First, counted above the base image, and end just
-// below the top. Merge is needed because each branch adds a layer to the disk, which stays even if
-// the branch is deleted.
+// Merge replaces several layers of a disk with one layer of the same content. The daemon sends this
+// layer. The replaced layers begin with number First, counted above the base image, and end just
+// below the top. Merge is needed because each branch adds a layer to the disk, and this layer stays
+// even if the branch is deleted.
 type Merge struct {
 	Disk  uint32
 	First uint32

@@ -20,8 +20,8 @@ import (
 )
 
 // Version must be changed together with any message, and together with the form of the state that a
-// VMM saves. Otherwise a VMM of an earlier daemon could save a state that the VMMs of the next
-// daemon cannot restore. A VMM refuses a daemon with another version.
+// VMM saves. If it were not changed, a VMM of an earlier daemon could save a state that the VMMs of
+// the next daemon cannot restore. A VMM refuses a daemon with another version.
 const Version = 20
 
 // Kind is the first byte of every message.
@@ -36,7 +36,7 @@ const (
 	KindRestore // Restore; vmstate, memory layers, layers of every disk
 	KindResume  // no body
 	KindPause   // no body
-	_           // not used any more
+	_           // no longer used
 	// Branch; vmstate and memory layer (both for writing), /dev/userfaultfd if live, a new top of
 	// every disk, the present top of every disk for reading.
 	KindBranch
@@ -125,8 +125,8 @@ type Restore struct {
 	Net     bool     // whether there is a network, see SetNet
 
 	// FirstWrites are pages that the guest will probably write soon. They are copied before the
-	// guest runs. Otherwise a page that the guest first reads and then writes would cause two page
-	// faults and two exits.
+	// guest runs. Without the copy, a page that the guest first reads and then writes would cause
+	// two page faults and two exits.
 	FirstWrites []vm.Range
 }
 
