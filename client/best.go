@@ -60,8 +60,8 @@ func BestOf[T any](ctx context.Context, c *Client, id string, attempts []Attempt
 	return best, killed
 }
 
-// killBut kills all sandboxes except the sandbox with the index kept. Sandboxes that no longer
-// exist are not an error.
+// killBut kills all sandboxes except one. The parameter kept is the index of that sandbox.
+// Sandboxes that no longer exist are not an error.
 func (c *Client) killBut(ctx context.Context, boxes []Sandbox, kept int) error {
 	errs := make([]error, len(boxes))
 	var work sync.WaitGroup

@@ -104,14 +104,14 @@ func (c *Client) Suspend(ctx context.Context, id string) (s Sandbox, err error) 
 // SuspendWith is like Suspend, but accepts all fields of the request.
 func (c *Client) SuspendWith(ctx context.Context, id string, req SuspendRequest) (s Sandbox, err error) {
 	var body any
-	if req != (SuspendRequest{}) { // daemons of earlier releases read none
+	if req != (SuspendRequest{}) { // daemons of earlier releases read no body
 		body = req
 	}
 	err = c.call(ctx, http.MethodPost, sandboxPath(id, "/suspend"), body, &s)
 	return s, err
 }
 
-// CompactSnapshot makes a snapshot with the same content that depends on no other snapshot.
+// CompactSnapshot makes a snapshot that has the same content, but depends on no other snapshot.
 func (c *Client) CompactSnapshot(ctx context.Context, tag, to string) (s Snapshot, err error) {
 	err = c.call(ctx, http.MethodPost, snapshotPath(tag, "/compact"), v1.CompactRequest{To: to}, &s)
 	return s, err

@@ -184,8 +184,8 @@ func (c *BuildContext) named(err error, name string) error {
 	return &fs.PathError{Op: "open", Path: c.shown(name), Err: of.Err}
 }
 
-// notThere returns an error with the text of err that is not fs.ErrNotExist. A dangling link must
-// not count as a missing .dockerignore.
+// notThere returns an error that has the text of err, but is not fs.ErrNotExist. A dangling link
+// must not count as a missing .dockerignore.
 func notThere(err error) error { return errors.New(err.Error()) }
 
 // kindOf names the kind of a file that is not a regular file.
@@ -245,8 +245,8 @@ type packing struct {
 	bytes, names int64
 }
 
-// above returns the omitted directories that contain a path. No later path is in another omitted
-// directory.
+// The method above returns the omitted directories that contain a path. The other omitted
+// directories contain no later path either.
 func (p *packing) above(rel string) []string {
 	for n := len(p.omitted); n > 0; n-- {
 		if below, ok := strings.CutPrefix(rel, p.omitted[n-1]); ok && below[0] == '/' {

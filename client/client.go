@@ -42,8 +42,8 @@ const (
 	maxError  = 1 << 20
 )
 
-// New returns a client of the daemon at address: unix:///path/to/socket, http://host:port or
-// https://host:port. The token may be empty.
+// New returns a client of the daemon at the given address: unix:///path/to/socket, http://host:port
+// or https://host:port. The token may be empty.
 func New(address, token string, options ...Option) (*Client, error) {
 	const want = "want unix:///path, http://host:port or https://host:port"
 	u, err := url.Parse(address)
@@ -154,8 +154,8 @@ func (c *Client) signed(h http.Header) http.Header {
 	return h
 }
 
-// call sends in as JSON, and decodes the answer into *out. If in is nil, call sends no body. If out
-// is nil, call does not decode the answer.
+// call encodes the parameter in as JSON, sends it, and decodes the answer into *out. If in is nil,
+// call sends no body. If out is nil, call does not decode the answer.
 func (c *Client) call(ctx context.Context, method, path string, in, out any) error {
 	var p []byte
 	header := http.Header{}

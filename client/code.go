@@ -141,8 +141,8 @@ type keptOutput struct {
 	full bool // a part did not fit; later parts are dropped too, because they would follow a gap
 }
 
-// fits reports whether n more bytes fit in addition to the bytes that are kept already, and adds
-// them to *kept.
+// fits reports whether n more bytes fit in addition to the *kept bytes that are kept already. If
+// they fit, it adds n to *kept.
 func (e *codeRun) fits(kept *int, n int) bool {
 	if *kept+n > cmp.Or(e.on.Keep, maxKept) {
 		e.Truncated = true

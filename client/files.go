@@ -161,7 +161,7 @@ func (c *Client) RemoveFile(ctx context.Context, id, path string) error {
 	return c.call(ctx, http.MethodDelete, c.filesPath(id, path), nil, nil)
 }
 
-// WatchFiles calls f with each change in a directory of a sandbox and, if recursive, in the
+// WatchFiles calls f with each change in a directory of a sandbox and, if recursive is true, in the
 // directories below it. The first event has the type "begun". The watch ends when ctx ends, when
 // the connection breaks, or when f returns an error, which WatchFiles returns.
 func (c *Client) WatchFiles(ctx context.Context, id, path string, recursive bool, f func(FileChange) error) error {

@@ -69,8 +69,8 @@ func (c *Client) PullSnapshot(ctx context.Context, req PullRequest, on func(HubE
 	return c.moveBy(ctx, "pull", "/v1/pulls", req, on)
 }
 
-// CopySnapshot copies a snapshot from one repository to another, with its signatures. The daemon's store gets nothing.
-// CopySnapshot calls on(progress) as PushSnapshot does.
+// CopySnapshot copies a snapshot from one repository to another, with its signatures. Nothing is
+// added to the daemon's store. CopySnapshot calls on(progress) as PushSnapshot does.
 func (c *Client) CopySnapshot(ctx context.Context, req CopyRequest, on func(HubEvent) error) (HubResult, error) {
 	if err := checkRegistries(req.RegistryAuth); err != nil {
 		return HubResult{}, err

@@ -49,7 +49,7 @@ func (c *Client) DeleteSnapshot(ctx context.Context, tag string, opts DeleteOpti
 	return c.call(ctx, http.MethodDelete, snapshotPath(tag, suffix), nil, nil)
 }
 
-// EncryptSnapshot encrypts the files of a snapshot, and of all snapshots that have data of it.
+// EncryptSnapshot encrypts the files of a snapshot, and of all snapshots that contain its data.
 func (c *Client) EncryptSnapshot(ctx context.Context, tag string) (f Family, err error) {
 	return f, c.call(ctx, http.MethodPost, snapshotPath(tag, "/encrypt"), nil, &f)
 }

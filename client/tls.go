@@ -17,9 +17,9 @@ type settings struct {
 }
 
 // WithPrivateSocket refuses a unix socket that a user other than root and the caller may have
-// created. The socket's directory must belong to root or the caller, and must not be writable for
-// others. The same applies to the directory above the socket's directory, if its name begins with
-// forkd-run-. Default sets this option for the daemon's default socket.
+// created. The socket's directory must belong to root or the caller, and must not be writable by
+// other users. The same applies to the directory above the socket's directory, if its name begins
+// with forkd-run-. Default sets this option for the daemon's default socket.
 func WithPrivateSocket() Option {
 	return func(s *settings) error {
 		s.private = true

@@ -14,10 +14,11 @@ import (
 const maxTryEvent = 16 << 20
 
 // Try branches a sandbox once, forks children of the branch and runs a command in each. It calls
-// started with the children, and calls result with each result as it arrives. Either function may
-// be nil. Try returns the outcome. If ctx ends, if a callback returns an error, or if Try returns
-// an error, no child stays and the sandbox is unchanged. There are two exceptions. A promotion that
-// has begun is completed. If the promotion fails, the winner stays, and the error names the winner.
+// the function started with the children, and the function result with each result as it arrives.
+// Either function may be nil. Try returns the outcome. If ctx ends, if a callback returns an error,
+// or if Try returns an error, no child stays and the sandbox is unchanged. There are two
+// exceptions. A promotion that has begun is completed. If the promotion fails, the winner stays,
+// and the error names the winner.
 func (c *Client) Try(ctx context.Context, id string, req TryRequest, started func(TryStarted) error,
 	result func(TryResult) error) (end TryEnd, err error) {
 	if err := checkTry(req); err != nil {

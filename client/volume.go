@@ -50,8 +50,8 @@ func (c *Client) AttachVolume(ctx context.Context, id string, m VolumeMount) (s 
 	return s, err
 }
 
-// DetachVolume makes a running sandbox unmount a volume, which keeps the data. Of several volumes, the
-// sandbox can only detach the volume that it has mounted last.
+// DetachVolume makes a running sandbox unmount a volume, which keeps the data. If the sandbox has
+// several volumes, it can detach only the volume that it mounted last.
 func (c *Client) DetachVolume(ctx context.Context, id, volume string) error {
 	return c.call(ctx, http.MethodDelete, sandboxPath(id, "/volumes/"+url.PathEscape(volume)), nil, nil)
 }

@@ -30,11 +30,11 @@ type BuildRequest struct {
 	Tag        string            `json:"tag"`
 	Replace    bool              `json:"replace,omitempty"`    // replace a snapshot that has the tag
 	Dockerfile string            `json:"dockerfile,omitempty"` // text of the Dockerfile
-	Name       string            `json:"name,omitempty"`       // file name, for errors; empty: Dockerfile
+	Name       string            `json:"name,omitempty"`       // file name, for error messages; empty: Dockerfile
 	Target     string            `json:"target,omitempty"`     // stage to build; empty: the last stage
 	Args       map[string]string `json:"args,omitempty"`       // values of ARG instructions
 	NoCache    bool              `json:"no_cache,omitempty"`
-	Encrypt    bool              `json:"encrypt,omitempty"`    // encrypt the snapshot, but not those of the steps
+	Encrypt    bool              `json:"encrypt,omitempty"`    // encrypt the result, but not the snapshots of the steps
 	VCPUs      uint32            `json:"vcpus,omitempty"`      // vCPUs of a VM that boots from an image; 0 means 1
 	MemoryMiB  uint64            `json:"memory_mib,omitempty"` // memory of such a VM; 0 means 1024
 	DiskMiB    int               `json:"disk_mib,omitempty"`   // disk of such a VM; 0 means 8192
@@ -85,7 +85,7 @@ type BuildEvent struct {
 // BuildPlan describes the steps of a build.
 type BuildPlan struct {
 	Steps []string    `json:"steps"` // names of the steps; the index is the step's number
-	Notes []BuildNote `json:"notes"` // parts of the Dockerfile without effect
+	Notes []BuildNote `json:"notes"` // parts of the Dockerfile that have no effect
 }
 
 // BuildNote is a remark about a line of a Dockerfile.
@@ -110,7 +110,7 @@ type BuildOutput struct {
 // BuildResult is the result of a build.
 type BuildResult struct {
 	Tag    string  `json:"tag"`
-	Cached int     `json:"cached"` // steps whose snapshot existed
+	Cached int     `json:"cached"` // steps whose snapshot already existed
 	Run    int     `json:"run"`    // steps that were executed
 	MS     float64 `json:"ms"`     // duration of the build in milliseconds
 }

@@ -20,13 +20,13 @@ type ExportRequest struct {
 	To   string `json:"to"`
 
 	Path    string `json:"path,omitempty"`    // absolute path of the only file or directory to compare
-	Partial bool   `json:"partial,omitempty"` // omit files that an archive cannot represent unchanged
+	Partial bool   `json:"partial,omitempty"` // omit files that an archive cannot represent exactly
 }
 
 // ApplyRequest asks to apply the changes of a snapshot or sandbox to a running sandbox.
 type ApplyRequest struct {
 	From string `json:"from"`           // tag of a snapshot, or id of a sandbox, of the same family
-	Base string `json:"base,omitempty"` // tag of the snapshot that both come from; empty: their nearest common ancestor
+	Base string `json:"base,omitempty"` // tag of a common ancestor of both sides; empty: the nearest one
 
 	Paths    []string `json:"paths,omitempty"`     // absolute paths of the only files or directories to apply; empty: all
 	Prefer   string   `json:"prefer,omitempty"`    // at conflicts: "from" or "onto"; empty: refuse the request
@@ -78,7 +78,7 @@ type Diff struct {
 	Changed uint64 `json:"changed"`
 	Deleted uint64 `json:"deleted"`
 
-	LinesAdded   uint64 `json:"lines_added"` // number of lines, in the text files of Files
+	LinesAdded   uint64 `json:"lines_added"` // number of added lines in the text files of Files
 	LinesDeleted uint64 `json:"lines_deleted"`
 	Omitted      uint64 `json:"omitted,omitempty"` // number of files that differ and are not in Files
 	Skipped      uint64 `json:"skipped,omitempty"` // number of files that could not be compared

@@ -25,7 +25,8 @@ type Event struct {
 	Detail string `json:"detail,omitempty"` // Reason as text; may come from the guest
 
 	// Records of the objects that changed, if the client requested records. They may be newer than the
-	// event. A missing record must be read, or its object no longer exists.
+	// event. If a record is missing, either the client must read the object, or the object no
+	// longer exists.
 	Sandbox  *Sandbox  `json:"sandbox,omitempty"`
 	Snapshot *Snapshot `json:"snapshot,omitempty"`
 }

@@ -58,7 +58,7 @@ type ExecEnd struct {
 	Outcome  string `json:"outcome"`
 	Signal   string `json:"signal,omitempty"` // signal that killed the command, such as "SIGKILL"
 	Status   string `json:"status,omitempty"`
-	Error    string `json:"error,omitempty"` // set unless the command exited by itself and its output is complete
+	Error    string `json:"error,omitempty"` // empty only if the command exited by itself with complete output
 	TimedOut bool   `json:"timed_out"`
 }
 
@@ -159,7 +159,7 @@ type Interrupted struct {
 	Interrupted bool `json:"interrupted"`
 }
 
-// Restarted means that the interpreter was restarted, without its variables.
+// Restarted means that the interpreter was restarted and has lost its variables.
 type Restarted struct {
 	Restarted bool `json:"restarted"`
 }

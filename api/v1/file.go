@@ -19,12 +19,12 @@ type File struct {
 	Group       string    `json:"group"`
 	Modified    time.Time `json:"modified"`
 	LinkTarget  string    `json:"symlink_target,omitempty"` // final target of a symbolic link
-	// Target of a symbolic link as the link has it. Empty if it is not UTF-8, or if the agent is of a
-	// snapshot that an older forkd has made.
+	// Target of a symbolic link, exactly as stored in the link. Empty if it is not UTF-8, or if the
+	// agent comes from a snapshot that an older forkd made.
 	LinkText string `json:"symlink_text,omitempty"`
 }
 
-// MakeDirRequest requests a directory and its parents.
+// MakeDirRequest asks to create a directory and its parents.
 type MakeDirRequest struct {
 	Path     string `json:"path"`
 	Username string `json:"username,omitempty"` // owner; empty: the default user

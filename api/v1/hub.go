@@ -15,7 +15,8 @@ const (
 type PushRequest struct {
 	Reference    string                  `json:"reference"` // REGISTRY/NAME:TAG
 	RegistryAuth map[string]RegistryAuth `json:"registry_auth,omitempty"`
-	// RecordHot lets the snapshot run twice, and also pushes a list of the frames that its first forks need.
+	// RecordHot makes the daemon run the snapshot twice, and also push a list of the frames that
+	// its first forks need.
 	RecordHot bool `json:"record_hot,omitempty"`
 }
 
@@ -32,7 +33,7 @@ type PullRequest struct {
 	// same artifact.
 	Reuse bool `json:"reuse,omitempty"`
 	// Mirrors are repositories, REGISTRY/NAME, that have the same files. If the registry of Reference
-	// fails, the files come from these, in this order. There are at most 4.
+	// fails, the files come from the mirrors, in the given order. There are at most 4.
 	Mirrors []string `json:"mirrors,omitempty"`
 }
 
@@ -90,8 +91,8 @@ type Signature struct {
 	KeyDigest string `json:"key_digest,omitempty"` // SHA-256 of the public key
 }
 
-// HubEvent is a line of the progress of a snapshot that moves into the store or out of it. One
-// field is set. The last event has the result or an error.
+// HubEvent is a progress line for a snapshot that moves into or out of the store. One field is set.
+// The last event has the result or an error.
 type HubEvent struct {
 	File      *HubFile   `json:"file,omitempty"`
 	Result    *HubResult `json:"result,omitempty"`
@@ -107,7 +108,7 @@ type HubFile struct {
 	Name  string `json:"name"`
 	State string `json:"state"`
 	Bytes int64  `json:"bytes"`          // size of the compressed file
-	Done  int64  `json:"done,omitempty"` // with pulling and pushing: bytes that have crossed the network
+	Done  int64  `json:"done,omitempty"` // for pulls and pushes: bytes that have crossed the network
 }
 
 // HubResult is the result of a movement: an unpack, a push, a pull or a copy.

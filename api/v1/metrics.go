@@ -6,17 +6,17 @@ const (
 	StepMinute = "minute" // a point for each minute of the last day
 )
 
-// Metrics is the history of a sandbox's use of its host, with its VMM. There are no points for
-// times at which the sandbox did not run. If the host cannot enforce limits, there are no points at
-// all.
+// Metrics is the history of the host resources that a sandbox and its VMM use. There are no points
+// for times at which the sandbox did not run. If the host cannot enforce limits, there are no
+// points at all.
 type Metrics struct {
 	BeganAt  float64       `json:"began_at_unix"` // start of the daemon; there are no earlier points
 	StepSecs int           `json:"step_secs"`     // 1 or 60
 	Points   []MetricPoint `json:"points"`        // oldest first
 }
 
-// MetricPoint is a sandbox's use of its host at one time. A point of a minute has the maximum of
-// the memory in this minute, and the means of the other figures.
+// MetricPoint is a sandbox's use of its host at one time. A point that stands for a minute has the
+// maximum of the memory in that minute, and the means of the other figures.
 type MetricPoint struct {
 	At          float64 `json:"at_unix"`
 	CPUs        float64 `json:"cpus"`             // CPUs in use; 0.5 is half of one CPU's time
@@ -35,9 +35,9 @@ type HostMetrics struct {
 	Points      []HostPoint `json:"points"`        // oldest first
 }
 
-// HostPoint describes the host at one time. A point of a minute has the maximum, in this minute, of
-// each amount of memory and of each number of sandboxes or processes. It has the means of the other
-// figures.
+// HostPoint describes the host at one time. A point that stands for a minute has the minute's
+// maximum of each amount of memory and of each number of sandboxes or processes, and the means of
+// the other figures.
 type HostPoint struct {
 	At             float64 `json:"at_unix"`
 	CPUs           float64 `json:"cpus"`             // CPUs in use by all processes
@@ -49,7 +49,7 @@ type HostPoint struct {
 	Sandboxes      int     `json:"sandboxes"`        // number of sandboxes, in any state
 	Running        int     `json:"running"`
 	PoolShells     int     `json:"pool_shells"`         // VMM processes that wait for a fork
-	ChildrenRate   float64 `json:"children_per_second"` // children that became ready
+	ChildrenRate   float64 `json:"children_per_second"` // children that became ready in each second
 	// Mean time from the request until a child was ready; absent if no child became ready.
 	ReadyMS float64 `json:"ready_ms,omitempty"`
 }

@@ -14,8 +14,9 @@ type Network struct {
 	Allow []string `json:"allow,omitempty"`
 	Deny  []string `json:"deny,omitempty"`
 
-	// AllowECH lets TLS with encrypted_client_hello (RFC 9849) pass if a rule by name decides. The
-	// extension hides the name of the server, and browsers always send it.
+	// AllowECH lets TLS connections with encrypted_client_hello (RFC 9849) pass even if a rule by
+	// name decides about them. The extension hides the name of the server, and browsers always send
+	// it.
 	AllowECH bool `json:"allow_ech,omitempty"`
 
 	Limits NetworkLimits `json:"limits,omitzero"`

@@ -26,7 +26,7 @@ type Sandbox struct {
 	BranchCount  int      `json:"branch_count"`
 	IdleTimeout  float64  `json:"idle_timeout_secs,omitempty"`
 	Pooled       bool     `json:"pooled,omitempty"` // the VMM process was waiting in the pool
-	// Size of the latest branch, if that was deleted and the sandbox still needs its files.
+	// Size of the latest branch, if that branch was deleted and the sandbox still needs its files.
 	DeletedBytes uint64 `json:"deleted_snapshot_bytes,omitempty"`
 	// Client that made the sandbox, such as "token:NAME"; "local" if the daemon required no
 	// credentials. Empty if unknown, or if it is hidden from the client of the request.
@@ -90,8 +90,9 @@ type ForkRequest struct {
 
 	Network *Network `json:"network,omitempty"` // nil: the policy of the snapshot or the source
 	Limits  *Limits  `json:"limits,omitempty"`  // nil: the limits of the snapshot or the source
-	// HoldEffects holds back requests of the children, in addition to those that the snapshot or the
-	// source holds. nil: the hold of the snapshot or the source, if it has one, even if Network is set.
+	// HoldEffects holds back requests of the children, in addition to what the snapshot or the
+	// source already holds back. nil: the hold of the snapshot or the source, if it has one, even
+	// if Network is set.
 	HoldEffects *Hold  `json:"hold_effects,omitempty"`
 	Hooks       *Hooks `json:"hooks,omitempty"` // nil: the hooks of the snapshot or the source
 
@@ -149,7 +150,7 @@ type Written struct {
 	Usage       Usage  `json:"usage"`
 }
 
-// RollbackRequest requests an earlier state of a sandbox.
+// RollbackRequest asks to put a sandbox back to an earlier state.
 type RollbackRequest struct {
 	To     string `json:"to,omitempty"`     // a snapshot of the sandbox's family; empty: the snapshot that it runs from
 	Unique string `json:"unique,omitempty"` // "strict" or "report", from now on; empty: unchanged

@@ -21,7 +21,7 @@ type Snapshot struct {
 	Sandboxes    int      `json:"sandboxes"`            // number of sandboxes that run from this snapshot
 	Transient    bool     `json:"transient,omitempty"`  // deleted when the last of its sandboxes is deleted
 	DiskOnly     bool     `json:"disk_only,omitempty"`  // the snapshot has no memory, so its forks boot
-	Arriving     bool     `json:"arriving,omitempty"`   // not all of it has arrived; until then it can only be forked
+	Arriving     bool     `json:"arriving,omitempty"`   // some parts have not arrived; for now, it can only be forked
 	Encrypted    bool     `json:"encrypted,omitempty"`  // its files are encrypted on the disk
 	Built        bool     `json:"built,omitempty"`      // it is the result of a build, not a branch that a client made
 
@@ -164,6 +164,6 @@ type Verified struct {
 // Family is the answer to a request that encrypts, decrypts or shreds a snapshot.
 type Family struct {
 	Tags []string `json:"tags"` // snapshots that have changed; empty: there was nothing to do
-	// Snapshots with layers that the family has too. These layers stay in clear.
+	// Snapshots that share layers with the family. The shared layers stay unencrypted.
 	InClear []string `json:"in_clear"`
 }

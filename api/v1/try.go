@@ -21,8 +21,9 @@ type TryRequest struct {
 	Mode    string            `json:"mode,omitempty"`    // mode of the branches; empty: live
 	Labels  map[string]string `json:"labels,omitempty"`  // labels of the children
 
-	// HoldEffects holds back requests of the children, in addition to the hosts that the sandbox holds.
-	// Results then list them. nil: the hold of the sandbox, if it has one.
+	// HoldEffects holds back requests of the children, in addition to what the sandbox already
+	// holds back. The results then list the held requests. nil: the hold of the sandbox, if it has
+	// one.
 	HoldEffects *Hold `json:"hold_effects,omitempty"`
 }
 

@@ -3,9 +3,9 @@
 // and decodes responses. api/openapi.yaml describes the same fields for other languages.
 //
 // It contains no behaviour. The daemon checks requests and chooses defaults. A zero field of a
-// request means the default. Names of Go fields may change, but JSON names may not change. Clients
-// of forkd 0.5 send and read the same messages. The daemon accepts fields marked "of forkd 0.5"
-// from these clients, and the fields have no effect.
+// request means the default. Names of Go fields can change, but JSON names must not. Clients of
+// forkd 0.5 send and read the same messages. The daemon accepts fields marked "of forkd 0.5" from
+// these clients, and the fields have no effect.
 package v1
 
 // Health is the response of a running daemon.
@@ -30,7 +30,7 @@ type Version struct {
 	Accel   string `json:"accel"` // "kvm", or "tcg" on an emulated host
 
 	Scope string `json:"scope,omitempty"` // scope of the calling client: "read", "run" or "admin"
-	Node  string `json:"node,omitempty"`  // name of the daemon's host in a cluster, which ids of its sandboxes name
+	Node  string `json:"node,omitempty"`  // name of the daemon's host in a cluster; sandbox ids end in a code for it
 
 	HostMemoryMiB uint64 `json:"host_memory_mib"` // memory of the daemon's host, which is the maximum for a VM
 

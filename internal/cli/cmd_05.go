@@ -18,7 +18,7 @@ import (
 // imageOf05 has the arguments of forkd 0.5's `from-image`.
 type imageOf05 struct {
 	disk, memory int      // MiB
-	extra        []string // packages to install; any is refused
+	extra        []string // packages to install; the command is refused if there are any
 }
 
 func (i imageOf05) recipe(name string) (*image.Recipe, error) {

@@ -46,7 +46,7 @@ type built struct {
 	Image   string  `json:"image,omitempty"`
 	ImageMS float64 `json:"image_ms"` // time for root file system, kernel and initramfs; near zero if cached
 	BakeMS  float64 `json:"bake_ms"`  // time for everything after the image
-	Cached  int     `json:"cached"`   // steps of a recipe whose snapshot existed
+	Cached  int     `json:"cached"`   // steps of a recipe whose snapshots already existed
 	Run     int     `json:"run"`      // steps of a recipe that were executed
 }
 
@@ -184,7 +184,7 @@ func build(ctx context.Context, cl *client.Client, recipe *image.Recipe, o build
 		return built{Baked: client.Baked{Snapshot: s.Snapshot}, Reused: true}, nil
 	case s.Status == "writing":
 		return built{}, fmt.Errorf("snapshot %q: is being made by another call", o.tag)
-	case !image.Has(ctx, cache, recipe): // the recipe's image is missing, so the snapshot is of another recipe
+	case !image.Has(ctx, cache, recipe): // the recipe's image is missing, so another recipe made the snapshot
 		return built{}, exists
 	}
 	v, err := cl.Version(ctx)
@@ -219,7 +219,7 @@ func build(ctx context.Context, cl *client.Client, recipe *image.Recipe, o build
 	return b, err
 }
 
-// steps has the daemon build a recipe from its image.
+// The method steps has the daemon build a recipe from its image.
 func (b *built) steps(ctx context.Context, cl *client.Client, o buildOptions, r *image.Recipe, img *image.Image,
 	kernel *image.KernelFiles, w io.Writer) error {
 	text, err := r.Text()

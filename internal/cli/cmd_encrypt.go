@@ -31,7 +31,7 @@ func newShredCmd() *cobra.Command {
 		done: "shredded", call: (*client.Client).ShredSnapshot})
 }
 
-// familyVerb describes a command that changes a snapshot and all snapshots that have data of it.
+// familyVerb describes a command that changes a snapshot and all snapshots that contain its data.
 type familyVerb struct {
 	use, short, long string
 	done             string // what has happened to the printed snapshots

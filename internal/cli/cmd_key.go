@@ -20,7 +20,7 @@ import (
 // keyPasswordEnv is the variable with the password of a private key.
 const keyPasswordEnv = "FORKD_KEY_PASSWORD"
 
-// trustedKeys is the name of the directory of trusted keys among the files of the configuration.
+// trustedKeys is the name of the directory of trusted keys in forkd's configuration directory.
 const trustedKeys = "trusted-keys"
 
 // trustFlags are the flags of commands that use the directory of trusted keys. These commands need

@@ -46,7 +46,7 @@ func newPackCmd() *cobra.Command {
 				}
 				var n int64
 				err := atomicfile.Fill(file, func(tmp string) (err error) {
-					f, err := createNew(tmp, 0o600) // others must not read a guest's memory
+					f, err := createNew(tmp, 0o600) // other users must not read a guest's memory
 					if err != nil {
 						return err
 					}
@@ -78,8 +78,8 @@ func registerOldTag(cmd *cobra.Command, tag *string) {
 	_ = cmd.Flags().MarkHidden("tag") // fails only for a flag that does not exist
 }
 
-// withTag puts the value of the flag of registerOldTag before the arguments of a command, which must
-// be two then.
+// withTag puts the value of registerOldTag's flag, if it is set, before the arguments of a command.
+// It returns an error unless there are then two arguments.
 func withTag(cmd *cobra.Command, args []string, tag string) ([]string, error) {
 	if tag != "" {
 		args = append([]string{tag}, args...)

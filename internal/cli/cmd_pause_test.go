@@ -52,8 +52,8 @@ func TestSuspensionsAreSideBySide(t *testing.T) {
 }
 
 // suspender returns a suspendAll for a fake daemon. The daemon answers the nth request to suspend a
-// sandbox with the status that suspend returns. The daemon reports the given state for every
-// sandbox.
+// sandbox with the status that the function suspend returns. The daemon reports the given state for
+// every sandbox.
 func suspender(t *testing.T, suspend func(id string, nth int, r *http.Request) (status int), state string) *suspendAll {
 	t.Helper()
 	var mu sync.Mutex
@@ -153,8 +153,8 @@ func TestStuckSandboxesAreGivenUp(t *testing.T) {
 }
 
 // If all sandboxes of a user take long, for example because of their hooks, the sandboxes of other
-// owners are still suspended, even if the user has several names. When one owner is left, its
-// sandboxes have all turns.
+// owners are still suspended, even if the user has several names. When only one owner is left, its
+// sandboxes get all turns.
 func TestOwnersShareTheTurns(t *testing.T) {
 	a := suspender(t, func(id string, _ int, r *http.Request) int {
 		if strings.Contains(id, "slow") {
@@ -252,8 +252,8 @@ func TestSuspensionsHaveOneDeadline(t *testing.T) {
 }
 
 // A request to a busy daemon is repeated after the time that the daemon names. If the sandbox is
-// already suspended because of the earlier request, the daemon refuses the second request, and
-// suspend returns success.
+// already suspended because of the earlier request, the daemon refuses the second request, and the
+// method suspend returns success.
 func TestSuspensionsAreRepeatedWhenTold(t *testing.T) {
 	for name, second := range map[string]int{
 		"then it is saved": http.StatusOK, "it is saved already": http.StatusConflict,

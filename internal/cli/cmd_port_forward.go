@@ -89,8 +89,8 @@ type forwarder struct {
 	errOut io.Writer
 }
 
-// run listens on the ports, calls ready, and forwards connections until ctx ends. If a connection
-// fails, run continues.
+// run listens on the ports, calls the function ready, and forwards connections until ctx ends. If a
+// connection fails, run continues.
 func (f *forwarder) run(ctx context.Context, ports []forward, ready func([]forward) error) error {
 	if _, err := f.cl.Sandbox(ctx, f.id); err != nil {
 		return err

@@ -58,8 +58,9 @@ func TestParseVolume(t *testing.T) {
 	}
 }
 
-// The list of volumes has the writer of each, and the list of snapshots has their slots. The error
-// about a volume that does not exist mentions a directory of the same name.
+// The list of volumes shows the writer of each volume, and the list of snapshots shows the volume
+// slots of each snapshot. The error about a volume that does not exist mentions a directory of the
+// same name.
 func TestVolumesAtTheCommandLine(t *testing.T) {
 	rig := apirig.Start(t, apirig.Options{Guest: vmfake.Guest{All: &vmfake.VMMs{}}})
 	t.Setenv(urlEnv, rig.URL)
@@ -141,7 +142,7 @@ func TestVolumesAtTheCommandLine(t *testing.T) {
 }
 
 // A directory with the mode ro is copied once, into a volume that all sandboxes mount read-only. The sandbox
-// that receives the files and the volume are removed, also if a step fails.
+// that receives the files and the volume are removed, even if a step fails.
 func TestSharedDirectory(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, "a"), []byte("text"), 0o600); err != nil {
@@ -168,7 +169,8 @@ func TestSharedDirectory(t *testing.T) {
 	}
 }
 
-// sharing starts a daemon that only records requests. The request that begins with fail gets an error.
+// sharing starts a daemon that only records requests. A request that begins with the text in fail
+// gets an error.
 func sharing(t *testing.T, fail string) (done *string) {
 	done = new(string)
 	random := regexp.MustCompile(`dir-[a-z0-9]{26}`)
@@ -300,7 +302,7 @@ func TestSnapshotWithVolumes(t *testing.T) {
 	run(2, "--volume", "cache")
 	run(1, "--volume", "none:/opt/cache")
 	left("")
-	// A killed command leaves its parent and a sandbox. The next one removes them.
+	// A killed command leaves its parent and a sandbox. The next command removes them.
 	killed := client.BakeRequest{Tag: "py" + bootSuffix, Kernel: rig.Parent.Kernel, Rootfs: rig.Parent.Rootfs,
 		MemSizeMiB: 64}
 	if _, err := rig.Bake(t.Context(), killed); err != nil {

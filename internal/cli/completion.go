@@ -14,7 +14,7 @@ import (
 	"github.com/forkd/forkd/recipes"
 )
 
-// namesOf gets the names that may be completed from a daemon.
+// namesOf gets from a daemon the names that a shell can complete.
 type namesOf func(context.Context, *client.Client) ([]string, error)
 
 func (c *common) completeSandboxes(cmd *cobra.Command) { c.complete(cmd, sandboxNames) }
@@ -147,7 +147,8 @@ func processesOf(ref string) namesOf {
 	}
 }
 
-// either returns a function whose result has the names that a returns and the names that b returns.
+// The function either returns a function whose result has the names that a returns and the names
+// that b returns.
 func either(a, b namesOf) namesOf {
 	return func(ctx context.Context, cl *client.Client) ([]string, error) {
 		names, err := a(ctx, cl)

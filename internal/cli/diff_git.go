@@ -9,10 +9,10 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// withoutGit returns the files whose patches cannot change a repository's .git. It writes to errs
-// how many other files with patches each .git has. A file such as .git/hooks/pre-commit or
-// .git/config lets git run programs on this host. git apply refuses such paths, but other programs
-// do not.
+// withoutGit returns the files whose patches cannot change a repository's .git. For each .git, it
+// writes to errs how many files with patches it has omitted. A file such as .git/hooks/pre-commit
+// or .git/config lets git run programs on this host. git apply refuses such paths, but other
+// programs do not.
 func withoutGit(errs io.Writer, files []client.DiffFile) (kept []client.DiffFile, all bool) {
 	var dirs []string
 	changes := make(map[string]int) // number of omitted files, by their .git

@@ -24,7 +24,7 @@ type hostDir struct {
 	local  string
 	remote string   // absolute path in the sandboxes
 	mode   string   // "ro", "sync", "both", or empty for a copy
-	packed *os.File // archive of the directory, without a name; nil with the modes sync and both
+	packed *os.File // archive of the directory, without a name; nil in the modes "sync" and "both"
 	size   int64
 }
 
@@ -44,8 +44,8 @@ func (h *hostDirs) register(f *pflag.FlagSet) {
 			"(changes also come back) (repeatable)")
 }
 
-// isHostDir reports whether a value of --volume names a directory of this host. Otherwise it names a
-// volume.
+// isHostDir reports whether a value of --volume names a directory of this host. Any other value
+// names a volume.
 func isHostDir(text string) bool { return text == "" || text[0] == '/' || text[0] == '.' }
 
 // parseVolume parses NAME:/PATH, NAME:/PATH:ro and NAME:/PATH:copy. As in docker, NAME:/PATH:rw is
@@ -152,7 +152,7 @@ func (h *hostDirs) close() {
 	}
 }
 
-// explained adds to the error of a fork what a missing volume may mean.
+// explained adds advice to the error of a fork whose volume is missing.
 func (h *hostDirs) explained(err error) error {
 	if !errors.Is(err, client.ErrVolumeNotFound) {
 		return err

@@ -14,18 +14,19 @@ import (
 )
 
 const (
-	// sharedLabel is the label of a volume that has the files of a directory for one command. The command
+	// sharedLabel marks a volume that holds the files of a directory for one command. The command
 	// removes the volume. If it is killed, a later command does.
 	sharedLabel = "forkd.host-directory"
-	// sharedStale is the age of such a volume at which its command must have been killed.
+	// sharedStale is an age. If such a volume is older, its command must have been killed.
 	sharedStale = 6 * time.Hour
 	// sharedFillSecs bounds the time to copy the directories into the volumes. After this time, the daemon
 	// removes the sandbox that receives the files, even if this process is killed.
 	sharedFillSecs = 3600
 )
 
-// fork forks sandboxes that mount the volumes, and the directories with the mode ro. With whole, Ctrl-C
-// does not interrupt the fork itself, because an interrupted fork may leave a sandbox behind.
+// fork forks sandboxes that mount the volumes, and the directories with the mode ro. If whole is
+// true, Ctrl-C does not interrupt the fork itself, because an interrupted fork may leave a sandbox
+// behind.
 func (h *hostDirs) fork(ctx context.Context, cl *client.Client, req client.ForkRequest, whole bool,
 	errOut io.Writer) (client.Forked, error) {
 	remove, err := h.share(ctx, cl, &req, errOut)
@@ -45,8 +46,8 @@ func (h *hostDirs) fork(ctx context.Context, cl *client.Client, req client.ForkR
 	return f, err
 }
 
-// share gives the sandboxes of a fork the directories with the mode ro. It makes a volume of each
-// directory once, with the help of another sandbox of the snapshot, and adds the volumes to the request.
+// share gives the sandboxes of a fork the directories with the mode ro. It copies each directory
+// once into a volume, through another sandbox of the snapshot, and adds the volumes to the request.
 // The caller calls remove after the fork: the new sandboxes keep the files without the volumes.
 func (h *hostDirs) share(ctx context.Context, cl *client.Client, req *client.ForkRequest, errOut io.Writer) (
 	remove func(), err error) {
@@ -134,7 +135,7 @@ func fillShared(ctx context.Context, cl *client.Client, tag string, volumes []cl
 		return err
 	}
 	id := forked.Sandboxes[0].ID
-	// A volume has all data when its writer is deleted, because the guest unmounts it.
+	// Once the writer is deleted, the volume has all data, because the guest has unmounted it.
 	defer func() { err = errors.Join(err, removeSandbox(context.WithoutCancel(ctx), cl, id)) }()
 	for i, d := range from {
 		if err := cl.WriteTree(ctx, id, d.remote, io.NewSectionReader(d.packed, 0, d.size)); err != nil {

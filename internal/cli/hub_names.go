@@ -16,7 +16,8 @@ import (
 	"github.com/forkd/forkd/internal/registry"
 )
 
-// hubEnv is the variable with the registry of references that name none, such as owner/name@1.
+// hubEnv is the variable with the registry for references that name no registry, such as
+// owner/name@1.
 const hubEnv = "FORKD_HUB_URL"
 
 // hubReference returns the reference REGISTRY/NAME:TAG for OWNER/NAME or OWNER/NAME@VERSION, with the

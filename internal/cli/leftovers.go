@@ -34,8 +34,8 @@ type place struct {
 	patterns  []string
 }
 
-// places returns all places of leftovers. The patterns do not match forkd-run-UID, the run
-// directory of users without XDG_RUNTIME_DIR, which is in use.
+// places returns all places of leftovers. The patterns do not match forkd-run-UID, because this run
+// directory of users without XDG_RUNTIME_DIR is in use.
 func places() []place {
 	list := []place{
 		{"doctor", os.TempDir(), []string{"forkd-doctor*"}},

@@ -15,8 +15,7 @@ import (
 // The output of a program in a sandbox is different: io.Copy and io.WriteString write it to the
 // terminal unchanged.
 
-// printf is like fmt.Fprintf, but cleans its arguments. The parameter format must be a text of this
-// program.
+// printf is like fmt.Fprintf, but cleans its arguments. The format must be a text of this program.
 func printf(w io.Writer, format string, args ...any) (int, error) {
 	for i, a := range args {
 		args[i] = cleaned(a)

@@ -11,9 +11,8 @@ const suspendTurns = 32
 
 // suspendPlaces bounds the requests that run at the same time, in total and for each owner of
 // sandboxes. If the unfinished sandboxes have n owners, each owner can have one nth of the turns.
-// So a user whose slow sandboxes have several owner names takes only the shares of these names from
-// the other owners. The sandboxes of an owner get their turns in the order in which they have
-// asked.
+// So a user who gives slow sandboxes several owner names takes only the shares of these names from
+// the other owners. The sandboxes of an owner get their turns in the order in which they asked.
 type suspendPlaces struct {
 	mu      sync.Mutex
 	running map[string]int   // number of requests that run, by owner

@@ -79,8 +79,8 @@ func (t *turns) number(s client.Snapshot) (int, bool) {
 // maxTurn is the largest number of a turn. A tag with a larger number is not a turn.
 const maxTurn = 1 << 30
 
-// next returns the number of the next turn. The tag of that turn must be unique. So next also
-// counts turns of other sandboxes, because an earlier workspace of the same name may have left
+// next returns the number of the next turn. The tag of that turn must be unique. So this method
+// also counts turns of other sandboxes, because an earlier workspace of the same name may have left
 // turns.
 func (t *turns) next() int {
 	n := 0
@@ -121,9 +121,9 @@ func (t *turns) find(ref string) (turn, bool) {
 	return t.saved[i], true
 }
 
-// nearest returns the parameter tag if the snapshot with this tag is a turn. Otherwise it goes back
-// through the sandbox's earlier branches and returns the tag of the first turn that it finds. The
-// result is "" if it finds no turn, or if a branch on the way has been deleted.
+// nearest returns tag itself if the snapshot with this tag is a turn. If not, it goes back through
+// the sandbox's earlier branches and returns the tag of the first turn that it finds. The result is
+// "" if it finds no turn, or if a branch on the way has been deleted.
 func (t *turns) nearest(tag string) string {
 	for range t.all { // bounded, because damaged snapshots may form a cycle
 		s, ok := t.all[tag]
@@ -158,7 +158,7 @@ func (t *turns) before(tag string) string {
 
 // start returns the tag of the snapshot from which the oldest remaining turn was started, given the
 // tag of that turn. The result is "" if older turns have been pruned, if the snapshot was removed,
-// or if users do not see the snapshot.
+// or if the snapshot is hidden from users.
 func (t *turns) start(first string) string {
 	s := t.all[first]
 	if s.Labels[turnPast] != "" {
@@ -208,7 +208,7 @@ func (t *turns) forward(at string) []string {
 }
 
 // current returns the turn on which a sandbox's present state builds, or else the snapshot from
-// which the sandbox started. If that snapshot has been deleted, current returns the newest turn.
+// which the sandbox started. If that snapshot has been deleted, the result is the newest turn.
 func (t *turns) current(s client.Sandbox) string {
 	if tag := t.nearest(s.LatestTag); tag != "" {
 		return tag

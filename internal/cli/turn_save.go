@@ -14,8 +14,8 @@ import (
 	"github.com/forkd/forkd/internal/pause"
 )
 
-// How much a sandbox may write without a request before this counts as a change. The kernel of an
-// idle guest writes a little.
+// How much a sandbox can write without a request before the writing counts as a change. The kernel
+// of an idle guest writes a little.
 const (
 	quietMemoryKiB = 4 << 10
 	quietDiskKiB   = 256
@@ -66,7 +66,8 @@ func (t *turnStore) look(ctx context.Context) (client.Sandbox, *turns, error) {
 }
 
 // changed returns what may have changed in a sandbox since its latest turn, or since its start. It
-// does not resume a suspended sandbox, which has written little since its last request.
+// does not resume a sandbox that is suspended. Such a sandbox has written little since its last
+// request.
 func (t *turnStore) changed(ctx context.Context, s client.Sandbox, has *turns) (c change, err error) {
 	c.used = s.LatestTag == "" || s.LatestTag != has.current(s) || s.Calls == nil || *s.Calls > 0
 	if s.State != "running" {
@@ -116,7 +117,7 @@ func (t *turnStore) save(ctx context.Context, e turnEvent) (saved client.Snapsho
 	}
 }
 
-// The method reported returns true if a turn exists for an event that an agent may report twice.
+// reported returns true if the agent may report this event twice, and a turn already exists for it.
 func (t *turns) reported(e turnEvent) bool {
 	for _, p := range t.saved {
 		l := p.Snapshot.Labels
@@ -148,8 +149,8 @@ func (t *turns) labels(s client.Sandbox, e turnEvent, c change) map[string]strin
 	return labels
 }
 
-// past returns the number of the turn with the given tag, and the numbers of the turns before that
-// turn, as many as fit into a label.
+// past returns the number of the turn with the given tag, followed by the numbers of as many
+// earlier turns as fit into a label.
 func (t *turns) past(now string) string {
 	var past string
 	for _, tag := range t.line(now) {

@@ -18,8 +18,8 @@ import (
 // it creates namespaces and mounts for its jails.
 const maxExposure = 6.0
 
-// unit returns the text of a unit, and the path of a copy in a test directory. In this directory,
-// the program of the unit exists.
+// unit returns the text of a unit, and the path of a copy in a test directory. The unit's program
+// exists in that directory.
 func unit(t *testing.T, name string) (text, path string) {
 	t.Helper()
 	p, err := os.ReadFile("../../packaging/systemd/" + name)

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// waiting is a line on a terminal that says for what and for how long a command has been waiting.
-// It appears after an interval without output, and is removed before the next output.
+// waiting is a line on a terminal that says what a command is waiting for, and for how long. It
+// appears after an interval without output, and is removed before the next output.
 type waiting struct {
 	start time.Time
 	stop  chan struct{}
@@ -90,7 +90,7 @@ func (p printer) Write(text []byte) (int, error) {
 }
 
 // status shows the stages of a long command. On a terminal it shows them in one line, like waiting.
-// Otherwise it prints a line for each stage.
+// Elsewhere it prints a line for each stage.
 type status struct {
 	w    io.Writer
 	line *waiting // nil if w is not a terminal

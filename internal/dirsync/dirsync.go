@@ -1,6 +1,6 @@
 // Package dirsync keeps a directory of this host and a directory of a sandbox in sync. It copies
-// what differs, watches the host's directory and, if changes come back, the sandbox's, and reports
-// files that both sides have changed.
+// what differs, and reports files that both sides have changed. It watches the host's directory
+// and, if changes come back, the sandbox's directory too.
 //
 // The guest is not trusted: it determines the names, types, sizes and contents of its files. Nothing
 // is read or written outside of the host's directory, which is an os.Root. The host gets only
@@ -172,13 +172,13 @@ func (s *Sync) ignored(rel string) bool {
 	return strings.HasPrefix(path.Base(rel), tempPrefix) || s.ignore.Any() && s.ignore.Out(rel)
 }
 
-// Once reads both sides and brings them in sync. Conflicts are reported, and are no error.
+// Once reads both sides and brings them into sync. Conflicts are reported, and are not errors.
 func (s *Sync) Once(ctx context.Context) error {
 	s.note(func(h *hints) { h.allHost, h.allGuest = true, true })
 	return s.converge(ctx)
 }
 
-// converge reads what has changed, and brings both sides in sync.
+// converge reads what has changed, and brings both sides into sync.
 func (s *Sync) converge(ctx context.Context) error {
 	changed := false
 	for range maxRounds {
@@ -215,8 +215,8 @@ func (s *Sync) converge(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// emptied returns an error if no synced file is left in the guest. It is more probable that a mount
-// has hidden the files, or that the guest lies, than that the host shall lose all of them.
+// emptied returns an error if no synced file is left in the guest. The probable cause is a mount
+// that hides the files, or a guest that lies, and not a wish to remove all of them from the host.
 func (s *Sync) emptied() error {
 	if !s.Both || len(s.guest) > 0 {
 		return nil

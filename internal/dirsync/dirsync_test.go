@@ -66,7 +66,7 @@ func (p *pair) open(t *testing.T) *dirsync.Sync {
 	return s
 }
 
-// once brings both sides in sync, and returns the new reports as "op path", without "in_sync".
+// once brings both sides into sync, and returns the new reports as "op path", without "in_sync".
 func (p *pair) once(t *testing.T, s *dirsync.Sync) (reports []string) {
 	t.Helper()
 	if err := s.Once(t.Context()); err != nil {
@@ -222,7 +222,7 @@ func TestBothWays(t *testing.T) {
 	}
 	wantReports(t, p.once(t, s))
 
-	// Each side changes other files, and both change one.
+	// Each side changes files that the other side does not change, and both change one file.
 	write(t, p.here("d/b"), "two, here")
 	write(t, p.there("a"), "one, there")
 	write(t, p.here("same"), "here")
@@ -256,8 +256,8 @@ func TestBothWays(t *testing.T) {
 	}
 }
 
-// Both sides change random files while a Sync runs. When they rest, both sides are equal, except for
-// conflicts, and no content is lost that a side wrote and that the other side did not replace.
+// Both sides change random files while a Sync runs. After the changes, both sides are equal, except
+// for conflicts. Content that one side wrote is lost only if the other side replaced it.
 func TestRandomChangesOfBothSides(t *testing.T) {
 	p := newPair(t, true)
 	seed := uint64(time.Now().UnixNano())

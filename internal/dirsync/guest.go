@@ -273,8 +273,9 @@ func (s *Sync) removeGuest(ctx context.Context, names []string) error {
 }
 
 // onlyDoomed reports whether the set doomed contains all files below a directory of the guest, and
-// with Options.Both, whether they are unchanged. The set never contains excluded files. If the result is
-// false, other is a file that is not in the set or has changed, or empty if the directory is too large.
+// with Options.Both, whether they are unchanged. The set never contains excluded files. If only is
+// false, the result other names a file that is not in the set or has changed; it is empty if the
+// directory is too large.
 func (s *Sync) onlyDoomed(ctx context.Context, rel string, doomed map[string]bool) (only bool, other string,
 	err error) {
 	only = true

@@ -132,8 +132,9 @@ func (s *Sync) openHost(rel string) (*os.File, Entry, error) {
 // errMoved means that a file has changed since it was last listed. The next pass decides again.
 var errMoved = errors.New("the file has changed in the meantime")
 
-// still returns errMoved if a file of the host differs from its entry. Above the file there may be only
-// directories. A path through a link could reach an excluded file, such as the configuration of git.
+// still returns errMoved if a file of the host differs from its entry. All names in the path above
+// the file must be directories: a path through a link could reach an excluded file, such as the
+// configuration of git.
 func (s *Sync) still(rel string) error {
 	for up := path.Dir(rel); up != "."; up = path.Dir(up) {
 		e, err := s.hostNow(up)
@@ -218,7 +219,7 @@ func (s *Sync) pull(ctx context.Context, rel string) error {
 }
 
 // synced returns the paths of a file of the host and of everything below it, parents before their
-// content. It returns an error if a change would be lost, or a file that is not synced, when a file
+// content. It returns an error if a change, or a file that is not synced, would be lost when a file
 // of the guest replaces rel.
 func (s *Sync) synced(rel string) (names []string, err error) {
 	if err := s.scanHost(rel); err != nil {

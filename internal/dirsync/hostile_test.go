@@ -139,7 +139,7 @@ func TestHostileGuests(t *testing.T) {
 	}
 }
 
-// A guest whose names would take more memory than the bound ends the sync.
+// The sync ends if the names of the guest's files would take more memory than the bound permits.
 func TestEndlessNames(t *testing.T) {
 	long := remoteDir + strings.Repeat("/"+strings.Repeat("n", 240), 16)
 	var files []client.File
@@ -153,7 +153,8 @@ func TestEndlessNames(t *testing.T) {
 	}
 }
 
-// check verifies the names of the files of the host, and that nothing is special about them.
+// check verifies the names of the files of the host. No file may have a special type or mode bit,
+// or be writable for other users.
 func (p *pair) check(t *testing.T, victim string, want []string) {
 	t.Helper()
 	if got := tree(t, victim); fmt.Sprint(got) != "map[mine:-rw-r--r-- mine]" {
@@ -205,7 +206,8 @@ func endless(w io.Writer) {
 	}
 }
 
-// A directory of the host is replaced by a link while a file of the guest arrives for it.
+// A directory of the host is replaced by a link while a file of the guest arrives for this
+// directory.
 func TestDirectorySwappedForALink(t *testing.T) {
 	base := t.TempDir()
 	victim, here := filepath.Join(base, "victim"), filepath.Join(base, "here")
@@ -321,8 +323,8 @@ func TestUnreadableDirectoryRemovesNothing(t *testing.T) {
 	}
 }
 
-// The sandbox is rolled back to a time before it had a file. The file stays on the host, also if the
-// rollback happens after the state of the sandbox was read, or while no events are received.
+// The sandbox is rolled back to a time before it had a file. The file stays on the host, even if
+// the rollback happens after the state of the sandbox was read, or while no events are received.
 func TestRollbackRemovesNothing(t *testing.T) {
 	for _, lost := range []bool{false, true} {
 		h := &hostile{files: []client.File{evilFile("a"), evilFile("b")},

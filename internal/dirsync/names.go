@@ -14,10 +14,10 @@ import (
 // never synced, on either side.
 const tempPrefix = ".forkd-sync-"
 
-// repositories returns patterns for the files that make a directory a repository of git or Mercurial.
-// These tools execute programs that files of a repository name, so a guest could run programs on the
-// host. For git, each directory with a file HEAD may be a repository, not only .git. With
-// Options.Both, these files are excluded, unless a pattern of the options includes them.
+// repositories returns patterns for the files that make a directory a repository of git or
+// Mercurial. These tools execute programs that are named in a repository's files, so a guest could
+// run programs on the host. For git, each directory with a file HEAD may be a repository, not only
+// .git. With Options.Both, these files are excluded, unless a pattern of the options includes them.
 func repositories() []string { return []string{"**/.[gG][iI][tT]", "**/.hg", "**/HEAD"} }
 
 // goodName reports whether a relative path can be synced. The listing of a guest cannot express

@@ -96,7 +96,8 @@ func (s *Sync) push(ctx context.Context, batch []string) (changed bool, err erro
 		if !ok {
 			continue
 		}
-		// The listing has the time of the new link, and perhaps the old mode of a directory.
+		// Use the listed entry: it has the time of the new link, or the mode that a directory has
+		// kept.
 		if there := s.guest[rel]; there.Kind == now.Guest.Kind && (there.Kind == Link && there.Size == now.Guest.Size ||
 			there.Kind == Dir) {
 			now.Guest = there

@@ -31,7 +31,7 @@ func (e Entry) modified() time.Time { return time.Unix(0, e.Time) }
 // path has no history.
 type Agreed struct{ Host, Guest Entry }
 
-// Action is the step that brings the two sides of a path in sync.
+// Action is the step that brings the two sides of a path into sync.
 type Action int
 
 const (
@@ -44,9 +44,9 @@ const (
 	Skip                   // one side cannot be synced
 )
 
-// Reconcile returns the action for one path. It depends only on its parameters. With both, changes
-// of the guest come back. Otherwise changes of the guest stay until the file changes on the host.
-// Without history nothing is removed.
+// Reconcile returns the action for one path. It depends only on its parameters. If both is true,
+// changes of the guest come back. If not, they stay in the guest until the file changes on the
+// host. Without history nothing is removed.
 func Reconcile(both bool, base Agreed, host, guest Entry) Action {
 	known := base != Agreed{}
 	hostChanged, guestChanged := host != base.Host, guest != base.Guest

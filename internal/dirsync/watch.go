@@ -230,8 +230,9 @@ func (s *Sync) followSandbox(ctx context.Context) {
 	req := client.EventsRequest{Sandboxes: []string{s.ID}}
 	req.Begun = func() {
 		s.setBlind(false)
-		// Without the ID of an event, a new connection cannot continue. With an ID, it sends the missing
-		// events a moment later, which is too late if the guest could remove files of the host.
+		// Without the ID of an event, a new connection cannot continue where the old one ended.
+		// With an ID, the missing events arrive a moment later, which is too late if the guest
+		// could remove files of the host.
 		lost := again && (s.Both || req.After == "")
 		s.changed(func(h *hints) { h.rolledBack = h.rolledBack || lost })
 	}

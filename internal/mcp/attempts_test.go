@@ -12,7 +12,7 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// api is a transport that answers requests in place of a daemon.
+// api is a transport that answers requests instead of a daemon.
 type api func(r *http.Request) (contentType, body string)
 
 // RoundTrip implements http.RoundTripper.

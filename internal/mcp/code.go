@@ -187,7 +187,7 @@ func shortened(text string) string {
 	return text
 }
 
-// show adds the images among values to the answer.
+// show adds the images among the given values to the answer.
 func (c *call) show(values []client.CodeResult) {
 	shown, bytes := 0, 0
 	for _, v := range values {

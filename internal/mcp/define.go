@@ -31,7 +31,7 @@ type hints int
 const (
 	readOnly    hints = 1 << iota // the tool changes nothing
 	destructive                   // the tool removes something that cannot be restored
-	idempotent                    // repeating a call with the same arguments has no effect
+	idempotent                    // repeating a call with the same arguments has no further effect
 	openWorld                     // the tool may have effects outside the daemon: on the internet, or in a guest
 )
 
@@ -96,7 +96,7 @@ type call struct {
 	made    made
 }
 
-// say makes the given text the answer for the model, in place of JSON. Clients still receive the
+// say makes the given text, instead of JSON, the answer for the model. Clients still receive the
 // structured output.
 func (c *call) say(text string) { c.content = append(c.content, &sdk.TextContent{Text: text}) }
 

@@ -15,7 +15,7 @@ import (
 	"github.com/forkd/forkd/internal/mcp"
 )
 
-// Marks of the table of tools in docs/mcp.md.
+// The lines before and after the table of tools in docs/mcp.md.
 const (
 	tableBegins = "<!-- tools -->\n"
 	tableEnds   = "<!-- /tools -->"

@@ -6,7 +6,7 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// effectTools returns the tool for requests of a sandbox that were held.
+// effectTools returns the tool for a sandbox's held requests.
 func effectTools() []tool {
 	return []tool{
 		define(
@@ -20,13 +20,13 @@ func effectTools() []tool {
 	}
 }
 
-// holdArgs are the arguments for a hold, of tools that make sandboxes.
+// holdArgs are the arguments for a hold. Tools that make sandboxes have them.
 type holdArgs struct {
 	HoldEffects []string `json:"hold_effects,omitempty" jsonschema:"hosts, such as api.example.com or *.example.com, to which requests that may change something are held: see effects"`
 	HoldAnswer  string   `json:"hold_answer,omitempty" jsonschema:"answer to a held request: refuse (an error; default), record (success, although nothing is sent) or wait (none until the hold ends)"`
 }
 
-// hold returns the hold of the arguments, or nil if they name no host.
+// hold returns the hold that the arguments describe, or nil if they name no host.
 func (a holdArgs) hold() (*client.Hold, error) {
 	if len(a.HoldEffects) == 0 {
 		if a.HoldAnswer != "" {

@@ -22,8 +22,8 @@ type made struct {
 	snapshot  string // tag chosen by the daemon
 }
 
-// Fork makes sandboxes. If the caller leaves, Fork still waits for the daemon's answer,
-// because the daemon may carry out the request, and the ids would be lost.
+// Fork makes sandboxes. If the caller leaves, Fork still waits for the daemon's answer, because the
+// daemon may carry out the request, and without its answer the ids would be lost.
 func (c *call) Fork(ctx context.Context, req client.ForkRequest) (client.Forked, error) {
 	if err := left(ctx); err != nil {
 		return client.Forked{}, err

@@ -14,8 +14,8 @@ import (
 	"github.com/forkd/forkd/internal/mcp"
 )
 
-// leaving is a transport. It calls the function answered when the daemon has answered a POST that
-// creates an object.
+// leaving is a transport. When the daemon has answered a POST that creates an object, it calls the
+// function in its field answered.
 type leaving struct {
 	answered func()
 }
@@ -52,8 +52,8 @@ func (a addressed) RoundTrip(r *http.Request) (*http.Response, error) {
 	return a.next.RoundTrip(there)
 }
 
-// Only the answer tells a caller the ids of the objects that a call has made. So a cancelled call
-// removes these objects, whenever it is cancelled.
+// Only the answer tells a caller the ids of the objects that a call has made. So a call removes
+// these objects if it is cancelled, at whatever moment.
 func TestCancelledCallsLeaveNothing(t *testing.T) {
 	rig := start(t)
 	source, err := rig.Fork(t.Context(), client.ForkRequest{SnapshotTag: "a.b", N: 1})

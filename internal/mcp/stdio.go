@@ -105,8 +105,8 @@ func (d *drainingConn) Write(ctx context.Context, m jsonrpc.Message) error {
 	return err
 }
 
-// closeLocked closes the channel none if the input has ended and all requests have been answered.
-// The caller holds the connection's mu.
+// closeLocked closes the channel in the field none if the input has ended and all requests have
+// been answered. The caller holds the connection's mu.
 func (d *drainingConn) closeLocked() {
 	if d.ended && len(d.open) == 0 && d.none != nil {
 		close(d.none)

@@ -65,7 +65,8 @@ func TestVolumes(t *testing.T) {
 		"volume_not_found", "volumes lists")
 }
 
-// The tools that make sandboxes hold back their requests, and effects lists them and ends the hold.
+// The tools that make sandboxes can hold the requests of these sandboxes. The tool effects lists
+// the held requests and ends the hold.
 func TestHeldEffects(t *testing.T) {
 	c := connect(t, start(t).Client, mcp.Run)
 	var made struct{ Result []client.Sandbox }
