@@ -85,7 +85,8 @@ type branched struct {
 const baseline = time.Second
 
 // branch makes a snapshot of the source and waits until it is on disk. The load is stopped while
-// the snapshot is written. Otherwise, on a host with one CPU, the load would delay the writing.
+// the snapshot is written. If the load kept running, it would delay the writing on a host with one
+// CPU.
 func (s *source) branch(ctx context.Context, mode vm.BranchMode) (*branched, error) {
 	load, err := s.newMeter(ctx)
 	if err != nil {

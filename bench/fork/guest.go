@@ -16,7 +16,7 @@ const tag = "bench"
 type guest struct {
 	name   string
 	bake   func(ctx context.Context, m *lab.Manager) error
-	client func(_, vsock string) sandbox.Guest // stands for the agent; nil: the agent itself
+	client func(_, vsock string) sandbox.Guest // stands in for the agent; nil: the agent itself
 }
 
 // linuxGuest is a guest with the image of a recipe, baked in the same way as by `forkd build`, and with

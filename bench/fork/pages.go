@@ -26,7 +26,7 @@ const (
 	kindTable                    // page tables of programs
 	kindSlab                     // small objects of the kernel
 	kindReserved                 // the kernel's image and per-CPU memory
-	kindOther                    // kernel stacks, rings of devices, modules and others
+	kindOther                    // kernel stacks, rings of devices, modules and so on
 	pageKinds
 )
 

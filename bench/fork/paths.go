@@ -112,8 +112,8 @@ func restPath(c *client.Client) *path {
 	}
 }
 
-// times forks and deletes one sandbox. It returns the time of the fork and the time of the
-// deletion.
+// The method times forks and deletes one sandbox. It returns the time of the fork and the time of
+// the deletion.
 func (p *path) times(ctx context.Context) (fork, kill time.Duration, err error) {
 	begin := time.Now()
 	id, err := p.fork(ctx)

@@ -133,7 +133,7 @@ func (f *first) round(ctx context.Context) error {
 // pullFunc is hub.Hub.Pull or hub.Hub.PullLazily.
 type pullFunc = func(ctx context.Context, who, tag string, r hub.Remote, on func(hub.Progress)) (hub.Pulled, error)
 
-// answer measures the time until a sandbox has answered on a host that has nothing of the snapshot.
+// answer measures the time until a sandbox has answered on a host that has no part of the snapshot.
 func (f *first) answer(ctx context.Context, what, repo string, of func(*hub.Hub) pullFunc) error {
 	var undo cleanup.Stack
 	defer undo.Run()

@@ -81,9 +81,9 @@ func fill(f *os.File, size int64, r *rand.ChaCha8) error {
 	return nil
 }
 
-// make publishes a snapshot of a machine whose memory and disk each have size MiB. Of each, the
-// snapshot contains data for content MiB. Without a parent, the snapshot also has a base image and
-// a kernel of 16 MiB.
+// make publishes a snapshot of a machine with size MiB of memory and a disk of size MiB. The
+// snapshot contains data for content MiB of the memory and for content MiB of the disk. Without a
+// parent, the snapshot also has a base image and a kernel of 16 MiB.
 func (h *host) make(ctx context.Context, tag, parent string, content, size int) error {
 	seed := [32]byte{}
 	copy(seed[:], tag)

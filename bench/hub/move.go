@@ -15,7 +15,8 @@ import (
 	"github.com/forkd/forkd/internal/host/hub"
 )
 
-// mover is a program that moves snapshots. Repositories are REGISTRY/NAME, and the tag of a snapshot is its tag there.
+// mover is a program that moves snapshots. A repository is REGISTRY/NAME. In it, a snapshot has the
+// same tag as in the store.
 type mover interface {
 	name() string
 	push(ctx context.Context, tag, repo string) error

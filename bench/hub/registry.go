@@ -70,7 +70,8 @@ func serveHere(h http.Handler, bytesPerSecond int) (*server, error) {
 	return before(l.Addr().String(), link, func() { _ = inner.Close() })
 }
 
-// before starts a proxy before the server at the address inner. The function end stops the server.
+// The function before starts a proxy in front of the server at the address inner. The function end
+// stops the server.
 func before(inner string, link *rate.Limiter, end func()) (*server, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -146,7 +147,7 @@ func pass(to, from net.Conn, n *atomic.Int64, link *rate.Limiter) {
 // piece is the maximum number of bytes that a proxy passes on at once.
 const piece = 32 << 10
 
-// counting is a reader that adds the number of bytes that it reads to n.
+// counting is a reader that adds to n the number of bytes that it reads.
 type counting struct {
 	io.Reader
 	n    *atomic.Int64

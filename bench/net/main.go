@@ -4,8 +4,8 @@
 // In every row, the client uses the Linux network stack of a namespace that has only the interface
 // of the peer. The server is a process of the host, reached over the host's loopback interface. So
 // the rows differ only in the peer. A real sandbox has a guest kernel and a VMM instead of the
-// namespace. The cost of guest kernel and VMM is higher than the cost of the peers, and is not
-// measured here.
+// namespace. The cost of the guest kernel and the VMM is higher than the cost of the peers, and is
+// not measured here.
 //
 //	client ── Linux ── tap ── this process ── frame socket ── forkd-net ──┐
 //	client ── Linux ── tap ── pasta, or slirp4netns ──────────────────────┼── loopback ── server

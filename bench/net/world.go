@@ -18,8 +18,7 @@ import (
 const insideEnv = "FORKD_BENCH_NET"
 
 // Addresses in the namespace that stands for the host. Clients reach the host's loopback at other
-// addresses. With pasta this is the address of the gateway, and with slirp4netns it is a special
-// address.
+// addresses: with pasta, at the address of the gateway, and with slirp4netns, at a special address.
 const (
 	hostAddress  = "10.77.0.1"
 	hostGateway  = "10.77.0.254"

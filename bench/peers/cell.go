@@ -22,7 +22,7 @@ type cell struct {
 	counts            []lab.Counts  // operations since the request, one value for each counted child
 	private           []float64     // KiB of private memory without guest RAM, one value for each counted child
 
-	counter *lab.Counter // if set, the forks are counted instead of timed
+	counter *lab.Counter // if set, the operations of the forks are counted, and the forks are not timed
 	before  map[int]lab.Counts
 	cpu     lab.CPU
 }

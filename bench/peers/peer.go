@@ -46,9 +46,9 @@ type process interface {
 	describe(c *child)                // sets all fields except times
 }
 
-// processes returns the fork function of a peer whose children are processes made by spawn. Without
-// a pool, spawn is called as part of the request. If tells is true, process.start returns when the
-// vCPUs run.
+// processes returns the fork function of a peer whose children are processes made by the function
+// spawn. Without a pool, spawn is called as part of the request. If tells is true, process.start
+// returns when the vCPUs run.
 func processes(spawn func(ctx context.Context) (process, error), tells bool) func(context.Context, *cell, int) error {
 	return func(ctx context.Context, c *cell, times int) error {
 		for range times {
@@ -66,7 +66,7 @@ func processes(spawn func(ctx context.Context) (process, error), tells bool) fun
 var widths = []int{4, 16, 64}
 
 // widthsFor returns the widths to measure with n children: the widths below n, and the first width
-// that is not below n. A larger width would start the same n children at once.
+// that is at least n. A larger width would start the same n children at once.
 func widthsFor(n int) []int {
 	for i, w := range widths {
 		if w >= n {
@@ -139,7 +139,7 @@ func forkProcesses(ctx context.Context, c *cell, spawn func(context.Context) (pr
 	return c.end(children)
 }
 
-// inTurn calls f with each number from 0 to n-1. At most width calls run at the same time.
+// inTurn calls f with each number from 0 to n-1. At most width calls of f run at the same time.
 func inTurn(n, width int, f func(i int) error) error {
 	places := make(chan struct{}, width)
 	errs := make([]error, n)

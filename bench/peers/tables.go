@@ -22,8 +22,8 @@ type row struct {
 	cells [][]*cell // by peer and width; empty if the peer is omitted here
 }
 
-// best returns the cell of a peer that has the lowest median time of whole forks, or nil if the
-// peer has no cell.
+// best returns the peer's cell with the lowest median time of whole forks, or nil if the peer has
+// no cell.
 func (r *row) best(peer int) (best *cell) {
 	for _, c := range r.cells[peer] {
 		if best == nil || c.p50Last() < best.p50Last() {

@@ -21,8 +21,8 @@ type original struct {
 	files    []os.DirEntry // files of the snapshot
 }
 
-// multiply makes n copies of a suspended sandbox and returns their IDs. Layers are links to those of
-// the original.
+// multiply makes n copies of a suspended sandbox and returns their IDs. Their layers are links to
+// the layers of the original.
 func multiply(dir, id string, n int) ([]string, error) {
 	o, err := readOriginal(dir, id)
 	if err != nil {
@@ -88,7 +88,7 @@ func (o *original) copy() (id string, err error) {
 		from := filepath.Join(snapshotOf(o.dir, o.sandbox.SnapshotTag), f.Name())
 		provide := copyFile
 		if strings.Contains(f.Name(), ".layer") {
-			provide = os.Link // the store accepts several names of layers only
+			provide = os.Link // only layers may have several names in the store
 		}
 		if err := provide(from, filepath.Join(to, f.Name())); err != nil {
 			return "", err

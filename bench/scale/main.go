@@ -3,7 +3,8 @@
 //
 // The API, the sandbox manager and the store are those of the daemon, but the VMs are faked
 // (package apirig). So the figures show what the daemon's own data structures and files cost, and
-// neither VMs nor guests. All files are in a tmpfs, /dev/shm by default, so a disk adds its own time.
+// not the cost of VMs and guests. All files are in a tmpfs, /dev/shm by default, so a disk would
+// add its own time.
 //
 // The command makes one suspended sandbox through the API and copies its files. Tables go to
 // standard output, progress to standard error, and all figures as JSON to the file -o. scripts/bench
@@ -42,7 +43,7 @@ type bench struct {
 	opt options
 }
 
-// samples is how often a single request is repeated.
+// samples is how many times a single request is repeated.
 const samples = 20
 
 func main() {
@@ -118,7 +119,7 @@ func (b *bench) row(ctx context.Context, t *report.Table, n int) (err error) {
 	})
 }
 
-// during serves the API of a daemon whose files are in dir while f runs.
+// The function during calls f and, while f runs, serves the API of a daemon whose files are in dir.
 func during(dir string, f func(*apirig.Rig) error) error {
 	return apirig.During("scale", func(t *apirig.Lifetime) error {
 		all := &vmfake.VMMs{}

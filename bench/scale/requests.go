@@ -19,7 +19,7 @@ import (
 // pageSize is the number of sandboxes on a page.
 const pageSize = 100
 
-// forkSize is the number of children of one request. An API request may not have more than this.
+// forkSize is the number of children of one request. A request must not ask for more.
 const forkSize = 100
 
 // requests measures the requests to a daemon. The list ids has the suspended sandboxes.
@@ -124,7 +124,7 @@ func lastCursor(ctx context.Context, rig *apirig.Rig, n int) (last string, err e
 // atOnce is how many requests resume sends at a time. A daemon refuses more than a few hundred.
 const atOnce = 100
 
-// resume resumes all these sandboxes.
+// resume resumes the sandboxes with the given ids.
 func resume(ctx context.Context, rig *apirig.Rig, ids []string) error {
 	var g errgroup.Group
 	g.SetLimit(atOnce)

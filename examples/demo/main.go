@@ -237,11 +237,11 @@ func (d *demo) evaluate() (string, error) {
 	return fmt.Sprintf("%d of %d answers are right", d.figures.Correct, d.n), err
 }
 
-// runs is how often each of the two ways to run Python is timed. The median is reported.
+// runs is how many times each of the two ways to run Python is timed. The median is reported.
 const runs = 3
 
 // compare times an evaluation in the warm interpreter, and a new Python process that imports numpy.
-// Each of the two runs in separate children, one child at a time.
+// It times both in the same few children, one child at a time.
 func (d *demo) compare() (string, error) {
 	const code = "np.arange(16.0).sum()"
 	var warm, cold []float64

@@ -366,8 +366,8 @@ func newHub(t T, dir, run, keys string, st *store.Store, vmms vmpool.VMMs) *hub.
 	return h
 }
 
-// state returns the directory of a rig, and a file in it that VMs boot from in place of a kernel or
-// disk.
+// state returns the directory of a rig, and a file in that directory. VMs boot from the file
+// instead of a kernel or disk.
 func (o *Options) state(t T) (dir, part string) {
 	if dir = o.Dir; dir == "" {
 		dir = t.TempDir()
@@ -397,7 +397,7 @@ func (r *Rig) builders(dir string, o *Options, c build.Config) (builder *templat
 	return template.New(r.Builds)
 }
 
-// unpacks returns an Images whose builder VMs are faked and call unpack.
+// unpacks returns an Images whose builder VMs are faked and call the function unpack.
 func (r *Rig) unpacks(dir string, unpack func(io.Reader) error) (*build.Images, error) {
 	r.Unpacks, r.Scratch = vmfake.NewBuilders(vmfake.Unpacks(unpack)), filepath.Join(dir, "scratch")
 	run := filepath.Join(dir, "builders")
@@ -423,8 +423,8 @@ func (r *Rig) differ(guest func(*vmfake.VMM, net.Conn), run string, st *store.St
 		Initrd: func(base *os.File) (*os.File, error) { return os.Open(base.Name()) }})
 }
 
-// guard returns a guard that accepts Token and the tokens in more. It writes all tokens to
-// r.TokenFile, and adds the tokens in more to r.Tokens.
+// guard returns a guard that accepts Token and the tokens in the list more. It writes all tokens to
+// r.TokenFile, and adds the tokens in that list to r.Tokens.
 func (r *Rig) guard(more []auth.Token) (g *auth.Guard, err error) {
 	file := fmt.Appendf(nil, "default admin sha256:%x\n", sha256.Sum256([]byte(Token)))
 	r.Tokens = make(map[string]string)
@@ -451,7 +451,7 @@ const (
 // imageDigest is the digest of the image named Image.
 const imageDigest = "sha256:1"
 
-// imagesOf returns the function that resolves the name of an image, in place of a registry. The
+// imagesOf returns a function that resolves the names of images and stands in for a registry. The
 // registry also has the further images with the given names.
 func imagesOf(more []string) func(context.Context, string, *build.Login) (string, dockerfile.Config, error) {
 	return func(_ context.Context, name string, login *build.Login) (string, dockerfile.Config, error) {

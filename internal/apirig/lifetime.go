@@ -20,8 +20,8 @@ type Lifetime struct {
 // fatal is the value with which the methods Fatal and Fatalf panic.
 type fatal struct{ error }
 
-// During calls f for a program that is not a test, and then removes what the rigs of f have made. It
-// returns the errors of all of them.
+// During calls f for a program that is not a test, and then removes what the rigs of f have made.
+// It returns the errors of both.
 func During(program string, f func(t *Lifetime) error) (err error) {
 	t := &Lifetime{program: program}
 	defer func() {

@@ -1,9 +1,9 @@
 // Package apitest checks the traffic of tests against the document of the REST API,
 // api/openapi.yaml. A request or an answer that the document does not allow fails the test.
 //
-// The checks are stricter than clients may be. A field of an answer that is not in the document is
-// an error here, but clients must ignore such a field. The package does not depend on the daemon,
-// and is used only in tests.
+// The checks are stricter than clients are allowed to be. A field of an answer that is not in the
+// document is an error here, but clients must ignore such a field. The package does not depend on
+// the daemon, and is used only in tests.
 package apitest
 
 import (
@@ -41,9 +41,9 @@ type T interface {
 	Fatalf(format string, args ...any)
 }
 
-// Checked returns a handler that passes requests to next, and reports traffic that violates the
-// document to t. A request that violates the document is reported only if it was not refused,
-// because tests send invalid requests on purpose.
+// Checked returns a handler that passes requests to the handler next, and reports traffic that
+// violates the document to t. A request that violates the document is reported only if it was not
+// refused, because tests send invalid requests on purpose.
 func Checked(t T, next http.Handler) http.Handler {
 	t.Helper()
 	router, err := load()

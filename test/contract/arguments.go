@@ -31,7 +31,7 @@ func canonical(wire string) string {
 	return wire
 }
 
-// The method into decodes the arguments into request, a message of the client.
+// into(request) decodes the arguments into request, a message of the client.
 func (a arguments) into(request any) error {
 	names, fields := wireNames(), map[string]any{}
 	for name, value := range a {
@@ -168,8 +168,9 @@ func sandboxObjects(list []client.Sandbox) []any {
 	return out
 }
 
-// found reports whether an object exists, given the error of a call for the object. The error
-// missing means that the object does not exist; found returns any other error.
+// found reports whether an object exists, according to the error of a call for the object. The
+// parameter missing is the code of this error if the object does not exist. found returns any other
+// error.
 func found(err error, missing client.ErrorCode) (any, error) {
 	if errors.Is(err, missing) {
 		return false, nil

@@ -54,7 +54,7 @@ type Step struct {
 	Error  *map[string]any `yaml:"error"`
 }
 
-// The map own has the operations that each runner implements itself, and their arguments.
+// own lists the operations that each runner implements itself, with their arguments.
 var own = map[string][]string{
 	"rig.faults": {"clear", "requests", "fail_children", "restart"}, "rig.state": nil, "sleep": {"seconds"},
 	"number": {"text"}, "directory": {"files"},
@@ -207,8 +207,7 @@ func at(v any, path string) any {
 	return nil
 }
 
-// The function holds returns an error if the value in got does not match the expected value in
-// want.
+// holds(want, got) returns an error if the value got does not match the expected value want.
 func holds(want, got any) error {
 	if o, ok := got.(*Object); ok {
 		got = o.Fields

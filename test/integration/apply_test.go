@@ -101,7 +101,7 @@ func TestApply(t *testing.T) {
 	unchanged("a full disk", before)
 	d.sh(t, onto, "rm /root/filler")
 
-	// If the daemon is killed, all changes are made or none.
+	// If the daemon is killed, either all changes are made or none.
 	sums := d.sh(t, from, "sha256sum /root/large /root/m")
 	old := d.sh(t, onto, "sha256sum /root/large /root/m 2>/dev/null || true")
 	for i, wait := range []time.Duration{2 * time.Second, 10 * time.Second, 25 * time.Second} {

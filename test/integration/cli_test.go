@@ -44,7 +44,8 @@ func (d *daemon) cliJSON(t *testing.T, v any, args ...string) {
 	}
 }
 
-// The method refused runs the program, which must fail with a message that contains all words.
+// refused(words, args...) runs the program, which must fail with a message that contains all these
+// words.
 func (d *daemon) refused(t *testing.T, words []string, args ...string) {
 	t.Helper()
 	_, stderr := d.cli(t, 1, args...)
@@ -156,7 +157,8 @@ func TestSnapshotVerbs(t *testing.T) {
 	}
 }
 
-// removeVerbs removes the chain parent, d1, d2, and flat, which was compacted from d2.
+// removeVerbs removes snapshots: d1 and d2, which build on the parent, and flat, which was
+// compacted from d2.
 func (d *daemon) removeVerbs(t *testing.T) {
 	t.Helper()
 	var forked client.Forked

@@ -8,8 +8,8 @@ import (
 	"github.com/forkd/forkd/test/contract"
 )
 
-// The Go client passes the contract of the SDKs with real VMs. Without real VMs, memory, disks and the state
-// after a rollback could not be tested.
+// The Go client passes the contract of the SDKs with real VMs. Memory, disks and the state after a
+// rollback can only be tested with real VMs.
 func TestContractWithVMs(t *testing.T) {
 	scenarios, err := contract.Scenarios()
 	if err != nil {

@@ -99,8 +99,9 @@ func TestDiskOnlyBranch(t *testing.T) {
 	d.forkOf(t, "disk", 1)
 }
 
-// TestDiskOnlyBranchOfABuild boots the disk of a fork of a build's result. Processes in the booted
-// VM have the user, the directory and the variables of the Dockerfile, like processes in the fork.
+// TestDiskOnlyBranchOfABuild forks the result of a build, and boots from the disk of the fork.
+// Processes in the booted VM have the user, the directory and the variables of the Dockerfile, like
+// processes in the fork.
 func TestDiskOnlyBranchOfABuild(t *testing.T) {
 	d := load(t).start(t)
 	text := "FROM " + tag + "\nRUN useradd -m app && mkdir /srv/app\nENV MODE=built\nUSER app\nWORKDIR /srv/app\n"

@@ -31,8 +31,8 @@ func newDockerClient(t *testing.T, socket string) *dockerClient {
 	return &dockerClient{&http.Client{Transport: transport}, socket}
 }
 
-// call makes a request that must have the given status, and returns the body of the answer. Unless v
-// is nil, it also decodes the body into v.
+// call makes a request that must have the given status, and returns the body of the answer. If v is
+// not nil, it also decodes the body into v.
 func (c *dockerClient) call(t *testing.T, method, path, body string, want int, v any) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), bakeLimit)
@@ -75,7 +75,7 @@ func (c *dockerClient) wait(t *testing.T, name string) int {
 	return end.StatusCode
 }
 
-// exec runs a command in a container, and returns its output without the division into streams.
+// exec runs a command in a container, and returns its output, with both streams in one string.
 func (c *dockerClient) exec(t *testing.T, name string, args ...string) (output string, code int) {
 	t.Helper()
 	body, err := json.Marshal(map[string]any{"Cmd": args, "AttachStdout": true, "AttachStderr": true})
@@ -194,8 +194,8 @@ func (c *dockerClient) files(t *testing.T) {
 	}
 }
 
-// TestDockerPorts reaches a server in a container through a published port, and sandboxes of forkd's
-// own API as containers.
+// TestDockerPorts reaches a server in a container through a published port. It also uses sandboxes
+// of forkd's own API as containers.
 func TestDockerPorts(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "docker.sock")
 	d := load(t).start(t, withArgs("--docker-socket", socket))

@@ -43,7 +43,7 @@ func TestE2BWireProtocol(t *testing.T) {
 }
 
 // e2b returns a function that calls E2B's API and returns the answer's body. If box is not nil, it
-// uses the token of box. It fails unless the answer has the wanted status.
+// uses the token of box. The function fails the test if the answer does not have the wanted status.
 func (d *daemon) e2b(t *testing.T) func(method, path, kind, body string, want int, box map[string]any) string {
 	socket := filepath.Join(d.run, "forkd.sock")
 	clients := &http.Client{Transport: &http.Transport{DisableKeepAlives: true,

@@ -14,13 +14,13 @@ import (
 )
 
 // marker is in the memory and on the disk of an encrypted snapshot. The guest puts it together, so no
-// request has it.
+// request contains it.
 const marker = "forkd-top-secret-marker"
 
-// TestEncryptedSnapshots encrypts a branch that has a marker in its memory and on its disk. Then no
-// file of the daemon has the marker, also after forks that use it, branches and suspensions of these
-// forks, and a crash of the daemon. Forks of the branch work, and after its key was destroyed they are
-// refused.
+// TestEncryptedSnapshots encrypts a branch that has a marker in its memory and on its disk. From
+// then on, no file of the daemon contains the marker, even after forks that use it, branches and
+// suspensions of these forks, and a crash of the daemon. The branch can be forked until its key is
+// destroyed. After that, forks are refused.
 func TestEncryptedSnapshots(t *testing.T) {
 	f := load(t)
 	dir, err := os.MkdirTemp("/dev/shm", "fke")
@@ -98,7 +98,8 @@ func TestEncryptedSnapshots(t *testing.T) {
 	d.kill(t, d.fork(t, 1)...) // the parent still works
 }
 
-// suspendsInSecret suspends a sandbox of a snapshot in clear. Its suspended state is encrypted.
+// suspendsInSecret suspends a sandbox of a snapshot that is not encrypted. Its suspended state is
+// encrypted.
 func (d *daemon) suspendsInSecret(t *testing.T) {
 	t.Helper()
 	box := d.fork(t, 1)[0]

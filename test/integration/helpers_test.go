@@ -17,7 +17,7 @@ import (
 // vmms returns the running VMMs of the daemon's state directory.
 func (d *daemon) vmms(t *testing.T) []string { return d.processes(t, "forkd-vmm") }
 
-// processes returns the processes that run the program name from the daemon's state directory.
+// processes returns the processes that run the given program from the daemon's state directory.
 func (d *daemon) processes(t *testing.T, name string) []string {
 	t.Helper()
 	links, err := filepath.Glob("/proc/[0-9]*/exe")

@@ -18,8 +18,8 @@ import (
 )
 
 // slowRegistry is a registry that counts what it sends. It has little bandwidth for long answers, which
-// the background fetches. The frames that a child waits for come at once, because an emulated host is
-// slow enough.
+// are fetched in the background. The frames that a child waits for come at once, because an
+// emulated host is slow enough.
 type slowRegistry struct {
 	http.Handler
 
@@ -31,7 +31,7 @@ type slowRegistry struct {
 
 const (
 	bytesPerSecond = 256 << 10 // the bandwidth of a slowRegistry for long answers
-	longAnswer     = 512 << 10 // bytes; needed and hot frames take less, and the background fetches about 1 MiB
+	longAnswer     = 512 << 10 // bytes; needed and hot frames take less, and a background fetch takes about 1 MiB
 )
 
 func (s *slowRegistry) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -85,8 +85,9 @@ func (s *slowRegistry) set(slow, dead bool) int64 {
 }
 
 // TestForksBeforeAllIsThere pushes a snapshot to a registry, and forks it at another daemon while it
-// arrives. The child answers before a fifth of the bytes has arrived, and continues after the rest has. If the
-// registry dies or the daemon is killed in the middle, the children end with the reason.
+// arrives. The child answers before a fifth of the bytes has arrived, and continues after the rest
+// has arrived. If the registry dies or the daemon is killed in the middle, the children end with
+// the reason.
 func TestForksBeforeAllIsThere(t *testing.T) {
 	f := loadDistribution(t)
 	reg := &slowRegistry{Handler: registry.New()}
@@ -127,7 +128,8 @@ func TestForksBeforeAllIsThere(t *testing.T) {
 	moved := reg.set(true, false) - before
 	t.Logf("the child has answered when %.1f of %.1f MiB had come (%.1f %%)", float64(moved)/(1<<20),
 		float64(pushed.Bytes)/(1<<20), 100*float64(moved)/float64(pushed.Bytes))
-	// A tenth is the goal. The background moves more bytes meanwhile if other programs use the host's CPUs.
+	// A tenth is the goal. If other programs use the host's CPUs, more bytes are fetched in the
+	// background meanwhile.
 	if moved >= pushed.Bytes/5 {
 		t.Errorf("%d of %d bytes had come", moved, pushed.Bytes)
 	}

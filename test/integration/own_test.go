@@ -48,8 +48,8 @@ for name in python go; do
     head -n 1 $name.out
 done`
 
-// endServers kills both servers and waits until they have ended. Otherwise a branch could be made
-// while the servers are ending, and the forks of the branch would contain the servers.
+// endServers kills both servers and waits until they have ended. Without the wait, a branch could
+// be made while the servers are ending, and the forks of the branch would contain the servers.
 const endServers = `for p in /proc/[0-9]*; do
     case $(tr '\0' ' ' <$p/cmdline 2>/dev/null) in
     "python3 own.py "*|"./draw "*)

@@ -14,11 +14,11 @@ import (
 	"github.com/forkd/forkd/internal/vmtest"
 )
 
-// keptDirs begins the names of directories in which parents are kept. In the emulated host, /tmp is
-// in memory, so the directories end with the host.
+// keptDirs is the beginning of the names of directories in which parents are kept. In the emulated
+// host, /tmp is in memory, so the directories end with the host.
 const keptDirs = "/tmp/fkp"
 
-// completeFile is a file in such a directory, which says that the parent is complete.
+// completeFile is a file in such a directory. If it exists, the parent is complete.
 const completeFile = "complete"
 
 // bakeParent bakes the snapshot that all tests fork from.
@@ -63,7 +63,7 @@ func (f *fixture) keptParent(t *testing.T, req client.BakeRequest) string {
 	return fmt.Sprintf("%s-%x", f.keptDirs(t), sha256.Sum256(what))
 }
 
-// keptDirs begins the names of the directories with parents of this build.
+// keptDirs returns the beginning of the names of the directories with parents of this build.
 func (f *fixture) keptDirs(t *testing.T) string {
 	t.Helper()
 	st, err := os.Stat(f.assets.Forkd) // command prepare writes this file again for each build

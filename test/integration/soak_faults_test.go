@@ -214,7 +214,7 @@ func (x *soaking) stallDisk() {
 	}
 }
 
-// The method meanwhile lets the clients work during a fault. Sometimes it causes another fault.
+// meanwhile() lets the clients work during a fault. Sometimes it causes another fault.
 func (x *soaking) meanwhile() (restarted bool) {
 	x.t.Helper()
 	x.pass(5)

@@ -94,14 +94,14 @@ func TestSync(t *testing.T) {
 	}
 	wantThere("sub/b", "")
 
-	// A daemon that is killed is no end.
+	// The sync does not end when the daemon is killed.
 	d.crash(t)
 	here("a", "during the restart\n")
 	d.launch(t)
 	here("after", "the restart\n")
 	wantThere("after", "the restart\n")
 
-	// Both sides change a file while the command stands still.
+	// Both sides change a file while the command is stopped.
 	if err := s.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
@@ -122,7 +122,8 @@ func TestSync(t *testing.T) {
 	d.syncAcrossStates(t, dir, box, here, wantThere)
 }
 
-// syncKilled kills the command while a large file comes back. The host never has a part of it.
+// syncKilled kills the command while it copies a large file to the host. The host never has only a
+// part of the file.
 func (d *daemon) syncKilled(t *testing.T, dir, id string) {
 	t.Helper()
 	const size = 48 << 20
@@ -145,7 +146,8 @@ func (d *daemon) syncKilled(t *testing.T, dir, id string) {
 	}
 }
 
-// syncAcrossStates rolls the sandbox back, suspends it and kills it while the command runs one way.
+// syncAcrossStates rolls the sandbox back, suspends it and kills it while the command syncs in one
+// direction only.
 func (d *daemon) syncAcrossStates(t *testing.T, dir string, box client.Sandbox, here,
 	wantThere func(name, text string)) {
 	t.Helper()

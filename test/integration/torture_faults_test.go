@@ -87,8 +87,9 @@ func (x *fire) killDaemon() {
 }
 
 // apply applies the tree of files that a child has written onto the source, while both write elsewhere. The
-// daemon is killed in the middle. Then the source has all files of the child or its former files, and so it
-// has after the next apply. Nothing else of the source and nothing of the child has changed.
+// daemon is killed in the middle. Then the source has either all files of the child or its own
+// former files. The next apply gives it all files of the child. Nothing else of the source and
+// nothing of the child has changed.
 func (x *fire) apply() {
 	const tree = "/srv/applied"
 	const look = "test ! -e " + tree + " || { cd " + tree + " && sha256sum --quiet -c sums && cat sums && ls; }"

@@ -26,7 +26,8 @@ var guestSize = guest.Size{MemoryMiB: 8, DiskMiB: 1, CPUs: 1}
 const stepLimit = 2 * time.Minute
 
 // makeBase bakes a parent, starts the guest program in a child of it, and makes a snapshot of the
-// child: the base. A half of the blocks is on a volume, which all descendants of the base copy.
+// child: the base. Half of the blocks are on a volume, and every descendant of the base gets a copy
+// of this volume.
 func (x *fire) makeBase() {
 	x.t.Helper()
 	f := x.d.f

@@ -7,8 +7,9 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// attached attaches a volume to a running sandbox and detaches it. In between, the volume is like one of a
-// fork. If the daemon is killed meanwhile, the sandbox has the volume, or has not.
+// attached attaches a volume to a running sandbox and detaches it. In between, the volume behaves
+// like a volume of a fork. If the daemon is killed meanwhile, the sandbox either has the volume or
+// does not have it.
 func (d *daemon) attached(t *testing.T) {
 	box := d.forkTag(t, "slots")
 	data := client.VolumeMount{Name: "data", Path: "/data"}

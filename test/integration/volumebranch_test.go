@@ -11,8 +11,8 @@ import (
 
 // writeHard is a script that overwrites 64 blocks on the volume one after another, each with a sync. In
 // the guest's memory (/run is a tmpfs), it keeps the expected content of each block, and the number of
-// the last block that was written. So memory and volume fit together only if they are of the same
-// instant. The block after the last one may be half-written.
+// the last block that was written. So memory and volume fit together only if they belong to the
+// same instant. The block after the last one may be half-written.
 const writeHard = `mkdir -p /run/w /data/b && cat >/run/w/run <<'END'
 n=$(cat /run/w/n)
 while :; do
@@ -48,8 +48,8 @@ func (d *daemon) blocks(t *testing.T, id string) (n int) {
 	return n
 }
 
-// fits checks that memory and volume of a sandbox are of the same instant. It returns the number of the
-// last block.
+// fits checks that memory and volume of a sandbox belong to the same instant. It returns the number
+// of the last block.
 func (d *daemon) fits(t *testing.T, what, id string) (n int) {
 	t.Helper()
 	got := strings.TrimSpace(d.sh(t, id, checkHard))

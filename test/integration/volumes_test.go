@@ -117,8 +117,9 @@ func (d *daemon) mountedByE2B(t *testing.T) {
 	call("DELETE", "/volumes/"+v.VolumeID, object, "", 204, nil)
 }
 
-// sharedDirectory gives a directory of this host to two sandboxes and to a fork of one of them. All have
-// the files as of the command, which they cannot change, and no volume is left.
+// sharedDirectory gives a directory of this host to two sandboxes and to a fork of one of them. All
+// three have the files as they were when the command ran, and cannot change them. No volume is
+// left.
 func (d *daemon) sharedDirectory(t *testing.T) {
 	dir := t.TempDir()
 	script := strings.ReplaceAll(strings.ReplaceAll(fillVolume, "/data/", dir+"/"), "/data", dir)
@@ -273,8 +274,8 @@ func (d *daemon) writer(t *testing.T, what string) client.Sandbox {
 	return list[0]
 }
 
-// besideWriter starts readers beside a sandbox that writes to the volume "data". They see it as it was when
-// the sandbox was last branched, or when it mounted the volume.
+// besideWriter starts readers beside a sandbox that writes to the volume "data". They see the
+// volume as it was when the sandbox was last branched, or when it mounted the volume.
 func (d *daemon) besideWriter(t *testing.T, writer client.Sandbox) []client.Sandbox {
 	const look = "ls /data | grep -c round || true"
 	d.sh(t, writer.ID, "echo 1 >/data/round1 && sync")

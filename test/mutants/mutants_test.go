@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// Every patch applies to the present source, and what it patches compiles. Command run then shows
-// that the torture finds the defect, but needs VMs for that.
+// Every patch applies to the present source, and the patched packages compile. Command run then
+// shows that the torture finds the defect, but needs VMs for that.
 func TestPatchesApply(t *testing.T) {
 	all, err := All()
 	if err != nil {
@@ -49,7 +49,7 @@ func TestPatchesApply(t *testing.T) {
 	}
 }
 
-// A patch that no longer fits the source is refused, also if only its context has changed.
+// A patch that no longer fits the source is refused, even if only its context has changed.
 func TestPatchThatDoesNotFit(t *testing.T) {
 	all, err := All()
 	if err != nil {

@@ -19,9 +19,9 @@ const (
 	unknown                // the daemon was killed, or failed during the request
 )
 
-// The map rules has the error codes (docs/errors.md) that faults may cause, with the faults that
-// explain each code. A run fails if a request gets another code, or gets one of these codes while
-// none of the faults that explain the code is active.
+// rules lists the error codes (docs/errors.md) that faults may cause, with the faults that explain
+// each code. A run fails if a request gets another code, or gets one of these codes while none of
+// the faults that explain the code is active.
 var rules = map[string][]Kind{
 	"no_space":      {FillDisk, FillRAM},
 	"host_disk":     {FillDisk},

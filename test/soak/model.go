@@ -91,8 +91,8 @@ func (p points) check(r *guest.Report, size guest.Size) (points, error) {
 	return fit, nil
 }
 
-// newest(fit) reports whether fit contains the highest mark of p. Otherwise that mark belongs to a
-// request that was cut off, which may still set the mark in the guest.
+// newest(fit) reports whether fit contains the highest mark of p. If it does not, that mark belongs
+// to a request that was cut off, which may still set the mark in the guest.
 func (p points) newest(fit points) bool {
 	for _, q := range p {
 		if q.Mark > fit[0].Mark {

@@ -140,7 +140,7 @@ func (r *Report) Print(to io.Writer) error {
 	return w.Flush()
 }
 
-// The function numbers lists counts, the largest first.
+// numbers() lists counts, the largest first.
 func numbers(counts map[string]int) string {
 	keys := slices.SortedFunc(maps.Keys(counts), func(a, b string) int {
 		return cmp.Or(cmp.Compare(counts[b], counts[a]), cmp.Compare(a, b))

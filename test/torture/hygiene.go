@@ -75,8 +75,8 @@ func (h holdings) exceeds(base holdings) bool {
 // some time after their last use.
 const measureTries = 100
 
-// clean is called between lines of descent. It checks that the rig uses no more resources than in
-// the measurement base, which was made before the first line.
+// clean is called between lines of descent. It checks that the rig uses no more resources than
+// base, which was measured before the first line.
 func (r *Rig) clean(base holdings) error {
 	var h holdings
 	var err error

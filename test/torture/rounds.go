@@ -34,7 +34,7 @@ type round struct {
 	run  func(*line, context.Context) error
 }
 
-// The function rounds returns the operations on a line, with their weights.
+// rounds() returns the operations on a line, with their weights.
 func rounds() []rig.Card[round] {
 	return []rig.Card[round]{
 		{Weight: 10, Do: round{"plain", (*line).plain}},

@@ -23,7 +23,8 @@ func TestActions(t *testing.T) {
 	p.wait(`document.querySelector(".row.selected .name")?.textContent === "box"`)
 
 	for key, want := range map[string]struct{ title, cli, python, typescript string }{
-		// chromedp also sends a key to the dialog that it opens, so the values of its field vary.
+		// chromedp also sends a key to the dialog that the key opens, so the values of its field
+		// vary.
 		"f": {"Fork box", "forkd fork --from-sandbox " + id + " -n ", "sandbox.fork(", "await sandbox.fork("},
 		"b": {"Branch box", "forkd branch " + id + " b", `sandbox.branch(tag="b`,
 			`await sandbox.branch(0, { tag: "b`},

@@ -24,7 +24,8 @@ const drawn = `window.drawnRows = 0; new MutationObserver((changes) => {
 // requests to the daemon, the bytes of their answers, and the rows that it draws.
 func TestCostOfEvents(t *testing.T) {
 	r := startRig(t)
-	// The tree is sorted by the second of creation. Of these sandboxes, only the last is not on the screen.
+	// The tree is sorted by creation time, in whole seconds. Of these sandboxes, only the last is
+	// not on the screen.
 	const second = 1100 * time.Millisecond
 	first := r.fork("base", 1, nil)[0]
 	time.Sleep(second)
@@ -73,7 +74,8 @@ func TestCostOfEvents(t *testing.T) {
 		}
 	}
 	t.Logf("%d events in %v", events, took.Round(time.Millisecond))
-	// Every 3 seconds, the page reads the record of the chosen sandbox, and the figures of four.
+	// Every 3 seconds, the page reads the record of the chosen sandbox, and the figures of four
+	// sandboxes.
 	turns := 2 + int(took/(3*time.Second))
 	for _, c := range []struct {
 		what       string

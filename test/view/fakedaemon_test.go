@@ -33,7 +33,7 @@ type fakeDaemon struct {
 	epoch                int           // number of restarts
 	news                 chan struct{} // closed at the next event
 	broken               chan struct{} // closed to end all streams
-	cut                  int           // number of an event of which a stream sends only the id, and then ends; 0: none
+	cut                  int           // a stream ends after sending only the id of the event with this number; 0: none
 	requests             map[string]int
 	hold                 map[string]chan struct{} // by path: the answer is sent when the channel is closed
 	held                 chan string              // receives a path when its answer is complete and held

@@ -138,9 +138,9 @@ func TestFramesOfForks(t *testing.T) {
 const allMeasured = `[...document.querySelectorAll("[role=treeitem] .icon.sandbox")].every((e) =>
 	e.closest(".row").querySelector(".meter"))`
 
-// measureClients prints what ten clients that send the requests of pages cost the daemon. The changes
-// themselves cost it more, and other work of the host makes this cost vary. So it is measured again and
-// again, without and with the clients.
+// measureClients prints how much processor time the daemon needs for ten clients that send the
+// requests of pages. The changes themselves need more, and that time varies with other work of the
+// host. So the processor time is measured again and again, without and with the clients.
 func (r *rig) measureClients(v *view, ids []string) {
 	r.t.Helper()
 	const clients, rounds = 10, 4
@@ -167,9 +167,9 @@ const pageRows = 4
 
 // followAsPages starts clients that send the requests of pages: each follows the events, and every
 // three seconds reads what pageRows sandboxes have written, and the record of the first of them. Every
-// third time it reads all figures of the first. The first sandbox has the given distance from that of
-// the previous client: with 0, all clients read the same sandboxes. The clients end when leave is
-// called.
+// third time it reads all figures of the first. The parameter apart is the distance of this first
+// sandbox from the first sandbox of the previous client. If it is 0, all clients read the same
+// sandboxes. The clients end when leave is called.
 func (r *rig) followAsPages(n, apart int, ids []string) (leave func()) {
 	r.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())

@@ -24,7 +24,8 @@ func TestTreeGrows(t *testing.T) {
 		}
 		fresh.do("list everything", chromedp.Navigate("about:blank"), chromedp.Navigate(address))
 		fresh.wait(`document.querySelector(".link-state.live") && document.querySelector("[role=treeitem]")`)
-		// The tab may still be reading records of snapshots, such as the deleted ones that sandboxes name.
+		// The tab may still be reading records of snapshots, such as deleted snapshots that
+		// sandboxes name.
 		fresh.wait(shownTree + `.split("\n").length === ` + fmt.Sprint(len(c.boxes)+len(c.tags)-c.hidden()))
 		want := eval[string](fresh, shownTree)
 		p.wait(shownTree + ` === ` + quoted(want))

@@ -132,7 +132,7 @@ func TestStreamIsCutWithinAnEvent(t *testing.T) {
 }
 
 // TestPageThatIsBusy blocks the page while many events occur, and ends its stream, as a daemon does
-// with a page that does not read. The page must connect again, and list.
+// with a page that does not read. The page must connect again, and read the lists again.
 func TestPageThatIsBusy(t *testing.T) {
 	d, p := openTree(t)
 	p.shows("base snapshot", "  sb-a running")

@@ -17,7 +17,8 @@ import (
 )
 
 // TestMainPath opens the address of the view, forks a snapshot, runs a command in the terminal,
-// branches, reloads, and compares. It uses only the keyboard if the page has keys for an action.
+// branches, reloads, and compares. If the page has keys for an action, the test uses only the
+// keyboard.
 func TestMainPath(t *testing.T) {
 	r := startRig(t)
 	v := startView(t, r.URL, r.Token)
@@ -216,8 +217,8 @@ func (p *page) sandboxes(r *rig) (list []struct{ ID string }) {
 	return list
 }
 
-// TestDaemonRestart checks that the page shows when the daemon is not running, and receives events
-// again after the restart.
+// TestDaemonRestart checks that the page says so when the daemon does not answer, and that it
+// receives events again after the restart.
 func TestDaemonRestart(t *testing.T) {
 	r := startRig(t)
 	r.fork("base", 1, map[string]string{"name": "survivor"})

@@ -13,8 +13,8 @@ var (
 	realSnapshot = flag.String("snapshot", "base", "tag of a snapshot of this daemon")
 )
 
-// TestRealVMs shows a fork with a real VM, and the memory that it has written by the count of its VMM.
-// The other tests have fake VMs, whose guests are processes of this host.
+// TestRealVMs shows a fork with a real VM, and how much memory the fork has written, as counted by
+// its VMM. The other tests have fake VMs, whose guests are processes of this host.
 func TestRealVMs(t *testing.T) {
 	r, id := realFork(t, "real")
 	p := newBrowser(t)
@@ -47,7 +47,7 @@ func realFork(t *testing.T, name string) (r *rig, id string) {
 func TestRealTerminalAndRollback(t *testing.T) {
 	tag := fmt.Sprintf("view-%d", os.Getpid())
 	var daemon *rig    // nil until it has the snapshot
-	t.Cleanup(func() { // after that of realFork, because a snapshot whose sandbox runs cannot be deleted
+	t.Cleanup(func() { // runs after realFork's cleanup, because a snapshot whose sandbox runs cannot be deleted
 		if daemon != nil {
 			daemon.call("DELETE", "/v1/snapshots/"+tag, nil, nil)
 		}

@@ -105,7 +105,7 @@ func (g *ChartGroup) longest() (v float64) {
 	return v
 }
 
-// figure returns v with three digits, or with more digits if more digits are before the point.
+// figure returns v with three digits, or with more if more than three are before the point.
 func figure(v float64) string {
 	digits := 2
 	switch {

@@ -25,8 +25,8 @@ const Answer = 'v'
 
 // Layout has the guest physical addresses that the stub reads. They differ between VMMs.
 type Layout struct {
-	Register   uint32 // of the registers of a virtio-mmio device, from 3 to 4 GiB; a read causes an exit to the VMM
-	Generation uint32 // of 8 bytes in the first 2 MiB of RAM that are different in a copy
+	Register   uint32 // address of a virtio-mmio device's registers, from 3 to 4 GiB; a read causes an exit to the VMM
+	Generation uint32 // address of 8 bytes that are different in a copy; in the first 2 MiB of RAM
 }
 
 // Note is used as Layout.Generation for VMMs that restore memory unchanged. It is the address of 8
@@ -79,7 +79,7 @@ const (
 )
 
 const (
-	// The user code leaves user mode by an invalid instruction, because on kvm-pvm no other trap
+	// The user code leaves user mode with an invalid instruction, because on kvm-pvm no other trap
 	// works without more preparation. Software interrupts, and port output with IOPL 3, cause a
 	// triple fault. SYSCALL returns at the wrong privilege level.
 	trapVector = 6

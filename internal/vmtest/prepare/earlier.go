@@ -22,8 +22,8 @@ const protocolFile = "internal/proto/vmmproto/vmmproto.go"
 var versionLine = regexp.MustCompile(`(?m)^const Version = (\d+)$`)
 
 // earlier builds forkd from two commits in the history of this clone: the last commit that changed
-// the control protocol, and the commit before that. If the history is too short, it returns this
-// reason in missing.
+// the control protocol, and the commit before that. If the history is missing or too short, it
+// returns no builds, and a string that says why.
 func earlier(ctx context.Context, cache, vmlinux string) (builds []vmtest.Build, missing string, err error) {
 	out, err := git(ctx, "log", "-1", "--format=%H %P", "-G", "^const Version = ", "--", protocolFile)
 	if err != nil {

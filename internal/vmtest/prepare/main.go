@@ -83,7 +83,7 @@ func run(ctx context.Context, recipes []string) error {
 	return atomicfile.WriteJSON(filepath.Join(cache, vmtest.AssetsFile), a)
 }
 
-// kernels makes the guest kernels, and the earlier builds of forkd with theirs.
+// kernels makes the guest kernels, and the earlier builds of forkd with their kernels.
 func kernels(ctx context.Context, cache string, agent []byte, a *vmtest.Assets) (err error) {
 	if a.Cloud, err = kernel(image.Kernel(ctx, cache, agent, progress)); err != nil {
 		return err

@@ -24,7 +24,8 @@ type vmPkg struct {
 // pattern returns the argument of -run that selects the tests.
 func (p vmPkg) pattern() string { return "^(" + strings.Join(p.tests, "|") + ")$" }
 
-// discover returns the packages with VM tests among the packages that match names, as for go list.
+// discover returns the packages that have VM tests. The parameter names selects the packages to
+// look at, as for go list.
 func discover(ctx context.Context, names []string) ([]vmPkg, error) {
 	cmd := exec.CommandContext(ctx, "go", append([]string{"list", "-json=ImportPath,Dir,TestGoFiles,XTestGoFiles"},
 		names...)...)

@@ -51,8 +51,8 @@ func TestReportPackage(t *testing.T) {
 	}
 }
 
-// The tests that are listed by name exist and need KVM. Otherwise a renamed test would be omitted
-// silently.
+// The tests that are listed by name exist and need KVM. Without this check, a renamed test would be
+// omitted silently.
 func TestIntelTestsExist(t *testing.T) {
 	t.Chdir("../../..")
 	source, err := os.ReadFile("internal/vmm/kvm/probe_test.go")
@@ -88,7 +88,7 @@ func TestIntelTestsExist(t *testing.T) {
 	}
 }
 
-// A choice with a typing error must be an error, and not a successful run of no tests.
+// A choice with a typo must cause an error, not a successful run of no tests.
 func TestChoice(t *testing.T) {
 	packages := []vmPkg{{module + "a", []string{"TestOne", "TestTwo"}}, {module + "b", []string{"TestOne"}}}
 	for _, c := range []struct {

@@ -29,7 +29,8 @@ func (p vmPkg) short() string {
 	return strings.ReplaceAll(strings.TrimPrefix(p.path, module), "/", "-")
 }
 
-// layOut creates the files of the disk in the directory tree, and returns their size in bytes.
+// layOut creates the files of the disk in the directory whose path is tree, and returns their size
+// in bytes.
 func (j intelJob) layOut(ctx context.Context, cache, tree string) (size int64, err error) {
 	for _, p := range j.packages {
 		dir := filepath.Join(tree, "tests", p.short())

@@ -83,8 +83,8 @@ func vmTests(ctx context.Context, names []string) error {
 	}
 	var jobs []job
 	if all {
-		// The clients take longest. Both jobs have hosts of their own, so they come before the hosts
-		// for shards have started.
+		// The clients take longest. Both jobs have hosts of their own, so they can begin before the
+		// hosts for shards have started.
 		jobs = append(jobs, clientsJob(), smokeJob())
 	}
 	for _, shard := range split(packages, len(hosts)) {

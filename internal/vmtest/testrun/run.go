@@ -178,10 +178,10 @@ func (r *run) count(path string) error {
 	return lines.Err()
 }
 
-// maxLines is the number of last lines that are kept of a test's output.
+// maxLines is how many lines at the end of a test's output are kept.
 const maxLines = 80
 
-// lastLines is the number of a failed test's last lines that are repeated at the end.
+// lastLines is how many of these lines are repeated at the end of a run if the test has failed.
 const lastLines = 12
 
 func (r *run) handle(e event) {

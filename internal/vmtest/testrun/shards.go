@@ -21,8 +21,8 @@ const (
 )
 
 // usualSeconds and slowTests estimate how long a test takes in an emulated host. They decide only
-// the order of the shards. Each of the slowTests is a shard of its own, unless it is in the list
-// together.
+// the order of the shards. Each of the slowTests is a shard of its own, unless the variable
+// together lists it.
 const usualSeconds = 15
 
 var slowTests = map[string]int{
@@ -76,8 +76,8 @@ func split(packages []vmPkg, hosts int) []vmPkg {
 	return shards
 }
 
-// sizes returns the sizes of shards with n tests together. Each shard has the part of the remaining
-// tests that leaves enough work for all hosts.
+// sizes divides n tests into shards and returns the size of each shard. Each shard is small enough
+// to leave enough work for all hosts.
 func sizes(n, hosts int) (list []int) {
 	for n > 0 {
 		size := min(n, max(minShard, min(maxShard, n/(2*hosts))))

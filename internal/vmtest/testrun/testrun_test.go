@@ -110,7 +110,7 @@ func TestTogetherAreThoseOfTheDistributionsKernel(t *testing.T) {
 	}
 }
 
-// The names of slow tests are those of VM tests.
+// Every name in slowTests is the name of a VM test.
 func TestSlowTestsExist(t *testing.T) {
 	t.Chdir("../../..")
 	found, err := discover(t.Context(), []string{"./test/..."})

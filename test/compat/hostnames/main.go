@@ -3,8 +3,8 @@
 // e2b setup`, and sends the port and the id in the host name as headers. It prints DOMAIN and the
 // directory of the certificates, and exits when its standard input ends.
 //
-// With --dns, it also resolves all names below DOMAIN, for programs with /etc/resolv.conf of their
-// own. For any other name, it answers that the name does not exist.
+// With --dns, it also resolves all names below DOMAIN, for programs with an /etc/resolv.conf of
+// their own. For any other name, it answers that the name does not exist.
 //
 // The proxy is needed because the daemon in an emulated host has no --proxy-domain. The group
 // e2btls tests how the daemon itself serves host names and TLS.

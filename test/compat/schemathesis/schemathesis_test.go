@@ -2,8 +2,9 @@
 // the API's document does not allow. No answer may have a status of 500 or above, or contradict the
 // document.
 //
-// The API is the real one over fake VMs. Each VM has a real agent, which is a process of this host
-// that has no network and sees only the host's /usr, read only. scripts/compat runs this package.
+// The API is the real one over fake VMs. Each VM has a real agent. The agent is a process on this
+// host, but has no network and sees only the host's /usr, read only. scripts/compat runs this
+// package.
 package schemathesis
 
 import (
@@ -61,9 +62,10 @@ func TestSchemathesis(t *testing.T) {
 	}
 }
 
-// configOf returns a configuration in which every operation on a sandbox or a snapshot uses its own
-// existing object. With random names, the status of the answer would always be 404. Operations that
-// remove an object do use random names.
+// configOf returns a configuration in which every operation on a sandbox uses an existing sandbox
+// of its own, and every operation on a snapshot uses the existing snapshot base. With random names,
+// the status of the answer would always be 404. Operations that remove an object do use random
+// names.
 func configOf(t *testing.T, rig *apirig.Rig) string {
 	var config strings.Builder
 	for _, route := range apitest.Routes(t) {

@@ -117,7 +117,7 @@ func (d *daemon) connState(c net.Conn, s http.ConnState) {
 	}
 }
 
-// The method away closes all listeners and connections, including WebSockets.
+// away() closes all listeners and connections, including WebSockets.
 func (d *daemon) away() {
 	d.mu.Lock()
 	defer d.mu.Unlock()

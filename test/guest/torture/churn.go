@@ -11,8 +11,9 @@ import (
 )
 
 // churnPages is the size of the churner's block, in pages. The kernel reports only large free
-// blocks to the balloon device: of at least 128 KiB with forkd's kernel command line, and of 2 or 4
-// MiB without it. Freeing this many pages leaves some such blocks, wherever the pages are.
+// blocks to the balloon device: blocks of at least 128 KiB with forkd's kernel command line, and of
+// 2 or 4 MiB without that command line. Freeing this many pages leaves some such blocks, wherever
+// the pages are.
 const churnPages = 12 << 20 / pageSize
 
 // Times for which the churner uses a block, and waits after it has freed the block. Linux reports
@@ -25,7 +26,7 @@ const (
 
 // churner takes a block of memory from the kernel, uses it, and gives it back, again and again. The
 // VMM drops the content of reported memory. If it wrongly drops a page that is in use again, that
-// page has a wrong content, whether it belongs to the churner or to another program.
+// page has wrong content, whether it belongs to the churner or to another program.
 type churner struct {
 	mu     sync.Mutex // held while a page is written, and while pages are checked
 	seq    uint64     // number of the present block

@@ -2,7 +2,7 @@
 // copy of the guest is complete and of a single instant.
 //
 //	torture serve SOCKET DIR MEMORY_MIB DISK_MIB   write memory and two files in DIR for ever; answer on SOCKET and on
-//	                                               vsock port 7777, a line for a line
+//	                                               vsock port 7777, one answer line for each request line
 //	torture ask SOCKET [mark N] [hot N] [rest MICROSECONDS] [verify]   set things and verify; prints a JSON report
 //
 // One thread per vCPU writes pages. Another thread writes disk blocks, and another takes memory

@@ -1,6 +1,6 @@
 // Command run shows that the torture finds defects. It builds the product with one defect at a time
-// and runs the torture with it, where KVM works or else in the emulated host. scripts/mutants calls
-// it after scripts/build and command prepare.
+// and runs the torture with it, on this host if KVM works here, or else in the emulated host.
+// scripts/mutants calls it after scripts/build and command prepare.
 //
 // First it runs both kinds of torture without a defect, with the same seed. They must pass, because
 // otherwise a failure with a defect would show nothing. A defect counts as found if the torture
