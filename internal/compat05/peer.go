@@ -12,9 +12,9 @@ import (
 	"strings"
 )
 
-// isOurs returns an error unless the other end of a connection is a program of this user on this
-// host. The protocol of forkd 0.5's agent has no token, so without this check every user of the
-// host could run commands in sandboxes.
+// isOurs returns nil if the other end of a connection is a program of this user on this host, and
+// otherwise an error. The protocol of forkd 0.5's agent has no token, so without this check every
+// user of the host could run commands in sandboxes.
 func isOurs(conn net.Conn) error {
 	from, to := addrOf(conn.RemoteAddr()), addrOf(conn.LocalAddr())
 	if !to.Addr().IsValid() || from.Addr() != to.Addr() && !from.Addr().IsLoopback() {

@@ -49,7 +49,7 @@ func TestOwnConnectionsAreLetIn(t *testing.T) {
 		if err := isOurs(conn); err != nil {
 			t.Errorf("%s: %v", address, err)
 		}
-		if err := client.(*net.TCPConn).CloseWrite(); err != nil { // clients do so before they read the answer
+		if err := client.(*net.TCPConn).CloseWrite(); err != nil { // as clients do before they read the answer
 			t.Fatal(err)
 		}
 		if err := isOurs(conn); err != nil {

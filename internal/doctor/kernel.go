@@ -142,7 +142,7 @@ func (h *Host) threads() Finding {
 	return judgeThreads(h.pidsLeft(), nproc.Cur)
 }
 
-// judgeThreads compares limits of threads with the number that many VMs need.
+// judgeThreads compares the limits on threads with the number of threads that many VMs need.
 func judgeThreads(pids, nproc uint64) Finding {
 	var low, raise []string
 	for _, l := range []struct {
@@ -179,8 +179,8 @@ func (h *Host) overcommit() Finding {
 }
 
 // mostMaps bounds the number of memory mappings of a VMM. A snapshot's memory has at most 32768
-// extents (internal/format/snapshot). Each extent is a mapping. The VMM has some hundred mappings of
-// its own.
+// extents (internal/format/snapshot). Each extent is a mapping. The VMM has several hundred
+// mappings of its own.
 const mostMaps = 32768 + 1000
 
 func (h *Host) maps() Finding {

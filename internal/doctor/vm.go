@@ -153,7 +153,7 @@ func (h *Host) network() Finding {
 	return judgeNetwork(canConnect(), h.read("/etc/resolv.conf"), files.Max)
 }
 
-// canConnect makes a socket for an address in the internet, but sends nothing.
+// canConnect makes a socket for an address on the internet, but sends nothing.
 func canConnect() error {
 	conn, err := net.Dial("udp4", "192.88.99.1:9") // the address is not in use (RFC 7526)
 	if err != nil {

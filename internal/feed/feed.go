@@ -8,9 +8,9 @@
 // a frame will never arrive, the read fails: the process never answers with zeros in place of data.
 //
 // In its jail, the process has descriptors of the control socket and of the kernel's FUSE, and
-// descriptors of the blobs, which it can only read. It has no network: the daemon fetches the frames.
-// When all frames are there, the process no longer needs the daemon. It exits when the last VMM has
-// closed its files.
+// descriptors of the blobs, which it can only read. It has no network: the daemon fetches the
+// frames. When all frames have arrived, the process no longer needs the daemon. It exits when the
+// last VMM has closed its files.
 package feed
 
 import (

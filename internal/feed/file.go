@@ -16,14 +16,14 @@ import (
 // errLost means that a frame will never arrive.
 var errLost = errors.New("the frame will not arrive")
 
-// arrivals knows which frames are there. A process has one arrivals, for all of its files.
+// arrivals knows which frames have arrived. A process has one arrivals, for all of its files.
 type arrivals struct {
 	need func(feedproto.Frame) error // asks the daemon for a frame
 
 	mu    sync.Mutex
 	here  map[feedproto.Frame]bool
-	asked map[feedproto.Frame]chan struct{} // closed when the frame is there, or will never be
-	whole bool                              // all frames are there
+	asked map[feedproto.Frame]chan struct{} // closed when the frame has arrived, or will never arrive
+	whole bool                              // all frames have arrived
 	lost  bool                              // no further frame will arrive
 }
 
@@ -32,8 +32,8 @@ func newArrivals(need func(feedproto.Frame) error) *arrivals {
 		asked: make(map[feedproto.Frame]chan struct{})}
 }
 
-// await waits until all of the given frames of a file are there. It asks the daemon once for each
-// frame, and for all of them before it waits, so that they arrive together.
+// await waits until all of the given frames of a file have arrived. It asks the daemon once for
+// each frame, and for all of them before it waits, so that they arrive together.
 func (a *arrivals) await(file, first, end uint32) error {
 	var waits []chan struct{}
 	for i := first; i < end; i++ {
@@ -82,8 +82,8 @@ func (a *arrivals) ask(f feedproto.Frame) (came chan struct{}, err error) {
 	return came, err
 }
 
-// came marks a frame as arrived. It does nothing if all frames are there: the answer to a question
-// may follow the message that says so.
+// came marks a frame as arrived. It does nothing if all frames have arrived: the answer to a
+// question may come after the message that all frames have arrived.
 func (a *arrivals) came(f feedproto.Frame) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -139,13 +139,13 @@ func openFile(number int, f feedproto.File, blob *os.File, a *arrivals, d *decod
 	return &file{number: uint32(number), bytes: f.Bytes, blob: blob, frames: frames, arrivals: a, decoded: d}, nil
 }
 
-// await waits until all frames of n bytes at an offset are there.
+// await waits until all frames of n bytes at an offset have arrived.
 func (f *file) await(offset, n uint64) error {
 	first, end := f.frames.Covering(offset, n)
 	return f.arrivals.await(f.number, uint32(first), uint32(end))
 }
 
-// readAt fills p with the bytes at an offset. Their frames must be there, see await.
+// readAt fills p with the bytes at an offset. Their frames must have arrived, see await.
 func (f *file) readAt(p []byte, offset uint64) error {
 	first, end := f.frames.Covering(offset, uint64(len(p)))
 	for i := first; i < end; i++ {

@@ -83,7 +83,7 @@ func missing(t *testing.T) *file {
 	return &file{bytes: readBytes, frames: frames, arrivals: a, decoded: d}
 }
 
-// The daemon may answer a question after it has said that all frames are there.
+// The daemon may answer a question after it has said that all frames have arrived.
 func TestAnswersAfterTheLastFrame(t *testing.T) {
 	var asked []feedproto.Frame
 	a := newArrivals(func(f feedproto.Frame) error { asked = append(asked, f); return nil })

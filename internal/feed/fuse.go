@@ -45,10 +45,10 @@ const (
 	requestBytes = 16 << 10 // the kernel's minimum is 8 KiB
 	longTime     = 1 << 30  // seconds; the files never change
 
-	// readBytes is the maximum length of a read. readAhead is how much the kernel reads around a page
-	// of a mapped file that a VMM needs: this page alone. A read waits for all of its frames, and the
-	// kernel does not align such ranges to frames, so a longer range would often wait for a frame that
-	// no VMM needs.
+	// readBytes is the maximum length of a read. readAhead is how much the kernel reads around the
+	// page that a VMM needs in a mapped file: this page alone. A read waits for all of its frames,
+	// and the kernel does not align such ranges to frames, so a longer range would often wait for a
+	// frame that no VMM needs.
 	readBytes = 128 << 10
 	readAhead = 4 << 10
 

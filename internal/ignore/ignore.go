@@ -1,9 +1,9 @@
 // Package ignore finds the paths that the patterns of a .dockerignore match.
 //
 // The rules are those of Docker's github.com/moby/patternmatcher, which makes a regular expression
-// of each pattern. A pattern matches a path if it matches the path or one of its parents. Docker's
-// code tries the path and its parents one after another. Package ignore reads the path only once
-// per pattern, however many parents the path has.
+// of each pattern. A pattern applies to a path if it matches the path or one of the path's parents.
+// Docker's code tries the path and its parents one after another. Package ignore reads the path
+// only once per pattern, however many parents the path has.
 //
 // The package reads no files, and does not split the text of a .dockerignore into patterns.
 package ignore

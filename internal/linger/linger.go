@@ -52,7 +52,7 @@ func (s *Set) Close(c Socket, gone func()) error {
 		gone()
 		return err
 	}
-	// Shut down before the look at the queue. Otherwise data could be written after that look.
+	// Shut down before the look at the queue, so that no data can be written after that look.
 	if err := raw.Control(func(fd uintptr) { _ = unix.Shutdown(int(fd), unix.SHUT_RDWR) }); err != nil {
 		gone()
 		return err

@@ -269,8 +269,9 @@ func TestEveryPackageHasARoom(t *testing.T) {
 	}
 }
 
-// rule forbids packages to depend on other packages. A pattern is an import path, or "path/..." for
-// a path and everything below it. Paths of this module's packages are given without the module.
+// rule forbids packages from depending on other packages. A pattern is an import path, or
+// "path/..." for a path and everything below it. Paths of this module's packages are given without
+// the module.
 type rule struct {
 	from, to []string
 	except   []string // patterns of packages that are exempt
@@ -382,7 +383,7 @@ func matchAny(patterns []string, path string) bool {
 	return slices.ContainsFunc(patterns, func(p string) bool { return match(p, path) })
 }
 
-// match reports whether path matches pattern: "a/..." matches a and everything below it, "..."
+// match reports whether path matches pattern: "a/..." matches a and everything below it, and "..."
 // matches everything.
 func match(pattern, path string) bool {
 	below, wild := strings.CutSuffix(pattern, "...")

@@ -9,25 +9,25 @@ import (
 	"testing"
 )
 
-// An integration is a row of the table in docs/integrations.md. Its numbers are those of a run of
-// its compat groups, as test/compat/record.py has kept them.
+// An integration is a row of the table in docs/integrations.md. Its numbers come from a run of its
+// compat groups, as test/compat/record.py has recorded them.
 type integration struct {
 	tool  string // Markdown
-	name  string // of the tool in the results of its groups
-	group string // with real VMs; empty if the tool was never meant to run with them
-	faked string // with faked VMs
+	name  string // the tool's name in the results of its groups
+	group string // group with real VMs; empty if the tool was never meant to run with them
+	faked string // group with faked VMs
 	how   string
 	adds  string // what forkd adds
 	note  string // mark of a footnote
 }
 
-// result is what a group has recorded of a tool.
+// result is what a group has recorded about a tool.
 type result struct {
 	Version string
 	Suite   string // the framework's own tests, with their version; empty for our tests
 	Passed  int
 	Total   int
-	Failed  int // unexpectedly
+	Failed  int // tests that failed unexpectedly
 	NotRun  int `json:"not_run"`
 	VMs     string
 	Date    string
@@ -121,8 +121,8 @@ var integrations = []integration{
 
 const tableBegin, tableEnd = "<!-- table: test/compat/record.py writes it -->\n", "<!-- end of table -->\n"
 
-// The table says of no tool that it works unless a run has shown it: all numbers and versions come
-// from test/compat/results. After runs, test/compat/record.py updates both.
+// The table says that a tool works only if a run has shown it: all numbers and versions come from
+// test/compat/results. After runs, test/compat/record.py updates both.
 func TestIntegrationsTable(t *testing.T) {
 	results := readResults(t)
 	want := integrationsTable(results)
@@ -213,7 +213,7 @@ func integrationsTable(results map[string]map[string]result) string {
 	return out.String()
 }
 
-// cell returns the numbers of a run: nothing if there was none.
+// cell returns the numbers of a run, or a space if there was no run.
 func cell(r, shown result) string {
 	if r.Total == 0 {
 		return " "
@@ -231,7 +231,8 @@ func cell(r, shown result) string {
 	return text + " "
 }
 
-// Only runs give a row a version and numbers, and each column has those of its own group.
+// The version and the numbers in a row come only from runs, and each column has the numbers of its
+// own group.
 func TestIntegrationsRow(t *testing.T) {
 	row := integrations[0]
 	line := func(results map[string]map[string]result) string {

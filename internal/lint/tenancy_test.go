@@ -25,10 +25,10 @@ var permitting = map[string][]string{
 	"IDs":       {"internal/daemon/e2b/token.go"},
 }
 
-// TestHandlersSeeAView forbids the daemon's handlers of requests to use the types in wholes. A
-// handler receives the tenancy.View of its request, so it cannot omit the check of the principal's
-// rights. There are two exceptions: wire.go uses the Manager, and so do the builders of templates
-// and Dockerfiles, because they create their own sandboxes.
+// TestHandlersSeeAView forbids the daemon's request handlers from using the types in the map
+// wholes. A handler receives the tenancy.View of its request, so it cannot omit the check of the
+// principal's rights. There are two exceptions: wire.go uses the Manager, and so do the builders of
+// templates and Dockerfiles, because they create their own sandboxes.
 func TestHandlersSeeAView(t *testing.T) {
 	wired, handlers, permitted := 0, 0, 0
 	for _, s := range sources(t) {
@@ -67,8 +67,8 @@ func TestHandlersSeeAView(t *testing.T) {
 	}
 }
 
-// TestViewsHandOutNoWhole checks that no function of package tenancy returns a type in wholes, and
-// that no exported field has such a type.
+// TestViewsHandOutNoWhole checks that no function of package tenancy returns a type in the map
+// wholes, and that no exported field has such a type.
 func TestViewsHandOutNoWhole(t *testing.T) {
 	checked := 0
 	for _, s := range sources(t) {

@@ -1,4 +1,4 @@
-// Package pause waits for a time, unless a context ends before. The callers decide what to do
+// Package pause waits for some time, unless a context ends first. The callers decide what to do
 // afterwards, and for how long they wait.
 package pause
 
@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// For waits for a time. If ctx ends before, it returns the error of ctx.
+// For waits for the time d. If ctx ends first, it returns the error of ctx.
 func For(ctx context.Context, d time.Duration) error {
 	select {
 	case <-time.After(d):

@@ -110,7 +110,7 @@ func trusted(path string, info os.FileInfo) error {
 	if st.Mode&0o002 != 0 {
 		return fmt.Errorf("%s above it is writable for all users, who could replace it", path)
 	}
-	// Write access for the group is accepted if it is the user's own group, because distributions
+	// Write access for a group is accepted if the group is the user's own, because distributions
 	// create a group for each user, and make the user's files writable for this group.
 	if st.Mode&0o020 != 0 && st.Gid != 0 && st.Gid != overflowID && int(st.Gid) != os.Getgid() {
 		return fmt.Errorf("%s above it is writable for group %d, whose members could replace it", path, st.Gid)
@@ -198,8 +198,8 @@ func setBlocking(f *os.File) error {
 
 // ReadFile reads a regular file with settings of an administrator, and returns its description too.
 // It refuses a file that belongs neither to root nor to the calling user, a file that has one of
-// the permissions in the parameter forbidden, and a file with more bytes than the parameter most.
-// Errors begin with the path, or are errors of package os.
+// the forbidden permissions, and a file with more than the given number of bytes. Errors begin with
+// the path, or are errors of package os.
 func ReadFile(path string, forbidden fs.FileMode, most int64) ([]byte, fs.FileInfo, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0) // a FIFO must not block
 	if err != nil {

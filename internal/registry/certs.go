@@ -16,8 +16,9 @@ import (
 // their keys in HOST/*.key.
 const CertsDir = "/etc/docker/certs.d"
 
-// Certs returns the TLS configuration for a registry, from a directory of the form of CertsDir. If the directory has no
-// certificates for the registry, the result is nil. The parameter host is as Name returns it.
+// Certs returns the TLS configuration for a registry, from a directory with the layout of CertsDir.
+// If the directory has no certificates for the registry, the result is nil. The parameter host is
+// as Name returns it.
 func Certs(dir, host string) (*tls.Config, error) {
 	if dir == "" || host == "." || !filepath.IsLocal(host) || filepath.Base(host) != host {
 		return nil, nil

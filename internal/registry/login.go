@@ -1,5 +1,6 @@
 // Package registry holds the rules that all clients of OCI registries in forkd share: what
-// credentials are, where Docker keeps them and certificates, and to which servers they may be sent.
+// credentials are, where Docker keeps credentials and certificates, and to which servers
+// credentials may be sent.
 //
 // It sends no requests. Package image pulls container images, and package hub pushes and pulls
 // snapshots.

@@ -32,7 +32,7 @@ func newKey(t testing.TB) *PrivateKey {
 	return k
 }
 
-// signed returns a bundle with a payload, which the key has signed.
+// signed returns a bundle with a payload that the key has signed.
 func signed(t testing.TB, k *PrivateKey, payload string) *bundle {
 	t.Helper()
 	e := &envelope{Payload: []byte(payload), PayloadType: payloadType}

@@ -1,6 +1,5 @@
 // Package treetar transfers directories as tar archives. It packs the content of a directory, and
-// unpacks an archive, which is not trusted, into a directory. It is used on the host and in the
-// guest.
+// unpacks an untrusted archive into a directory. It is used on the host and in the guest.
 //
 // Unpack makes only files, directories and links, but no devices. Unpack sets permissions, but no
 // owners and no other mode bits. An archive cannot write outside of the directory, because the

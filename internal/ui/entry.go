@@ -142,7 +142,7 @@ func (e *entry) session(r *http.Request) (s session, ok bool) {
 	return s, false
 }
 
-// has(s) reports whether the session s has not been ended.
+// has(s) reports whether the session s still exists.
 func (e *entry) has(s session) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -1,7 +1,7 @@
 // Package ui serves the view of a daemon: a web page with the tree of snapshots and sandboxes.
 //
-// The command 'forkd ui' serves it to the browser of one user of this host, which gets in with a
-// one-time code (New). A daemon with tokens serves it to browsers whose users have a token
+// The command 'forkd ui' serves it to the browser of one user of this host. This browser gets in
+// with a one-time code (New). A daemon with tokens serves it to browsers whose users have a token
 // (NewForTokens). Either way the browser then has a session cookie, and the page never receives
 // credentials again.
 //
@@ -128,8 +128,9 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	ctx, cancel := s.during(r, session)
 	defer cancel()
-	// The daemon may begin its answer before the proxy has read the end of the request. Otherwise package
-	// http would then close the request's body, and the proxy would cut the answer off.
+	// The daemon may begin its answer before the proxy has read the end of the request. Without
+	// full duplex, package http would then close the request's body, and the proxy would cut the
+	// answer off.
 	_ = http.NewResponseController(w).EnableFullDuplex() // HTTP/2 always has it
 	answer := &confined{ResponseWriter: w}
 	s.API.ServeHTTP(answer, inner.WithContext(ctx))

@@ -184,8 +184,8 @@ func TestSessionsEnd(t *testing.T) {
 	}
 }
 
-// TestAttacksAreRefused sends requests of browsers that show pages of other people. Each request
-// differs in one point from a request of the view's own page.
+// TestAttacksAreRefused sends the requests that a browser sends for pages of other people. Each
+// request differs in one point from a request of the view's own page.
 func TestAttacksAreRefused(t *testing.T) {
 	other := "http://127.0.0.1:8000" // a guest's server at a forwarded port: the same site, another origin
 	for _, c := range []struct {

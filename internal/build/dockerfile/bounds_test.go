@@ -326,7 +326,7 @@ func TestManyProxies(t *testing.T) {
 	}
 }
 
-// The name of a base is resolved only once. Otherwise a Dockerfile could make forkd send many
+// The name of a base is resolved only once, so that a Dockerfile cannot make forkd send many
 // requests to a registry.
 func TestBasesAreResolvedOnce(t *testing.T) {
 	asked := 0

@@ -370,9 +370,9 @@ func (r *reader) list(i, own int, below []plan.File, leave *exclude) ([]plan.Fil
 	return slices.Concat(r.req.Files[i:own], below), nil
 }
 
-// without omits excluded files. It returns the source's own entries and the files below them,
-// except for the files that match a pattern in the parameter leave. A pattern is compared with
-// names relative to the source, and with the name of the source itself.
+// The method without omits excluded files. It returns the source's own entries and the files below
+// them, except for the files that match a pattern in the parameter leave. A pattern is compared
+// with names relative to the source, and with the name of the source itself.
 func (r *reader) without(leave *exclude, i, own int, below []plan.File) (kept []plan.File, err error) {
 	prefix := 0
 	if i != whole && r.req.Files[i].Kind == plan.KindDir {

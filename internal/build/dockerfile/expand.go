@@ -17,7 +17,7 @@ import (
 // single line of a Dockerfile could use up the memory.
 const (
 	maxValue     = 32 << 10  // bytes of a variable's value
-	maxVariables = 128 << 10 // bytes of the variables of a stage; each variable counts variableSize bytes more
+	maxVariables = 128 << 10 // bytes of the variables of a stage, plus variableSize for each variable
 	variableSize = 64        // bytes that a variable takes in addition to its name and value
 	maxExpanded  = 8 << 20   // bytes of all values that words use, and of the expanded words
 
@@ -48,7 +48,7 @@ func (v vars) Keys() []string {
 	return slices.Concat(slices.Collect(maps.Keys(v.env)), slices.Collect(maps.Keys(v.args)))
 }
 
-// Put sets a variable of m and adds its bytes to size. It returns an error if the bounds are
+// Put sets a variable of m and counts its bytes in *size. It returns an error if the bounds are
 // exceeded.
 func Put(m map[string]string, size *int, name, value string) error {
 	if len(value) > maxValue {

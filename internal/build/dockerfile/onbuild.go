@@ -20,7 +20,7 @@ type trigger struct {
 const (
 	maxTriggers  = 100      // triggers of one base
 	maxTrigger   = 64 << 10 // bytes of one trigger
-	maxTriggered = 8 << 20  // bytes of the triggers that all stages read; each trigger counts triggerSize bytes more
+	maxTriggered = 8 << 20  // bytes of the triggers that all stages read, plus triggerSize for each trigger
 	triggerSize  = 512      // bytes that a trigger takes in addition to its text
 )
 

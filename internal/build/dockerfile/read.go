@@ -127,7 +127,7 @@ type source struct {
 	warms  []directive
 }
 
-// parse parses a Dockerfile. It reports doubtful constructs to lint, which may be nil.
+// parse parses a Dockerfile. It reports doubtful constructs to the linter lint, which may be nil.
 func parse(name string, text []byte, lint *linter.Linter) (*source, error) {
 	if len(text) > MaxText {
 		return nil, &Error{Name: name, Err: fmt.Errorf("%d bytes: want at most %d", len(text), MaxText)}
@@ -227,7 +227,7 @@ type reader struct {
 	compared  int  // comparisons of names with patterns
 	repeated  int  // bytes of patterns that sources repeat; see maxRepeated
 	mounts    int  // mounts of all commands
-	triggered int  // bytes of the triggers that stages have read; each counts triggerSize bytes more
+	triggered int  // bytes of the triggers that stages have read, plus triggerSize for each trigger
 	settings  int  // bytes of the settings of all bases
 }
 
@@ -352,7 +352,7 @@ func (r *reader) target() (int, error) {
 }
 
 // find returns the index of a stage with the given name or number, among the stages whose index is
-// less than before.
+// less than the parameter before.
 func (r *reader) find(name string, before int) (int, bool) {
 	stages := r.source.stages[:before]
 	if i, ok := instructions.HasStage(stages, name); ok {

@@ -15,8 +15,8 @@ import (
 )
 
 // remoteSource returns the source for an ADD instruction that downloads a file or a repository. If
-// src is a file of the build context, it returns false. The checksum or commit is part of the
-// step's key. So a later build can see without a download whether the content has changed.
+// src is a file of the build context, remoteSource returns false. The checksum or commit is part of
+// the step's key. So a later build can see without a download whether the content has changed.
 func remoteSource(src string, c *instructions.AddCommand) (s plan.Source, ok bool, err error) {
 	address, fragment, _ := strings.Cut(src, "#")
 	switch {

@@ -67,8 +67,8 @@ const (
 	inHeredoc
 )
 
-// within returns where a line lies: between instructions, in an instruction or in a here-document.
-// nodes[0] must be the first instruction that ends at the line or below it.
+// The function within says where a line is: between instructions, in an instruction or in a
+// here-document. nodes[0] must be the first instruction that ends at the line or below it.
 func within(nodes []*parser.Node, line int) place {
 	switch {
 	case len(nodes) == 0 || line < nodes[0].StartLine:

@@ -71,7 +71,7 @@ type Unpacker struct {
 }
 
 // Build returns the image of r. It builds the image if the cache does not have it. The function
-// progress may be nil. Several goroutines may call it at the same time.
+// progress may be nil. Several goroutines may call Build at the same time.
 //
 // The error is a *MissingError (wrapped) if the host lacks tools or rights. In this case nothing
 // was changed.
@@ -123,7 +123,7 @@ func resolve(ctx context.Context, r *Recipe, report reporter) (*content, error) 
 	}}, nil
 }
 
-// fill builds the image in staging.
+// fill builds the image in the directory staging.
 func fill(ctx context.Context, staging, key string, r *Recipe, c *content, u Unpacker, report reporter) error {
 	rootfs := filepath.Join(staging, rootfsName)
 	manifest := Manifest{

@@ -107,7 +107,7 @@ func ListCached(cacheDir string) ([]Cached, error) {
 	return list, err
 }
 
-// InUse returns the directories of images by the paths of their root file systems.
+// InUse returns the directories of the images whose root file systems have the given paths.
 func InUse(rootfs []string) map[string]bool {
 	dirs := make(map[string]bool)
 	for _, name := range rootfs {
@@ -116,9 +116,9 @@ func InUse(rootfs []string) map[string]bool {
 	return dirs
 }
 
-// Removable returns the entries of list that no build has used since the given time. It keeps the
-// newest kernel, kernels with an initramfs that is kept, and the images in inUse (paths of root
-// file systems).
+// Removable returns the entries of list that no build has used since the given time. The result
+// omits the newest kernel, kernels with an initramfs that it omits, and the images in inUse (paths
+// of root file systems).
 func Removable(list []Cached, inUse []string, since time.Time) []Cached {
 	keep := InUse(inUse)
 	for _, c := range list {
@@ -188,7 +188,7 @@ func lockLeftover(dir string) (unlock func(), err error) {
 	return lock(done, strings.TrimSuffix(dir, stagingSuffix)+lockSuffix, nil)
 }
 
-// used records that a build has used dir. A read-only cache is no error.
+// used records that a build has used dir. A read-only cache is not an error.
 func used(dir string) {
 	now := time.Now()
 	_ = os.Chtimes(dir, now, now)
@@ -201,7 +201,7 @@ func leftover(name string) bool {
 	return strings.HasPrefix(name, removedPrefix) || strings.HasPrefix(name, ".") && strings.HasSuffix(name, stagingSuffix)
 }
 
-// eachDir calls f for every directory in parent. It is no error if parent does not exist.
+// eachDir calls f for every directory in parent. It is not an error if parent does not exist.
 func eachDir(parent string, f func(name, dir string) error) error {
 	entries, err := os.ReadDir(parent)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

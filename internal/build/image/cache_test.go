@@ -84,7 +84,7 @@ func TestListCached(t *testing.T) {
 	}
 }
 
-// Entries that come and go while the cache is listed are no error.
+// Entries that come and go while the cache is listed are not an error.
 func TestListCachedWhileItChanges(t *testing.T) {
 	cache := t.TempDir()
 	dir := fakeImage(t, cache, testKey)

@@ -115,8 +115,8 @@ func envOf(list []string) map[string]string {
 	return env
 }
 
-// Bounds of a manifest. Docker makes at most 127 layers, and configurations of some KiB. Registries
-// need not store manifests above 4 MiB (OCI distribution spec, "Pushing Manifests").
+// Bounds of a manifest. Docker makes at most 127 layers, and configurations of a few KiB.
+// Registries need not store manifests above 4 MiB (OCI distribution spec, "Pushing Manifests").
 const (
 	maxRegistryManifest = 4 << 20
 	maxArchiveManifest  = 1 << 20 // manifest.json of a docker save archive: names of layers, and tags
@@ -177,8 +177,8 @@ func layersOf(img v1.Image, kind string, plain bool) ([]source, error) {
 	return list, nil
 }
 
-// checked returns a function that opens the same content as open. At the end of the content, the
-// reader compares it with the digest in want.
+// checked returns a function that opens the same content as the function open. At the end of the
+// content, the reader compares it with the digest in want.
 func checked(open func() (io.ReadCloser, error), want v1.Hash) func() (io.ReadCloser, error) {
 	return func() (io.ReadCloser, error) {
 		from, err := open()

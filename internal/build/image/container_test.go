@@ -123,7 +123,7 @@ func push(reference string, img v1.Image) error {
 	return remote.Write(ref, img)
 }
 
-// builderVM stands for the VM that fills disks. It writes an empty file system to the disk, and
+// builderVM stands in for the VM that fills disks. It writes an empty file system to the disk, and
 // keeps the streams.
 type builderVM struct {
 	headers []imageproto.Header

@@ -63,9 +63,8 @@ func TestToolEnvKeepsLittle(t *testing.T) {
 	}
 }
 
-// Everything that determines the file system must change the key. Otherwise a build would use a
-// stale image after an edit. Nothing else may change the key. Otherwise an image would be built
-// twice.
+// Everything that determines the file system must change the key, or a build would use a stale
+// image after an edit. Nothing else may change the key, or an image would be built twice.
 func TestCacheKeyCoversEverything(t *testing.T) {
 	fresh := func() *Recipe {
 		return &Recipe{Name: "n", Base: "debian:bookworm", Packages: []string{"a", "b"}, Env: map[string]string{"A": "1"},

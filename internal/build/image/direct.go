@@ -8,7 +8,8 @@ import (
 	"strings"
 )
 
-// notInName matches characters that are valid in the name of a container image but not of a recipe.
+// notInName matches characters that are valid in a container image's name but not in a recipe's
+// name.
 var notInName = regexp.MustCompile(`[^a-z0-9._-]+`)
 
 // FromContainer returns the recipe of a snapshot that consists of a container image alone. The

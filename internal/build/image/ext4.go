@@ -55,7 +55,7 @@ func writeExt4(ctx context.Context, name, work, uuid string, size int64, program
 	err := run(ctx, nil, io.Discard, nil, asRoot("mke2fs", "-q", "-F", "-O", ext4Features,
 		"-b", strconv.Itoa(blockSize), "-I", strconv.Itoa(inodeSize), "-i", strconv.Itoa(bytesPerInode), "-m", "0", "-U",
 		uuid,
-		// Write zeros to the inode tables now. Otherwise the kernel of every forked sandbox writes
+		// Write zeros to the inode tables now, or the kernel of every forked sandbox would write
 		// them later, to the sandbox's top layer.
 		"-E", "hash_seed="+uuid+",lazy_itable_init=0,root_owner=0:0", "-d", root, name,
 		strconv.FormatInt(size/blockSize, 10))...)

@@ -83,8 +83,8 @@ func (c *collector) collect(f File) error {
 	})
 }
 
-// file adds a regular file. Without a mode in the recipe, the file is executable in the image
-// exactly if the owner of the source file may execute the source file.
+// file adds a regular file. Without a mode in the recipe, the file is executable in the image if
+// and only if the owner of the source file may execute it.
 func (c *collector) file(source, target string, mode Mode, info fs.FileInfo) error {
 	if !info.Mode().IsRegular() {
 		return fmt.Errorf("source: %s is neither a file, a directory nor a symbolic link", source)

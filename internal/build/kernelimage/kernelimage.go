@@ -43,7 +43,7 @@ const xzDictMax = 128 << 20
 // ErrNotBzImage means that the input has no x86 setup header.
 var ErrNotBzImage = errors.New("not an x86 bzImage")
 
-// IsELF reports whether image is an ELF file already, so that nothing must be extracted.
+// IsELF reports whether image is an ELF file already, so that nothing needs to be extracted.
 func IsELF(image []byte) bool { return bytes.HasPrefix(image, []byte("\x7fELF")) }
 
 // ExtractVMLinux returns the ELF kernel inside bzImage. It returns an ELF file unchanged. For any
@@ -119,8 +119,8 @@ func decompress(payload []byte) ([]byte, error) {
 		head(payload))
 }
 
-// zstdFrame decompresses exactly one frame. Otherwise the decoder would treat the appended size as
-// a second, damaged frame.
+// zstdFrame decompresses exactly one frame. Without this limit, the decoder would treat the
+// appended size as a second, damaged frame.
 func zstdFrame(payload []byte) ([]byte, error) {
 	r, err := zstd.NewReader(bytes.NewReader(trimSize(payload)),
 		zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(MaxVMLinuxBytes), zstd.WithDecoderMaxWindow(xzDictMax))

@@ -80,8 +80,8 @@ type Boot struct {
 	Env map[string]string `json:"env,omitempty"` // environment of all processes
 }
 
-// Boots reports whether a machine boots for the base. It boots from an image, from files or, if the
-// base has another size than the machine of the snapshot, from the snapshot's disk.
+// Boots reports whether a machine boots for the base. A machine boots from an image, from files or,
+// if the base sets a size for the machine, from the snapshot's disk.
 func (b *Base) Boots() bool {
 	return b.Image != "" || b.Boot != nil || b.VCPUs != 0 || b.MemoryMiB != 0
 }
@@ -121,7 +121,7 @@ type Mount struct {
 	Kind     string  `json:"kind"`
 	Target   string  `json:"target"`             // absolute path; may be empty for a secret that is only a variable
 	Source   *Source `json:"source,omitempty"`   // for a bind; the command changes only a copy
-	ReadOnly bool    `json:"readonly,omitempty"` // for a bind: whether the command cannot write to it
+	ReadOnly bool    `json:"readonly,omitempty"` // for a bind: true if the command cannot write to it
 	ID       string  `json:"id,omitempty"`       // id of the cache or the secret
 	SizeMiB  int64   `json:"size_mib,omitempty"` // for a tmpfs: its maximum size; 0: the kernel's default
 	Mode     string  `json:"mode,omitempty"`     // mode of the cache's directory or the secret's file, in octal

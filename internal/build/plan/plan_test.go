@@ -47,8 +47,8 @@ func TestKeysAreThoseOfTheirVersion(t *testing.T) {
 	}
 }
 
-// changed applies change to a copy of the example, and returns the numbers of the steps whose keys
-// are then different. Each number is one digit of the result.
+// changed applies the function change to a copy of the example, and returns the numbers of the
+// steps whose keys are then different. Each number is one digit of the result.
 func changed(t *testing.T, change func(*Plan)) string {
 	t.Helper()
 	p, q := example(), example()

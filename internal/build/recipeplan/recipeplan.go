@@ -89,7 +89,8 @@ type reader struct {
 	entries int // number of entries of all sources of files
 }
 
-// add adds a step that continues the last step. Read later adds the step's number to its name.
+// add adds a step that continues the last step. The function Read adds the step's number to its
+// name later.
 func (r *reader) add(name string, s plan.Step) {
 	if s.Name = name; s.Base == nil {
 		s.From = len(r.plan.Steps) - 1
@@ -97,7 +98,7 @@ func (r *reader) add(name string, s plan.Step) {
 	r.plan.Steps = append(r.plan.Steps, s)
 }
 
-// files adds a step for each entry of the field files.
+// The method files adds a step for each entry of the field files.
 func (r *reader) files(ctx context.Context) error {
 	for i, f := range r.recipe.Files {
 		if err := ctx.Err(); err != nil {

@@ -51,7 +51,7 @@ func (r Resources) plus(x Resources, n uint64) Resources {
 	return Resources{r.Sandboxes + n*x.Sandboxes, r.MemoryMiB + n*x.MemoryMiB, r.VCPUs + n*x.VCPUs}
 }
 
-// load returns the part of a capacity that r uses: the largest part of any resource.
+// load returns the fraction of a capacity that r uses, for the resource with the largest fraction.
 func (r Resources) load(of Resources) float64 {
 	most := 0.0
 	for _, x := range [...]struct{ used, of uint64 }{
@@ -94,8 +94,8 @@ type Request struct {
 	Each        Resources // need of each sandbox; Sandboxes is always 1
 	// Number of sandboxes that the tenant has, and may have; 0: no limit.
 	TenantHas, TenantMax uint64
-	// Key decides between nodes that are equal otherwise. The same key chooses the same node as long
-	// as this node is among the best.
+	// Key decides between nodes that are otherwise equal. The same key chooses the same node as
+	// long as this node is among the best.
 	Key    string
 	Policy Policy
 }
@@ -115,9 +115,10 @@ func (r rank) compare(o rank) int {
 	return cmp.Or(cmp.Compare(r.delay, o.delay), cmp.Compare(r.load, o.load), cmp.Compare(r.hash, o.hash))
 }
 
-// Choose returns the index of the best node for a request: a node that has the snapshot in memory, or
-// otherwise the node that has it in memory soonest. Among such nodes, the policy of the request decides. A node that
-// would exceed its capacity is never chosen. The error is ErrQuota, ErrFull or ErrNone.
+// Choose returns the index of the best node for a request: a node that has the snapshot in memory,
+// or else the node that can have it in memory soonest. Among such nodes, the policy of the request
+// decides. A node that would exceed its capacity is never chosen. The error is ErrQuota, ErrFull or
+// ErrNone.
 func Choose(nodes []*Node, r Request) (int, error) {
 	r.N, r.Each.Sandboxes = max(r.N, 1), 1
 	if r.TenantMax > 0 && (r.N > r.TenantMax || r.TenantHas > r.TenantMax-r.N) {
@@ -169,14 +170,14 @@ func (n *Node) delay(r *Request) (secs float64, ok bool) {
 	return float64(r.SnapshotMiB) / rate, true
 }
 
-// with returns the load of the node with the sandboxes of a request. It also reports whether the
-// node has room for them.
+// with(r) returns the load that the node would have with the sandboxes of a request. It also
+// reports whether the node has room for them.
 func (n *Node) with(r *Request) (load float64, fits bool) {
 	for _, x := range [...]struct{ used, each, of uint64 }{
 		{n.Used.Sandboxes, 1, n.Capacity.Sandboxes}, {n.Used.MemoryMiB, r.Each.MemoryMiB, n.Capacity.MemoryMiB},
 		{n.Used.VCPUs, r.Each.VCPUs, n.Capacity.VCPUs},
 	} {
-		// A division, because a product with a hostile number could overflow.
+		// Divide, because a product with a hostile number could overflow.
 		if x.of > 0 && (x.used > x.of || x.each > 0 && (x.of-x.used)/x.each < r.N) {
 			return 0, false
 		}
@@ -184,8 +185,8 @@ func (n *Node) with(r *Request) (load float64, fits bool) {
 	return n.Used.plus(r.Each, r.N).load(n.Capacity), true
 }
 
-// hashOf returns the place of a node in the order of nodes for a key. Each key has an order of its
-// own, so that the loss of a node distributes its keys among all other nodes.
+// hashOf returns a node's place in the order that a key gives to the nodes. Each key has an order
+// of its own, so that the loss of a node distributes its keys among all other nodes.
 func hashOf(key, node string) uint64 {
 	h := fnv.New64a()
 	_, _ = h.Write([]byte(key)) // never fails

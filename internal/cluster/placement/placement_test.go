@@ -40,7 +40,7 @@ func fits(n *Node, r Request) bool {
 		within(n.Used.VCPUs, r.Each.VCPUs, n.Capacity.VCPUs)
 }
 
-// can says whether a node may take a request.
+// can(n, r) says whether a node can take a request.
 func can(n *Node, r Request) bool {
 	_, gets := n.delay(&r)
 	return n.State == Ready && gets && fits(n, r)
@@ -95,8 +95,8 @@ func TestProperties(t *testing.T) {
 	}
 }
 
-// A choice depends neither on the order of the nodes, nor on changes of nodes that were not chosen,
-// as long as they do not become better.
+// A choice does not depend on the order of the nodes. It also does not depend on changes of nodes
+// that were not chosen, as long as these nodes do not become better.
 func TestStable(t *testing.T) {
 	r, moved := rand.New(rand.NewPCG(3, 4)), 0
 	for range 5000 {
@@ -160,7 +160,7 @@ func TestKeysAreDistributed(t *testing.T) {
 	}
 }
 
-// Numbers that do not fit into 64 bits when they are multiplied find no room.
+// If the numbers of a request overflow 64 bits when they are multiplied, the request finds no room.
 func TestHugeNumbers(t *testing.T) {
 	node := &Node{Name: "a", Capacity: Resources{100, 1000, 100}, Has: map[string]Heat{"s": Hot}}
 	for _, req := range []Request{

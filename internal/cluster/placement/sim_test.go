@@ -21,11 +21,11 @@ var (
 // Constants of the simulation.
 const (
 	simSnapshots = 200  // snapshots, whose popularity follows Zipf's law
-	simHotMost   = 24   // hot snapshots of a node; further ones displace the oldest
+	simHotMost   = 24   // maximum number of hot snapshots of a node; further ones displace the oldest
 	simTenants   = 20   // tenants, each with a quota of a tenth of the cluster
 	simFill      = 0.85 // part of the capacity that is filled before the churn
 	simFork      = 19   // children of a fork, at most
-	simLosses    = 20   // one of so many nodes is lost in the course of the churn, and returns empty
+	simLosses    = 20   // one in this many nodes is lost during the churn, and returns empty
 )
 
 // world is a simulated cluster.
@@ -55,8 +55,8 @@ func newWorld(nodes, each int) *world {
 	w := &world{rand: rand.New(rand.NewPCG(5, 6)), hot: make([][]string, nodes)}
 	w.zipf = rand.NewZipf(w.rand, 1.2, 1, simSnapshots-1)
 	for i := range nodes {
-		// Each node has a tenth of all snapshots on its disk, and an eighth more or less memory than
-		// others.
+		// Each node has a tenth of all snapshots on its disk, and memory that differs from the
+		// average by at most an eighth.
 		n := &Node{Name: fmt.Sprintf("node-%04d", i), Has: map[string]Heat{}, ReadRate: 1000, FetchRate: 100,
 			Capacity: Resources{Sandboxes: uint64(each), MemoryMiB: uint64(each*64) * uint64(7+w.rand.IntN(3)) / 8}}
 		for s := range simSnapshots {

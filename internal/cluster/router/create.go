@@ -23,8 +23,8 @@ const maxTries = 3
 // bodyTimeout is how long a client may take to send the body of a request for sandboxes.
 const bodyTimeout = 30 * time.Second
 
-// creation is the part of the body of a request for sandboxes that decides about the node. The
-// daemon of the node checks the body.
+// creation has the fields of a creation request's body that decide which node gets the request.
+// That node's daemon checks the body.
 type creation struct {
 	SnapshotTag string `json:"snapshot_tag"`
 	SourceID    string `json:"source_id"`
@@ -33,8 +33,9 @@ type creation struct {
 	Volumes     some   `json:"volumes"`
 	Mounts      some   `json:"volumeMounts"` // volumes, in E2B's words
 
-	// The Idempotency-Key, or a random text. If the same request is at two routers at the same time, both
-	// choose the same of equally good nodes, whose daemon then executes it once.
+	// The Idempotency-Key, or a random text. If the same request is at two routers at the same
+	// time, both choose the same one of equally good nodes, and that node's daemon executes the
+	// request once.
 	key string
 }
 
@@ -105,10 +106,10 @@ func (r *Router) create(w http.ResponseWriter, req *http.Request) {
 // repeatTimeout bounds the search for the node that has executed an earlier request.
 const repeatTimeout = 20 * time.Second
 
-// earlier looks for a node that has executed an earlier request with the same Idempotency-Key. If
-// it finds one, it answers with the answer of that node, and returns true. All nodes must answer,
-// because otherwise the request could be executed twice. A node whose daemon has not told its name is
-// not asked: such a daemon may be too old to know the header, and would execute the request.
+// earlier() looks for a node that has executed an earlier request with the same Idempotency-Key. If
+// it finds one, it passes on the answer of that node, and returns true. All nodes must answer,
+// because otherwise the request could be executed twice. A node is not asked if its daemon has not
+// told its name: such a daemon may be too old to know the header, so it would execute the request.
 func (r *Router) earlier(ctx context.Context, w http.ResponseWriter, again func() *http.Request) (bool, error) {
 	ctx, cancel := context.WithTimeout(context.WithValue(ctx, repeatKey{}, true), repeatTimeout)
 	defer cancel()
@@ -127,9 +128,10 @@ func (r *Router) earlier(ctx context.Context, w http.ResponseWriter, again func(
 	return false, err
 }
 
-// each calls do for all nodes: first for one node after the other until one answers, and then, if this
-// answer is a success, for all others concurrently. So a request without a token does not reach all
-// nodes. It returns an error if any call does, with the results of all other calls.
+// each() calls do() for all nodes: for one after the other until a node answers, and then, if this
+// answer is a success, concurrently for all other nodes. So a request without a token does not
+// reach all nodes. If any call returns an error, each() returns an error together with the results
+// of all other calls.
 func each(nodes []*node, do func(*node) (*answer, error)) (answers []*answer, err error) {
 	answers, errs := make([]*answer, len(nodes)), make([]error, len(nodes))
 	begin := 0
@@ -219,8 +221,8 @@ func (r *Router) place(w http.ResponseWriter, req *http.Request, again func() *h
 	fail(w, req, last.err)
 }
 
-// choose returns the best node for a request that was not tried yet. If no node is known to have
-// the snapshot, it asks all nodes again, because the snapshot may be new.
+// choose returns the best node for a request, among the nodes that were not tried yet. If no node
+// is known to have the snapshot, it asks all nodes again, because the snapshot may be new.
 func (r *Router) choose(ctx context.Context, c *creation, tried []*node) (*node, error) {
 	n, known, err := r.best(c, tried)
 	if !known && len(tried) == 0 {
@@ -233,10 +235,10 @@ func (r *Router) choose(ctx context.Context, c *creation, tried []*node) (*node,
 	return n, err
 }
 
-// best returns the best node, and whether a node that was not tried is known to have the snapshot.
-// If no node at all has it, the result is any usable node, whose daemon answers that there is no such
-// snapshot. If all that have it are full, the result is the best regardless of room, whose daemon
-// refuses the request.
+// best returns the best node. It also reports whether any node that was not tried is known to have
+// the snapshot. If no node at all has it, the result is any usable node, whose daemon answers that
+// there is no such snapshot. If all nodes that have it are full, the result is the best of them
+// regardless of room, and its daemon refuses the request.
 func (r *Router) best(c *creation, tried []*node) (n *node, known bool, err error) {
 	tag := c.tag()
 	err = errTried

@@ -23,7 +23,7 @@ import (
 // fake is a node whose daemon is faked.
 type fake struct {
 	url  string
-	name string           // --node of its daemon
+	name string           // the --node of its daemon
 	list http.HandlerFunc // answers lists of sandboxes
 
 	mu       sync.Mutex
@@ -56,8 +56,8 @@ func (f *fake) take() []*http.Request {
 	return taken
 }
 
-// startFake starts a fake node called fake behind a router with small bounds for lists, and returns the
-// URL of the router. The name is that of the node's daemon.
+// startFake starts a fake node, which is called "fake" in the list of a router with small bounds
+// for lists. It returns the URL of the router. The node's daemon reports the given name as its own.
 func startFake(t *testing.T, name string) (f *fake, url string) {
 	t.Helper()
 	f = &fake{name: name}
@@ -82,7 +82,7 @@ func startFake(t *testing.T, name string) (f *fake, url string) {
 
 func idOn(name string) string { return vmpool.IDPrefix + snapshot.NodeOf(name).NewID() }
 
-// A node gets neither hop-by-hop headers nor claims about the client, nor the router's own token.
+// A node does not get hop-by-hop headers, claims about the client, or the router's own token.
 func TestHeaders(t *testing.T) {
 	f, url := startFake(t, "fake")
 	get(t, "GET", url+"/v1/sandboxes/"+idOn("fake")+"/proxy/80/a%2fb//../c?x=1;y=%zz", "token", "", http.Header{
@@ -109,8 +109,8 @@ func TestHeaders(t *testing.T) {
 	}
 }
 
-// A daemon that does not tell its name may be of an earlier release, which would execute a repeated
-// request instead of telling that it has not done so.
+// A daemon that does not report its name may be of an earlier release. Such a daemon would execute
+// a repeated request instead of saying that it has not executed it.
 func TestOldDaemonsGetNoRepeatedRequest(t *testing.T) {
 	f, url := startFake(t, "")
 	resp, text := get(t, "POST", url+"/v1/forks", "token", `{"snapshot_tag": "a"}`, http.Header{"Idempotency-Key": {"k"}})
@@ -119,7 +119,7 @@ func TestOldDaemonsGetNoRepeatedRequest(t *testing.T) {
 	}
 }
 
-// The pages of many nodes, which a router holds to merge them, have a bound together.
+// A router holds the pages of many nodes while it merges them. Their total size is bounded.
 func TestPagesOfManyNodesAreBounded(t *testing.T) {
 	for count, want := range map[int]int{1: nodePage, 8: 100, 100: minPage} {
 		f := &fake{}
@@ -257,7 +257,8 @@ func TestSmuggling(t *testing.T) {
 	}
 }
 
-// A list of a node that has no end, is not sorted or is no list ends with an error that names the node.
+// If a node's list has no end, is not sorted or is not a list, the request ends with an error that
+// names the node.
 func TestHostileLists(t *testing.T) {
 	f, url := startFake(t, "fake")
 	name := "fake"
@@ -363,8 +364,8 @@ func TestFileOfNodes(t *testing.T) {
 	}
 }
 
-// A router that clients of other hosts reach has no node without a token, because such a node executes
-// the requests of every client. That is also true for a list that changes later.
+// If clients of other hosts reach a router, each of its nodes must have a token, because a node
+// without one executes the requests of every client. The same holds for a list that changes later.
 func TestPublicRouterNeedsTokens(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "nodes.json")
 	write := func(tokenFile string) {

@@ -20,9 +20,9 @@ import (
 
 // Bounds on merged lists.
 const (
-	nodePage     = 200      // members that a node is asked for at a time
+	nodePage     = 200      // number of members requested from a node at a time
 	minPage      = 10       // the same, if there are many nodes
-	allPages     = 800      // members that all nodes together are asked for at a time, unless minPage for each are more
+	allPages     = 800      // the same for all nodes together, unless minPage for each node is more
 	maxPageBytes = 32 << 20 // bytes of an answer with nodePage members; a sandbox's description has up to 100 KiB
 	minPageBytes = 1 << 20  // the same, for fewer members
 	maxListBytes = 64 << 20 // bytes of a merged list, and half of the bytes of all pages that were not merged yet
@@ -32,7 +32,7 @@ const (
 // missingHeader names the nodes that are missing in a list.
 const missingHeader = "Forkd-Missing-Nodes"
 
-// errElsewhere is the error of a sandbox in the list of a node whose id does not name that node.
+// errElsewhere is the error if a node's list has a sandbox whose id does not name that node.
 var errElsewhere = errors.New("the sandbox is not on the node")
 
 // errTooLong is the error of a list whose pages have too many bytes.
@@ -160,7 +160,7 @@ type merge struct {
 	key func(*node, json.RawMessage) (string, error)
 
 	sources []*source
-	page    int          // members that each node is asked for at a time
+	page    int          // number of members requested from each node at a time
 	held    atomic.Int64 // bytes of the answers with the pages of all sources
 	missing []string     // nodes without an answer
 	out     bytes.Buffer
@@ -168,7 +168,8 @@ type merge struct {
 	more    bool   // there are more members than in out
 }
 
-// begin reads the first page of each node. If a node refuses the request, it returns its answer.
+// begin reads the first page of each node. If a node refuses the request, begin returns the node's
+// answer.
 func (l *merge) begin(ctx context.Context) (refusal *answer, err error) {
 	nodes := l.r.list()
 	l.page = min(nodePage, max(minPage, allPages/len(nodes)))
@@ -193,7 +194,8 @@ func (l *merge) begin(ctx context.Context) (refusal *answer, err error) {
 	return nil, err
 }
 
-// read reads the next page of a node. An answer without the status 200 is the caller's to send.
+// read reads the next page of a node. If the status is not 200, the caller must send the answer to
+// the client.
 func (l *merge) read(ctx context.Context, s *source) (*answer, error) {
 	values := url.Values{}
 	for name, v := range l.q.values {
@@ -229,8 +231,8 @@ func (l *merge) read(ctx context.Context, s *source) (*answer, error) {
 	return a, nil
 }
 
-// take adds a page to a source. Every page of a node must continue its list, so that a list without
-// an end only fills the page.
+// take adds a page to a source. Every page of a node must continue the node's list, so a list
+// without an end only fills the page.
 func (l *merge) take(s *source, raw []json.RawMessage, more bool, limit int) error {
 	if len(raw) > limit || more && len(raw) == 0 {
 		return fmt.Errorf("%d members, want at most %d", len(raw), limit)

@@ -54,8 +54,8 @@ type node struct {
 	status    status
 }
 
-// parseNodes reads the file of nodes. A node whose entry equals an entry of a node in old is that
-// node, with its connections and its state.
+// parseNodes reads the file of nodes. If an entry equals the entry of a node in old, the result has
+// that node, with its connections and its state.
 func parseNodes(text []byte, old []*node) (nodes []*node, err error) {
 	var f file
 	dec := json.NewDecoder(bytes.NewReader(text))
@@ -107,8 +107,8 @@ func newNode(e entry, old []*node) (*node, error) {
 	dialer := net.Dialer{Timeout: dialTimeout,
 		KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 10 * time.Second, Interval: 5 * time.Second, Count: 4}}
 	return &node{entry: e, code: snapshot.NodeOf(e.Name), base: &url.URL{Scheme: u.Scheme, Host: u.Host},
-		// No proxy from the environment: nodes are reached directly. HTTP/1.1 only, because an HTTP/2
-		// connection cannot be upgraded, and one slow stream would delay others.
+		// No proxy from the environment: nodes are reached directly. HTTP/1.1 only, because an
+		// HTTP/2 connection cannot be upgraded, and one slow stream would delay the other streams.
 		transport: &http.Transport{DialContext: dialer.DialContext, TLSClientConfig: config, DisableCompression: true,
 			TLSHandshakeTimeout: dialTimeout, IdleConnTimeout: idleTimeout, MaxIdleConnsPerHost: 64,
 			MaxResponseHeaderBytes: 64 << 10, ExpectContinueTimeout: time.Second}}, nil

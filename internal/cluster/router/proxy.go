@@ -20,8 +20,8 @@ import (
 // writeTimeout is how long a client may take to receive a part of an answer.
 const writeTimeout = time.Minute
 
-// writer gives each write of an answer a deadline, so that a stream can last as long as its client
-// reads it.
+// writer sets a deadline for each write of an answer, so that a stream can last as long as its
+// client reads it.
 type writer struct{ http.ResponseWriter }
 
 // Write implements http.ResponseWriter.
@@ -37,13 +37,13 @@ func (w *writer) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 // attempt is a request to one node.
 type attempt struct {
 	node *node
-	// refused decides whether an answer is kept in answer instead of being sent to the client; nil:
-	// no answer is.
+	// refused decides whether the node's answer is kept in the field answer instead of being sent
+	// to the client; nil: it is always sent.
 	refused func(*http.Response) bool
 	most    int     // maximum size of answer, in bytes
 	status  int     // status of the node's answer; 0: there was none
 	answer  *answer // set if refused returned true
-	err     error   // set, instead of being sent to the client, if refused is set
+	err     error   // kept here instead of being sent to the client, if refused is not nil
 }
 
 // answer is an answer that is held in memory.
@@ -73,7 +73,7 @@ func (transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	return attemptOf(req.Context()).node.transport.RoundTrip(req)
 }
 
-// maxHeld is the maximum size of an answer that is held in memory to decide what to do, in bytes.
+// maxHeld is the maximum size in bytes of an answer that is held in memory to decide what to do.
 const maxHeld = 1 << 20
 
 // errRefused makes the proxy call its error handler.

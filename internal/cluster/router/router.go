@@ -5,8 +5,8 @@
 // by what the daemons say about themselves. It merges lists. It keeps no state that would be
 // missing after its death, so several routers can serve the same nodes.
 //
-// The router checks no token: it passes the client's token on, and the daemons decide. Its own
-// token only reads what the daemons have. It connects only to the nodes in its list.
+// The router checks no token: it passes the client's token on, and the daemons decide. It uses its
+// own token only to read what the daemons have. It connects only to the nodes in its list.
 package router
 
 import (
@@ -34,8 +34,8 @@ type Config struct {
 	File   string         // path of the list of nodes; read again when it changes
 	Domain inbound.Domain // parent domain of the host names of ports; zero: ports have no host names
 	Policy placement.Policy
-	// Clients of other hosts can reach the router. Then every node must have a token, because a node
-	// without one executes the requests of every client.
+	// True if clients of other hosts can reach the router. Every node must then have a token,
+	// because a node without one executes the requests of every client.
 	Public bool
 	Log    *slog.Logger
 }
@@ -77,7 +77,7 @@ func New(cfg Config) (*Router, error) {
 	return r, r.readNodes()
 }
 
-// ServeHTTP implements http.Handler. It judges by the host name, the header and the path in the
+// ServeHTTP implements http.Handler. It routes by the host name, the header and the path, in the
 // same order as the daemons (see package front).
 func (r *Router) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	w = &writer{ResponseWriter: w}

@@ -222,7 +222,7 @@ func (c *cluster) setCordoned(name string, cordoned bool) {
 	c.fresh()
 }
 
-// A node that accepts connections and does not answer delays only requests that need it.
+// If a node accepts connections but does not answer, it delays only requests that need it.
 func TestSilentNode(t *testing.T) {
 	c := start(t, apirig.Options{}, "a", "b")
 	c.relays["a"].set(false, true)

@@ -18,14 +18,15 @@ import (
 // Bounds on what a router asks nodes about themselves.
 const (
 	interval    = 2 * time.Second
-	pause       = 200 * time.Millisecond // between two rounds of questions, also if clients ask for unknown snapshots
+	pause       = 200 * time.Millisecond // between two rounds of questions, even if clients ask for unknown snapshots
 	pollTimeout = 5 * time.Second        // for all questions to one node
-	maxPolls    = 64                     // nodes that are asked at a time
+	maxPolls    = 64                     // nodes that are asked at the same time
 	maxState    = 32 << 20               // bytes of one answer
 	maxToken    = 4 << 10                // bytes of a file with a token
 )
 
-// Estimates for placement. The daemon of a node measures, and refuses what the node has no room for.
+// Estimates for placement. The daemon of a node measures the real values, and refuses sandboxes for
+// which the node has no room.
 const (
 	assumedMiB  = 64   // memory of a sandbox that the node has not measured yet
 	assumedRate = 1000 // MiB per second at which a node reads a snapshot from its disk
@@ -61,7 +62,7 @@ func (n *node) placeable() (*placement.Node, map[string]uint64, error) {
 	return &p, s.sizes, nil
 }
 
-// has says where the node has the files of a snapshot, for the metrics.
+// has(tag) says where the node has the files of a snapshot, for the metrics.
 func (n *node) has(tag string) string {
 	n.status.mu.Lock()
 	defer n.status.mu.Unlock()
@@ -74,11 +75,13 @@ func (n *node) has(tag string) string {
 	return "absent"
 }
 
-// maxCounted is the maximum number of sandboxes of one request that are counted: that of a daemon.
+// maxCounted is the maximum number of sandboxes that are counted for one request. It equals a
+// daemon's limit.
 const maxCounted = 1000
 
-// placing counts the sandboxes of a request that is sent to the node. The caller calls the returned
-// function at the end, with whether the node has created them. Any client can send such requests.
+// placing counts the sandboxes of a request that is sent to the node. At the end, the caller calls
+// the returned function and says whether the node has created them. Any client can send such
+// requests.
 func (n *node) placing(count uint64) (done func(created bool)) {
 	count = min(max(count, 1), maxCounted)
 	n.status.mu.Lock()
@@ -111,8 +114,8 @@ func (r *Router) Run(ctx context.Context) {
 	}
 }
 
-// rest waits until the next round of questions is due. Any client can wake the router, so rest lasts at
-// least for the pause.
+// rest waits until the next round of questions is due. Any client can wake the router, so this
+// method lasts at least as long as the constant pause.
 func (r *Router) rest(ctx context.Context) {
 	select {
 	case <-ctx.Done():
@@ -200,7 +203,8 @@ func (n *node) ask(ctx context.Context) (p placement.Node, sizes map[string]uint
 		if s.Status != "ready" || s.Warning != "" {
 			continue
 		}
-		// Files of a snapshot with running sandboxes are in memory. The API does not tell about others.
+		// Files of a snapshot with running sandboxes are in memory. The API does not say whether
+		// other snapshots are in memory.
 		p.Has[s.Tag], sizes[s.Tag] = placement.Cold, s.MemSizeMiB
 		if s.Sandboxes > 0 {
 			p.Has[s.Tag] = placement.Hot
@@ -227,7 +231,7 @@ func (n *node) get(ctx context.Context, path string, out any) error {
 		req.Header.Set("Authorization", "Bearer "+strings.TrimSpace(string(token)))
 	}
 	req.Header.Set("User-Agent", "forkd-router")
-	resp, err := n.transport.RoundTrip(req) // follows no redirect, whose target would get the token
+	resp, err := n.transport.RoundTrip(req) // does not follow a redirect, because its target would get the token
 	if err != nil {
 		return err
 	}

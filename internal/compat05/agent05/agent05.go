@@ -50,8 +50,8 @@ type Guest interface {
 }
 
 // Addr returns the loopback address of a sandbox for clients on this host. The address is derived
-// from the id, so two sandboxes may have the same address. Among a thousand sandboxes, this happens
-// with a probability of 3 %.
+// from the id, so two sandboxes can have the same address. The probability that any two of a
+// thousand sandboxes do is 3 %.
 func Addr(id string, port int) string {
 	h := fnv.New32a()
 	h.Write([]byte(id))
@@ -122,8 +122,8 @@ type fault struct {
 	ExitCode  int    `json:"exit_code"`
 }
 
-// answer serves one connection. After sending the request, clients close their direction of the
-// connection; answer ignores that.
+// answer serves one connection. Clients close their sending side of the connection after the
+// request. answer() ignores that.
 func (s *Server) answer(ctx context.Context, conn net.Conn) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

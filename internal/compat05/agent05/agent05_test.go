@@ -13,7 +13,7 @@ import (
 	apiv1 "github.com/forkd/forkd/api/v1"
 )
 
-// guest gives the answers in its fields.
+// guest answers with the contents of its fields.
 type guest struct {
 	ping apiv1.Pong
 	exec func(context.Context, apiv1.ExecRequest) (apiv1.ExecResult, error)
@@ -37,7 +37,7 @@ func only(g Guest) func(net.Conn) *Server {
 }
 
 // serve serves g until t ends. The function that it returns makes a request like a client: it sends
-// a line and then closes its direction of the connection.
+// a line and then closes its sending side of the connection.
 func serve(t *testing.T, g Guest) (ask func(line string) map[string]any, addr string) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -141,7 +141,7 @@ func TestActions(t *testing.T) {
 	}
 }
 
-// When Serve has returned, no command of a client is running any more.
+// No command of a client is still running when Serve returns.
 func TestEndOfServe(t *testing.T) {
 	began, ended := make(chan struct{}), make(chan struct{})
 	g := &guest{exec: func(ctx context.Context, _ apiv1.ExecRequest) (apiv1.ExecResult, error) {

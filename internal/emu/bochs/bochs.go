@@ -43,7 +43,7 @@ var kept = []string{"usr/bin", "usr/lib", "usr/share/bochs", "usr/share/vgabios"
 // fetch the packages again.
 const layout = suite + "-1"
 
-// fetchLimit is the time limit of the download, which has about 70 MB including 15 MB of package
+// fetchLimit is the time limit of the download, which is about 70 MB, including 15 MB of package
 // lists.
 const fetchLimit = 10 * time.Minute
 

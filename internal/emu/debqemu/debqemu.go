@@ -27,9 +27,8 @@ const Program = "qemu-system-x86_64"
 const Package = "qemu-system-x86"
 
 // oldest is the first series that is known to be free of two faults of QEMU 7.2 (in target/i386/tcg
-// of its source). QEMU 7.2 and the series oldest share a third fault; see mend.go. Because of the
-// two faults, VMs in an
-// emulated host occasionally die or hang:
+// of its source). QEMU 7.2 and this series share a third fault; see mend.go. Because of the two
+// faults, VMs in an emulated host occasionally die or hang:
 //
 //   - VMRUN does not load the interrupt shadow (AMD64 manual volume 2, section 15.21.5). If an
 //     interrupt occurs between STI and HLT, HLT waits although it should wake up.
@@ -37,8 +36,8 @@ const Package = "qemu-system-x86"
 //     flags.
 const oldest = "10.0"
 
-// fetchLimit is the time limit of the download, which has about 10 MB. After a failure, Choose
-// tries again only after retryAfter, so that a host without a network does not wait at every start.
+// fetchLimit is the time limit of the download, which is about 10 MB. After a failure, Choose tries
+// again only after retryAfter, so that a host without a network does not wait at every start.
 const (
 	fetchLimit = 3 * time.Minute
 	retryAfter = 24 * time.Hour

@@ -119,9 +119,9 @@ const (
 	frameTypesEnd // first invalid type
 )
 
-// Only one FrameStdin may be pending, so that the emulated host can always receive. Otherwise the
-// emulated host's receive window could fill up with input that the process does not read. The
-// emulated host would then not see the end of the connection behind that input, and would not
+// Only one FrameStdin may be pending, so that the emulated host can always receive. With more of
+// them, the emulated host's receive window could fill up with input that the process does not read.
+// The emulated host would then not see the end of the connection behind that input, and would not
 // notice that the client has exited.
 
 // MaxFrame is the maximum length of a frame's payload in bytes.

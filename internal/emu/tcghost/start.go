@@ -122,7 +122,7 @@ func (m Machine) spawn(o Options, supervisor []string) (<-chan error, error) {
 // errEnded means that the supervisor, which another process had started, has exited.
 var errEnded = errors.New("the supervisor has ended")
 
-// awaitReady waits until the emulated host answers, until it has finally failed, or until ctx is
+// awaitReady waits until the emulated host answers, until it has failed for good, or until ctx is
 // done. If another process has started the supervisor, exited is nil, and awaitReady returns
 // errEnded when the supervisor exits.
 func (m Machine) awaitReady(ctx context.Context, exited <-chan error) (State, error) {
