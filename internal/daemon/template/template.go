@@ -141,8 +141,8 @@ func New(cfg Config) (*Builder, error) {
 const closeWait = 10 * time.Second
 
 // Close cancels all builds and waits until they have ended. If builds take longer than closeWait,
-// it kills their sandboxes. If they have still not ended after another closeWait, Close returns all
-// the same, because a build must not delay the daemon's shutdown.
+// it kills their sandboxes. If they have still not ended after another closeWait, Close returns
+// nevertheless, because a build must not delay the daemon's shutdown.
 func (b *Builder) Close() {
 	b.mu.Lock()
 	b.closed = true
