@@ -16,7 +16,7 @@ import (
 // wheelsPython returns a python3 whose packages contain their own OpenSSL; see scripts/test-wheels.
 func wheelsPython(t *testing.T) string { return filepath.Join(venv(t, "test-wheels"), "python3") }
 
-// venv returns the directory of the programs in a Python environment. The script
+// venv returns the directory that contains the programs of a Python environment. The script
 // scripts/test-wheels makes these environments.
 func venv(t *testing.T, name string) string {
 	t.Helper()
@@ -123,7 +123,8 @@ shutil.rmtree(dir)`,
 	}
 }
 
-// A package manager may replace a library that a running process still uses.
+// A package manager can replace a library that a running process still uses. The library in that
+// process must still be reseeded.
 func TestALibraryWhoseFileIsGoneIsReseeded(t *testing.T) {
 	s, h := newServer(t)
 	got := run(t, h, code(`import ctypes, shutil, tempfile, _hashlib
