@@ -94,22 +94,22 @@ type Host struct {
 	// +checklocks:mu
 	asked time.Time // time of the latest reading
 	// +checklocks:mu
-	since int // number of VMs for which Enter has reserved places since that reading
+	since int // number of VMs for which Enter has reserved places since the time in asked
 }
 
 // askEvery is the maximum age of the figure of the host's available memory. The kernel takes tens
 // of microseconds to compute the figure, which is long for a fork.
 const askEvery = 100 * time.Millisecond
 
-// New returns a Host without VMs. The private disk tops of sandboxes are in dir. If the host has too
-// little memory, the Host calls the function ended, which waits until VMs that were killed have given
-// back their memory. If ended returns true, the Host checks the memory again.
+// New returns a Host without VMs. The private disk tops of sandboxes are in dir. If the host has
+// too little memory, the Host calls the function ended. This function waits until killed VMs have
+// given back their memory. If ended returns true, the Host checks the memory again.
 func New(rules Rules, dir string, ended func() bool) *Host {
 	return &Host{rules: rules, dir: dir, available: memAvailable, room: FreeBytes, ended: ended}
 }
 
-// again calls check. If check refuses for lack of memory, and memory has been given back since, it
-// calls check a second time.
+// The method again calls check. If check refuses for lack of memory, and memory has been given back
+// since, the method calls check a second time.
 func (h *Host) again(check func() error) error {
 	err, refused := check(), (*Error)(nil)
 	if !errors.As(err, &refused) || refused.Code != CodeHostMemory || !h.ended() {
@@ -227,7 +227,8 @@ func (r *Rules) RoomForFiles(disk *os.File, bytes uint64) error {
 	return r.checkDisk(free-bytes, name)
 }
 
-// RoomInMemory is like the method of Rules.
+// RoomInMemory is like Rules.RoomInMemory, but checks a second time if killed VMs have given memory
+// back.
 func (h *Host) RoomInMemory(memory uint64) error {
 	return h.again(func() error { return h.rules.RoomInMemory(memory) })
 }
@@ -254,7 +255,8 @@ func refuse(code, format string, args ...any) error {
 	return &Error{Code: code, Reason: fmt.Sprintf(format, args...)}
 }
 
-// askLocked reads the host's available memory, unless the last reading is recent.
+// askLocked reads the host's available memory. If the last reading is recent, askLocked does
+// nothing.
 //
 // +checklocks:h.mu
 func (h *Host) askLocked() error {

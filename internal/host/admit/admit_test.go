@@ -68,7 +68,8 @@ func TestRulesLookAtTheHost(t *testing.T) {
 	}
 }
 
-// Sandboxes that are being created count until release is called.
+// Sandboxes that are being created count against the owner's limit until the function release is
+// called.
 func TestOwnersReserve(t *testing.T) {
 	var o Owners
 	have := func() int { return 1 }
@@ -112,7 +113,8 @@ func TestRoomLeavesTheReserves(t *testing.T) {
 	wantRefused(t, CodeHostDisk, (&Rules{DiskReserve: 1 << 62}).RoomForFiles(f, 1))
 }
 
-// A request that lacks memory waits for VMs that were killed, and then reads the host's memory again.
+// If the host lacks memory for a request, the request waits until killed VMs have ended, and then
+// reads the host's memory again.
 func TestKilledVMsGiveMemoryBack(t *testing.T) {
 	free, killed := uint64(0), 2
 	a := New(Rules{MemoryReserve: startBytes}, "/", func() bool {

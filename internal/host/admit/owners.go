@@ -5,8 +5,8 @@ import (
 	"sync"
 )
 
-// Owners counts the sandboxes that are being created, for each owner, so that two requests cannot
-// both take the last place. The zero Owners is ready to use.
+// Owners counts, for each owner, the sandboxes that are being created. So two requests cannot both
+// take the owner's last place. The zero Owners is ready to use.
 type Owners struct {
 	mu sync.Mutex
 	// +checklocks:mu
@@ -14,8 +14,8 @@ type Owners struct {
 }
 
 // Reserve reserves room for n more sandboxes of an owner. The parameter most is the maximum number
-// of the owner's sandboxes (0: unlimited), and the function have returns their present number. The
-// caller must call release when the sandboxes exist or have failed. The error is an *Error.
+// of the owner's sandboxes (0: unlimited). The present number is the result of have(). The caller
+// must call release when the sandboxes exist or have failed. The error is an *Error.
 func (o *Owners) Reserve(owner string, most, n int, have func() int) (release func(), err error) {
 	if most == 0 {
 		return func() {}, nil

@@ -67,8 +67,8 @@ func follow[Req, Res any](ctx context.Context, c *Client, procedure string,
 }
 
 func options(most bound, ask func(int) error) []connect.ClientOption {
-	// Messages must not be compressed, because the bound applies to the bytes as sent, and a
-	// compressed message can become much longer.
+	// Messages must not be compressed. The bound applies to the bytes as sent, and a compressed
+	// message can be much longer after it is decompressed.
 	return []connect.ClientOption{connect.WithCodec(boundedJSON{most, ask}), connect.WithReadMaxBytes(most.bytes),
 		connect.WithAcceptCompression("gzip", nil, nil)}
 }
@@ -97,8 +97,8 @@ func (a answers) Do(req *http.Request) (*http.Response, error) {
 }
 
 // streams is the HTTP client for RPCs whose answer is a stream. It bounds the last message of a
-// stream, because Connect decodes that message itself, and a part of an error may take a hundred
-// times its length when decoded.
+// stream, because Connect decodes that message itself. When decoded, a part of an error can take a
+// hundred times its length.
 type streams struct{ client *http.Client }
 
 func (s streams) Do(req *http.Request) (*http.Response, error) {

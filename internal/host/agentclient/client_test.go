@@ -97,7 +97,8 @@ func TestDialUnixEndsWithItsContext(t *testing.T) {
 	}
 }
 
-// A busy agent answers and closes the stream before it has read the port number.
+// If an agent is busy, it answers and closes the stream before it has read the port number.
+// DialPort must still return the agent's refusal.
 func TestDialPortOfABusyAgent(t *testing.T) {
 	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
 	if err != nil {
@@ -269,8 +270,8 @@ func TestEvalTellsHowATimeoutWent(t *testing.T) {
 	}
 }
 
-// TestExecUnpacksNothing checks that a guest cannot make the host decompress a message, because the
-// host bounds only the compressed size of a message.
+// TestExecUnpacksNothing checks that a guest cannot make the host decompress a message. The host
+// bounds only the compressed size, so a decompressed message could be of any size.
 func TestExecUnpacksNothing(t *testing.T) {
 	accepted := make(chan string, 1)
 	guest := peer(func(c net.Conn) {
@@ -341,7 +342,7 @@ func TestInputIsSentOnceWhateverTheGuestSays(t *testing.T) {
 	}
 }
 
-// A warm-up step that writes far more output than the client keeps is not killed.
+// If a warm-up step writes far more output than the client keeps, the step is not killed.
 func TestExecMayWriteMoreThanIsKept(t *testing.T) {
 	guest := peer(func(c net.Conn) {
 		if _, err := http.ReadRequest(bufio.NewReader(c)); err == nil {

@@ -62,7 +62,8 @@ func TestRunCodeTellsAllInOrder(t *testing.T) {
 	}
 }
 
-// Lines that the real agent never sends are errors, and do not make the daemon use much memory.
+// If a guest sends a line that the real agent never sends, the call returns an error, and the
+// daemon does not use much memory.
 func TestRunCodeOfAHostileGuest(t *testing.T) {
 	many := `{"type":"result"` + strings.Repeat(`,"x":0`, 1000) + `}`
 	extra := `{"type":"result","extra":{"x":0` + strings.Repeat(`,"x":0`, 1000) + `}}`
@@ -113,7 +114,7 @@ func TestEvalCountsWhatALineBecomes(t *testing.T) {
 	}
 }
 
-// The texts of an exception are cut to the same length as a result.
+// The texts of an exception are cut at the same length as the text of a result.
 func TestEvalCutsTheTextsOfAnException(t *testing.T) {
 	long := strings.Repeat("x", 3000)
 	r, err := interpreter(`{"type":"error","name":"`+long+`","value":"`+long+`","traceback":"`+long+`"}`,

@@ -120,10 +120,10 @@ func (g *guestConns) countLocked(n int) {
 	}
 }
 
-// DialUnix returns a dial function for the vsock unix socket of a VMM. The function sends
-// "CONNECT <port>\n" and expects "OK <number>\n", as Firecracker's vsock device does. If a limit of
-// connections is reached, because the guest does not read or because the VMM is hostile, the
-// function returns an Error with CodeUnavailable.
+// DialUnix returns a dial function for the vsock unix socket of a VMM. That function first sends
+// "CONNECT <port>\n" and then expects "OK <number>\n", as Firecracker's vsock device does. If the
+// guest does not read or the VMM is hostile, a limit on the number of connections may be reached.
+// The function then returns an Error with CodeUnavailable.
 func DialUnix(path string) DialFunc { return new(Owners).DialUnix("", path) }
 
 // stream is a connection to a guest.

@@ -40,9 +40,9 @@ func serveConnects(t *testing.T) (path string, conns <-chan net.Conn) {
 	return path, accepted
 }
 
-// If a VMM does not read the data of connections that the daemon has closed, it can hold only a
-// limited part of the daemon's memory. Connections to ports of the guest, where strangers may
-// connect, are counted apart from connections to its agent.
+// If a VMM does not read the data of connections that the daemon has closed, the VMM can still hold
+// only a limited part of the daemon's memory. Connections to ports of the guest, where strangers
+// may connect, are counted apart from connections to its agent.
 func TestVMMThatDoesNotRead(t *testing.T) {
 	for _, ports := range [][2]uint32{{agentproto.EnvdPort, agentproto.DialPort},
 		{agentproto.DialPort, agentproto.EnvdPort}} {
@@ -87,10 +87,10 @@ func testUnread(t *testing.T, port, other uint32) {
 	c.Close()
 }
 
-// Open connections count like closed ones with unread data, because many open connections may be
-// closed while their guests do not read. The number of connections is limited for each owner and
-// for all owners together. A guest or an owner with few connections gets more even above these
-// limits.
+// Open connections count like closed connections with unread data. If their guests do not read,
+// many open connections can become such closed connections. The number of connections is limited
+// for each owner and for all owners together. A guest or an owner with few connections gets more
+// even above these limits.
 func TestConnectionsAreLimited(t *testing.T) {
 	var owners Owners
 	var guests []*guestConns
@@ -141,7 +141,7 @@ func TestConnectionsAreLimited(t *testing.T) {
 		}
 	}
 	refused("with open connections")
-	ours[0].Close() // has no data
+	ours[0].Close() // this connection has carried no data
 	ours[0] = open()
 	<-conns
 	fmt.Fprintf(ours[1], "data\n")
@@ -169,7 +169,7 @@ func TestConnectionsAreLimited(t *testing.T) {
 	}
 }
 
-// Connections that the guest has read, or that carried no data, are not counted.
+// A closed connection is not counted if it carried no data, or if the guest has read its data.
 func TestClosedConnectionsAreNotCounted(t *testing.T) {
 	path, conns := serveConnects(t)
 	dial := DialUnix(path)

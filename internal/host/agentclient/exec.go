@@ -60,7 +60,7 @@ type ExecResult struct {
 }
 
 // Err returns nil if the command exited by itself, with any exit code, and its output is complete.
-// Otherwise it returns an error that wraps one of the Err variables of this package.
+// In all other cases, it returns an error that wraps one of the Err variables of this package.
 func (r ExecResult) Err() error {
 	switch {
 	case r.Outcome == TimedOut:
@@ -158,8 +158,8 @@ func (c *Client) ExecStream(ctx context.Context, req ExecRequest, sink func(Stre
 	return none, err
 }
 
-// ErrDetached ends an ExecStream without killing the command. It may be the cause with which the
-// context ends, or an error that the function Started or the sink returns.
+// ErrDetached ends an ExecStream without killing the command. It can be the cause of the context's
+// cancellation, or an error that the function Started or the sink returns.
 var ErrDetached = errors.New("the command goes on by itself")
 
 // ExecDetached starts a command and leaves it running. Its output is lost while no client is
@@ -186,9 +186,9 @@ type execCall struct {
 	started chan struct{} // closed when e.pid is set
 }
 
-// untilStarted is like stream, but the context may end before the guest has reported the process
-// id. In that case untilStarted waits for the id for a moment, because a process without a known id
-// cannot be killed.
+// untilStarted is like the method stream. But if the context ends before the guest has reported the
+// process id, untilStarted waits for the id for a moment. A process can be killed only if its id is
+// known.
 func (e *execCall) untilStarted(ctx context.Context) (ExecResult, error) {
 	call, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()

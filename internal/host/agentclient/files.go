@@ -27,8 +27,8 @@ func (c *Client) ReadTree(ctx context.Context, path, user string) (io.ReadCloser
 	return c.download(ctx, "read directory", "/archive", path, user)
 }
 
-// WriteTree unpacks a tar archive into a directory of the guest, which it creates if missing. New
-// files belong to the given user.
+// WriteTree unpacks a tar archive into a directory of the guest. If the directory is missing,
+// WriteTree creates it. New files belong to the given user.
 func (c *Client) WriteTree(ctx context.Context, path, user string, archive io.Reader) error {
 	return c.upload(ctx, "write directory", "/archive", path, user, archive)
 }

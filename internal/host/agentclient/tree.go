@@ -21,7 +21,7 @@ type Entry struct {
 	Owner, Group string
 	Modified     time.Time
 	LinkTarget   string // final target of a symbolic link
-	LinkText     string // target of a symbolic link as the link has it; empty if the agent does not report it
+	LinkText     string // target as written in the symbolic link; empty if the agent does not report it
 }
 
 func entryOf(e *filesystem.EntryInfo) Entry {

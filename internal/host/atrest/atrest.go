@@ -205,7 +205,7 @@ func names(m *snapshot.Manifest) map[string]string {
 	return all
 }
 
-// count finds the files with the given suffix that only this family has.
+// count finds the files that have the given suffix and belong only to this family.
 func (w *work) count(suffix string) error {
 	w.todo, w.bytes, w.done = map[string]map[string]bool{}, map[inode]uint64{}, map[inode]string{}
 	w.others = nil
@@ -246,7 +246,7 @@ func (w *work) count(suffix string) error {
 			}
 			continue
 		}
-		if ours[list[0].owner] { // for example a sandbox that the store does not know about
+		if ours[list[0].owner] { // the other links belong, for example, to a sandbox that the store does not know
 			return &store.EncryptedError{Tag: list[0].member.Tag, Reason: fmt.Sprintf("its file %s has %d other links, which "+
 				"would keep the old content: end the sandboxes that come from it", list[0].name, has[i].Nlink-links[i])}
 		}

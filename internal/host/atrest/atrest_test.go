@@ -23,7 +23,7 @@ import (
 
 var ctx = context.Background()
 
-// world is a store with a Crypter. RAM is a real RAM file system.
+// world is a store with a Crypter. The store's RAM is a real RAM file system.
 type world struct {
 	*Crypter
 	t               *testing.T
@@ -262,7 +262,8 @@ func TestEncryptAndShred(t *testing.T) {
 	w.holds("b")
 }
 
-// A later encryption of the parent completes the encryption of its branches.
+// If a parent is encrypted after one of its branches, all of its branches are then completely
+// encrypted.
 func TestEncryptParentLater(t *testing.T) {
 	w := newWorld(t)
 	w.make("parent", "")
@@ -332,7 +333,7 @@ func TestSnapshotsInUse(t *testing.T) {
 	}
 	l.Release()
 	w.holds("a")
-	unpin, err := w.store.Pin("a") // a suspended sandbox
+	unpin, err := w.store.Pin("a") // as a suspended sandbox does
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -345,7 +346,8 @@ func TestSnapshotsInUse(t *testing.T) {
 	}
 }
 
-// A link that the store does not know about would keep the plain content.
+// If a file has a link that the store does not know about, the encryption fails, because the link
+// would keep the content in clear.
 func TestForeignLink(t *testing.T) {
 	w := newWorld(t)
 	w.make("a", "")
@@ -420,7 +422,8 @@ func TestDamage(t *testing.T) {
 	}
 }
 
-// The layers of a snapshot's volumes are also files of the volumes themselves, which stay in clear.
+// A snapshot with volumes cannot be encrypted. The layers of its volumes are also files of the
+// volumes themselves, which stay in clear.
 func TestSnapshotsWithVolumesAreRefused(t *testing.T) {
 	m := &snapshot.Manifest{ID: "a", Memory: []snapshot.File{{Owner: "a"}}, Volumes: []snapshot.Volume{{Name: "data"}}}
 	w := &work{family: []store.Member{{Tag: "a", ID: "a", Manifest: m}}}

@@ -67,8 +67,8 @@ func (w *world) killed(verb, tag string, delay time.Duration) (ended bool) {
 	return err == nil
 }
 
-// A daemon that is killed at any time leaves each snapshot in clear or encrypted. The next call
-// completes the work.
+// Whenever a daemon is killed, each snapshot is either in clear or encrypted afterwards. The next
+// call completes the work.
 func TestKilled(t *testing.T) {
 	w := newWorld(t)
 	w.make("parent", "")

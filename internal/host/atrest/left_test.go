@@ -13,8 +13,8 @@ import (
 	"github.com/forkd/forkd/internal/host/vault"
 )
 
-// The deletion of a snapshot without a readable manifest destroys its key. It keeps a key that
-// another snapshot also has.
+// If a snapshot without a readable manifest is deleted, its key is destroyed. If another snapshot
+// also has the key, the key is kept.
 func TestDeletionOfADamagedSnapshot(t *testing.T) {
 	w := newWorld(t)
 	w.make("parent", "")
@@ -97,8 +97,8 @@ func TestKeyOfARenamedSnapshot(t *testing.T) {
 	}
 }
 
-// A daemon that was killed while it deleted, encrypted or decrypted a snapshot leaves a directory.
-// The next start destroys the directory's key, unless a snapshot has the key.
+// If a daemon is killed while it deletes, encrypts or decrypts a snapshot, it leaves a directory.
+// The next daemon destroys the directory's key if no snapshot has this key.
 func TestKeysOfInterruptedChanges(t *testing.T) {
 	for _, left := range []string{"snapshots/.deleted-x", "staging/rewrite-x"} {
 		w := newWorld(t)

@@ -13,7 +13,7 @@ import (
 	"github.com/forkd/forkd/internal/host/vault"
 )
 
-// A branch that a client makes during the encryption of its parent is encrypted too.
+// If a client makes a branch while the parent is being encrypted, the branch is encrypted too.
 func TestBranchesDuringTheEncryption(t *testing.T) {
 	w := newWorld(t)
 	w.make("parent", "")
@@ -66,7 +66,7 @@ func TestBranchesDuringTheEncryption(t *testing.T) {
 	}
 }
 
-// A daemon that is killed after an encryption may leave copies in RAM, which are in clear. The next
+// If a daemon is killed after an encryption, it may leave copies in RAM that are in clear. The next
 // daemon removes them.
 func TestCopiesInRAMAfterAKill(t *testing.T) {
 	w := newWorld(t)
@@ -97,7 +97,8 @@ func TestCopiesInRAMAfterAKill(t *testing.T) {
 	w.holds("a")
 }
 
-// A snapshot that has lost its EncryptionFile, for example in a backup, is still not written in clear.
+// Even if a snapshot has lost its EncryptionFile, for example in a backup, its data is still not
+// written in clear.
 func TestLostEncryptionFile(t *testing.T) {
 	w := newWorld(t)
 	w.make("a", "")
@@ -112,7 +113,8 @@ func TestLostEncryptionFile(t *testing.T) {
 	}
 }
 
-// A snapshot from another host cannot share encrypted files, so they count as missing.
+// A snapshot that arrives from another host cannot share encrypted files of this host. So these
+// files count as missing.
 func TestEncryptedLayersAreNotShared(t *testing.T) {
 	w := newWorld(t)
 	w.make("parent", "")

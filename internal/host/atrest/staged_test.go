@@ -16,8 +16,8 @@ import (
 
 // stage makes a snapshot whose files are all encrypted from the beginning. If the parameter from is
 // empty, the snapshot is a parent; if not, it is a branch of the snapshot with that tag. The
-// function before is called just before the publication. If it has failed the test, stage publishes
-// nothing.
+// function in the parameter before is called just before the publication. If this function has
+// failed the test, stage publishes nothing.
 func (w *world) stage(tag, from string, before func(g *store.Staging)) error {
 	w.t.Helper()
 	var l *store.Lease
@@ -146,7 +146,8 @@ func TestEncryptedFromTheBeginning(t *testing.T) {
 	w.holds("clear")
 }
 
-// A snapshot that cannot be completed, or whose daemon is killed, leaves neither files nor keys.
+// If a snapshot cannot be completed, or the daemon that makes it is killed, neither files nor keys
+// are left.
 func TestEncryptedAndNotCompleted(t *testing.T) {
 	w := newWorld(t)
 	w.make("parent", "")
@@ -226,8 +227,9 @@ func TestEncryptedAndKilledBeforeTheMove(t *testing.T) {
 	}
 }
 
-// A daemon is killed while a complete snapshot is not yet in its directory, and while it deletes
-// the parent. The snapshot keeps the key of the layers that it inherits from the parent.
+// The test makes the directories that a daemon leaves if it is killed at two points: while a
+// complete snapshot is not yet in its directory, and while the parent is being deleted. The
+// snapshot keeps the key of the layers that it inherits from the parent.
 func TestKeysOfAStagedSnapshot(t *testing.T) {
 	w := newWorld(t)
 	w.make("parent", "")

@@ -109,12 +109,13 @@ func (e *Error) Error() string {
 
 func (e *Error) Unwrap() error { return e.Flush }
 
-// Reserve reserves room for the memory layer of a branch, which may have up to the given number of
-// bytes. If a layer of this size does not fit at once, and exact is not nil, Reserve calls exact for a
-// better estimate. Reserve waits until the disk has caught up with the branches of the owner, but no
-// longer than a client can wait. After that, or if the disk cannot be written, the error is an *Error.
-// If no other layer is to be written to disk, and sandboxes of the owner have no lines, the branch is
-// never refused. The caller calls release when the snapshot is published or abandoned.
+// Reserve reserves room for the memory layer of a branch. The parameter most is the maximum size of
+// the layer in bytes. If a layer of this size does not fit at once, and exact is not nil, Reserve
+// calls exact for a better estimate. Reserve waits until the disk has caught up with the branches
+// of the owner, but at most for the time in the field Wait. If this time passes, or if the disk
+// cannot be written, the error is an *Error. If no other layer is to be written to disk, and
+// sandboxes of the owner have no lines, the branch is never refused. The caller calls release when
+// the snapshot is published or abandoned.
 func (b *Backlog) Reserve(ctx context.Context, owner string, most uint64, exact func() (uint64, error)) (
 	release func(), err error) {
 	w := &room{owner: owner, bytes: most, in: make(chan struct{})}
@@ -211,8 +212,8 @@ func (b *Backlog) leave(w *room) {
 
 // Admit assigns room to layers in the queue, in order. It returns how many bytes must be free for
 // the first layer that remains, or 0 if the queue is empty. If Admit has used an earlier count of
-// the usage, it returns 0 and, if a layer still waits, plans another call of itself for the time when
-// that count expires.
+// the usage, it returns 0. If a layer still waits then, Admit plans another call of itself for the
+// time when that count expires.
 func (b *Backlog) Admit() (missing uint64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -266,7 +267,7 @@ type usage struct {
 	lines  map[string]uint64 // bytes of lines, by owner
 	all    uint64            // bytes of all owners
 	coming uint64            // bytes reserved for the layers that are being made, for all owners together
-	free   uint64            // free bytes in the RAM file system, minus coming
+	free   uint64            // free bytes in the RAM file system, minus the bytes in coming
 }
 
 // wants returns how many bytes must be free for w: the bytes of the layer itself, and the bytes
@@ -308,8 +309,8 @@ func (b *Backlog) countLocked() usage {
 	return u
 }
 
-// stuck returns a *Error if waiting does not help, because the disk is full or a flush of
-// the same owner's snapshots has failed.
+// stuck returns an *Error if waiting does not help: the disk is full, or a flush of the same
+// owner's snapshots has failed.
 func (b *Backlog) stuck(w *room) error {
 	for _, l := range b.Unflushed() {
 		full := errors.Is(l.Err, unix.ENOSPC) || errors.Is(l.Err, unix.EDQUOT)

@@ -58,7 +58,7 @@ func TestUsageIsRemembered(t *testing.T) {
 	}
 }
 
-// A branch that has no room because of its owner's lines does not delay branches of other owners.
+// If a branch has no room because of its owner's lines, it does not delay branches of other owners.
 func TestLinesDelayNoOtherOwner(t *testing.T) {
 	h := &host{}
 	h.lines.Store(1)

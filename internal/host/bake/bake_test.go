@@ -99,8 +99,8 @@ func TestBadRequestsNameTheField(t *testing.T) {
 			t.Errorf("%s: %v", field, err)
 		}
 	}
-	// A request for more memory than the host has is refused at once, because a guest would need
-	// minutes to set up such memory.
+	// If a request names more memory than the host has, it is refused without starting a VM. A
+	// guest would need minutes to set up such memory.
 	req := w.request
 	req.MemoryMiB = HostMemoryMiB() + 1
 	_, err := w.Bake(t.Context(), req)
@@ -305,7 +305,8 @@ func TestGuestThatFillsTheDisk(t *testing.T) {
 	w.checkClean(t)
 }
 
-// If one client has requested many bakes, another client's bake does not wait for all of them.
+// If one client has requested many bakes, the bake of another client begins before all of these
+// bakes have ended.
 func TestBakesOfOneClientDoNotAllComeFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newKitchen(t)

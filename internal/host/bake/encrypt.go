@@ -12,8 +12,8 @@ import (
 // ramInterval is how often a bake checks whether RAM has room for the disk of an encrypted parent.
 const ramInterval = 200 * time.Millisecond
 
-// whileRAM returns a context that is canceled when the disk of an encrypted parent, which is in RAM,
-// gets too large. The cause is then a *vault.RoomError.
+// whileRAM returns a context for the bake of an encrypted parent, whose disk is in RAM. The context
+// is canceled when the disk gets too large for the RAM. The cause is then a *vault.RoomError.
 func (b *bake) whileRAM(ctx context.Context) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	if !b.req.Encrypt {

@@ -9,7 +9,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/agentproto"
 )
 
-// The texts of an agent's announcement are in each list of snapshots, so they have bounds.
+// The texts of an agent's announcement are bounded, because every list of snapshots contains them.
 func TestAnnouncementsAreBounded(t *testing.T) {
 	long := strings.Repeat("x", 257)
 	for name, c := range map[string]struct {

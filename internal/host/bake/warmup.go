@@ -39,7 +39,7 @@ func (e *WarmupError) Error() string {
 // that never reports the end of a step would keep the only place for bakes.
 const lateAnswer = 30 * time.Second
 
-// within calls f, which waits for the guest, with a deadline.
+// The function within calls f with a deadline, because f waits for the guest.
 func within(ctx context.Context, limit time.Duration, f func(context.Context) error) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("the guest did not answer within %v", limit))
 	defer cancel()
@@ -48,7 +48,7 @@ func within(ctx context.Context, limit time.Duration, f func(context.Context) er
 
 // ErrFull is the error of a bake, or of a step of a build, that has ended because the host's disk
 // is full. A guest that finds no space for its writes is paused until there is space. A bake does
-// not wait for space, because it would keep the only place for bakes until its timeout.
+// not wait for space, because a waiting bake would keep the only place for bakes until its timeout.
 var ErrFull = fmt.Errorf("the host's disk is full: the guest writes more than there is room for under the daemon's state: %w", syscall.ENOSPC)
 
 // warm runs the warm-up steps.

@@ -94,7 +94,7 @@ func (s *Set[V]) find(at Place) (i int, found bool) {
 	return slices.BinarySearchFunc(s.order, at, func(m *member[V], at Place) int { return m.place.compare(at) })
 }
 
-// sort sorts the objects that were added since the last call. It moves only these objects, and
+// sort sorts the objects that were added since the previous call. It moves only these objects, and
 // objects that are newer than the oldest of them.
 func (s *Set[V]) sort() {
 	if s.sorted == len(s.order) {

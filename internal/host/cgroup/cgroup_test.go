@@ -182,8 +182,8 @@ func onTmpfs(t *testing.T) string {
 	return dir
 }
 
-// A file on tmpfs raises the memory limit of the process that wrote it only if the file is a layer
-// that the daemon has asked for, and only while the file exists.
+// A file on tmpfs can raise the memory limit of the process that wrote it. It does so only if it is
+// a layer that the daemon has asked for, and only while it exists.
 func TestOwnSharedMemoryRaisesNoLimit(t *testing.T) {
 	const limit, ram, copied = 64 << 20, 256 << 20, 8 << 20 // bytes
 	tree := open(t)

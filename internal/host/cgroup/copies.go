@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// copies are files on tmpfs that the process of a leaf has written for the daemon. The map is from
-// a file's path to its inode number, because another file may later have the same path.
+// copies has the files on tmpfs that the process of a leaf has written for the daemon. It maps a
+// file's path to the file's inode number, because another file may later have the same path.
 type copies map[string]uint64
 
 // add records a file on tmpfs. It ignores a file on a disk, because the kernel can reclaim the page

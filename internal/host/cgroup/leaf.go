@@ -184,10 +184,10 @@ func (l *Leaf) writeLocked() error {
 	return nil
 }
 
-// Spare raises the memory limit so that the VM process can copy its guest's memory to the given
-// file when a branch or a parent is made. If the file is on tmpfs, the kernel charges the copy to
-// the leaf, although it belongs to the snapshot. When the copy is complete, Tighten lowers the
-// limit. The bytes that the copy takes stay permitted while the file exists.
+// Spare raises the memory limit for a copy. When a branch or a parent is made, the VM process
+// copies its guest's memory to the given file. If the file is on tmpfs, the kernel charges the copy
+// to the leaf, even though the copy belongs to the snapshot. When the copy is complete, Tighten
+// lowers the limit. The bytes that the copy takes stay permitted while the file exists.
 func (l *Leaf) Spare(layer *os.File) error {
 	if l == nil {
 		return nil

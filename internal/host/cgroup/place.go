@@ -114,7 +114,8 @@ func leave(parent string) error {
 	return write(dir, "cgroup.procs", "0")
 }
 
-// diskOf returns the major:minor of the whole disk that contains dir, which io.max requires.
+// diskOf returns the major:minor of the whole disk that contains dir. The file io.max requires the
+// number of a whole disk.
 func diskOf(dir string) (string, error) {
 	var st unix.Stat_t
 	if err := unix.Stat(dir, &st); err != nil {

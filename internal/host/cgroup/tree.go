@@ -9,13 +9,13 @@
 // The kernel charges a page to the leaf whose process used the page first, until the page is freed.
 // So pages of layers that a VMM only reads are charged to the daemon or to the VMM that made the
 // snapshot. Pages that a guest writes are copied, and the copies are charged to the guest's own
-// leaf. Layers in RAM that a VMM writes for branches are also charged to the VMM's leaf, although
-// they belong to the snapshot; see Leaf.Spare. The page cache of disks is charged to a leaf too,
-// but when the leaf reaches its limit, the kernel reclaims page cache first.
+// leaf. Layers in RAM that a VMM writes for branches are also charged to the VMM's leaf, even
+// though they belong to the snapshot; see Leaf.Spare. The page cache of disks is charged to a leaf
+// too, but when the leaf reaches its limit, the kernel reclaims page cache first.
 //
 // Sizes are in bytes unless a name says otherwise. The package uses a dozen small files of the
-// kernel (Documentation/admin-guide/cgroup-v2.rst) directly, because containerd/cgroups would bring
-// D-Bus and eBPF.
+// kernel (Documentation/admin-guide/cgroup-v2.rst) directly, because the module containerd/cgroups
+// would also add code for D-Bus and eBPF.
 package cgroup
 
 import (
@@ -52,7 +52,7 @@ type Tree struct {
 	enabled []string // available controllers
 	missing error    // why there are no leaves, or why controllers are missing
 	disk    string   // major:minor of the disk with the state directory
-	diskErr error    // why disk is unknown
+	diskErr error    // why the field disk is unknown
 }
 
 // Open finds a place for leaves and prepares it. If there is no such place, the tree has no leaves,
@@ -148,7 +148,7 @@ func (t *Tree) Missing() error {
 	return t.diskErr
 }
 
-// can returns an error if limits of the given controller are not available.
+// can(controller) returns an error if limits of this controller are not available.
 func (t *Tree) can(controller string) error {
 	if t == nil || t.dir == "" {
 		return t.Missing()
@@ -181,8 +181,8 @@ func (t *Tree) Sweep(keep func(name string) bool) error {
 	return errors.Join(errs...)
 }
 
-// Close removes the directory for leaves, unless it contains leaves that the next daemon takes
-// over.
+// Close removes the directory for leaves. If it contains leaves that the next daemon takes over,
+// the directory stays.
 func (t *Tree) Close() {
 	if t != nil && t.dir != "" {
 		_ = os.Remove(t.dir)

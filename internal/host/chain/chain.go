@@ -28,8 +28,9 @@ const (
 )
 
 // Memory completes the memory layer of a new snapshot, given the layer's file. The file holds the
-// pages that were written after the parent snapshot was made, and extents describes these pages.
-// Memory returns the memory map of the new snapshot, and the layers that the snapshot inherits.
+// pages that were written after the parent snapshot was made. The parameter extents describes these
+// pages. Memory returns the memory map of the new snapshot, and the layers that the snapshot
+// inherits.
 //
 // To limit the number of extents, Memory copies some pages from the parent's layers to the new
 // layer. If the parent already has MaxDepth layers, Memory copies all pages that the new layer

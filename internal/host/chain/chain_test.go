@@ -14,8 +14,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// A filled gap between two extents of a layer has no holes, whether the layers below have all, some
-// or none of the pages in the gap.
+// After a gap between two extents of a layer was filled, it has no holes. This holds whether the
+// layers below have all, some or none of the pages in the gap.
 func TestFilledGapsHaveNoHoles(t *testing.T) {
 	const page = vm.PageSize
 	for _, c := range []struct {

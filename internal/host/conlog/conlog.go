@@ -23,7 +23,7 @@ type Log struct {
 	screen func() Screen
 	vm     any      // Screen.VM of the console that is being read; nil: no console yet
 	ring   *os.File // console ring of vm; nil: no VM yet, or vm has no ring any more
-	seen   uint64   // number of bytes of ring that were read so far
+	seen   uint64   // number of bytes of the ring that were read so far
 }
 
 // Screen describes where the sandbox's console is at the moment.
@@ -34,8 +34,8 @@ type Screen struct {
 	Last  console.Text             // the last output, if Ended
 }
 
-// New returns a log that begins with the oldest output. The caller must close it. All fields of a
-// Screen that the function screen returns must describe the same moment.
+// New returns a log that begins with the oldest output. The caller must close it. The function
+// screen returns a Screen whose fields must all describe the same moment.
 func New(screen func() Screen) *Log { return &Log{screen: screen} }
 
 // logInterval is how often a ring is read. The VMM does not notify readers, because readers must
@@ -56,7 +56,7 @@ func (l *Log) Begin() (console.Text, error) {
 
 // Next waits for output and returns it. Next also returns the number of bytes before this output
 // that were overwritten before Next could read them. The error is io.EOF when the sandbox has ended
-// and Next has returned all of its output. Otherwise it is the error of ctx.
+// and Next has returned all of its output. If ctx ends before that, the error is the error of ctx.
 func (l *Log) Next(ctx context.Context) (p []byte, lost uint64, err error) {
 	tick := time.NewTicker(logInterval)
 	defer tick.Stop()
@@ -80,8 +80,8 @@ func (l *Log) Next(ctx context.Context) (p []byte, lost uint64, err error) {
 	}
 }
 
-// look returns the content of the console if it has changed since the last call. It also reports
-// whether no more output will follow.
+// look returns the content of the console if the content has changed since the previous call. It
+// also reports whether no more output will follow.
 func (l *Log) look() (text console.Text, ended bool, err error) {
 	s := l.screen() // before the ring is read, so that the ring of an ended VM has all its output
 	ended = s.Ended

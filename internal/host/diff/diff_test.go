@@ -99,7 +99,8 @@ func TestResultsAreBounded(t *testing.T) {
 	}
 }
 
-// If the request could not be sent completely, the answer of forkd-diff is an error.
+// If the request could not be sent completely, the comparison fails, even if forkd-diff gives a
+// valid answer.
 func TestAnswerToAPartOfTheQuestion(t *testing.T) {
 	for name, guest := range map[string]func(net.Conn){
 		"it waits for the whole question": func(c net.Conn) {

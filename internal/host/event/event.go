@@ -2,10 +2,10 @@
 // Followers read the events, each at its own pace.
 //
 // Emit never waits for followers. If the ring is full, Emit drops the oldest event of the owner
-// with the most events, so no owner can displace the events of others. A follower that has not read
-// all dropped events learns that it missed events. A follower that begins at an id of another ring,
-// for example of an earlier daemon, also learns that it missed events. Nothing is written to disk.
-// The callers of Emit decide what an event contains.
+// with the most events, so no owner can displace the events of others. If events are dropped before
+// a follower has read them, the follower learns that it missed events. A follower that begins at an
+// id of another ring, for example of an earlier daemon, also learns that it missed events. Nothing
+// is written to disk. The callers of Emit decide what an event contains.
 package event
 
 import (
@@ -206,7 +206,7 @@ type Follower struct {
 	missed bool   // the ring does not know the place at which the follower began
 }
 
-// Follow returns a follower of the events after the place that id names. If id is empty, the
+// Follow returns a follower of the events after the place with the given id. If id is empty, the
 // follower begins at the present. If the ring does not know the place, for example because the id
 // comes from an earlier daemon, Next reports missed events and continues with the oldest event.
 func (r *Ring) Follow(id string) *Follower {
@@ -233,10 +233,10 @@ func (r *Ring) Follow(id string) *Follower {
 // Place returns the id of the place after the last event that Next returned.
 func (f *Follower) Place() string { return f.ring.ID(f.seen) }
 
-// Next waits for the next event and returns it. If missed is true, it returns no event, because
-// events were dropped before they could be read, or because the follower began at an unknown place.
-// The next call then returns the oldest stored event that was not read. If ctx ends, Next returns
-// the error of ctx.
+// Next waits for the next event and returns it. If the result missed is true, there is no event:
+// events were dropped before they could be read, or the follower began at an unknown place. The
+// next call then returns the oldest stored event that was not read. If ctx ends, Next returns the
+// error of ctx.
 func (f *Follower) Next(ctx context.Context) (e Event, missed bool, err error) {
 	if f.ring == nil {
 		<-ctx.Done()

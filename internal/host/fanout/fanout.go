@@ -284,8 +284,8 @@ func (t *try) run(ctx context.Context, i int) Result {
 	return r
 }
 
-// with returns a copy of req that has one more environment variable. A variable of req with the
-// same name has precedence.
+// The function with returns a copy of req that has one more environment variable. A variable of req
+// with the same name has precedence.
 func with(req agentclient.ExecRequest, name, value string) agentclient.ExecRequest {
 	env := map[string]string{name: value}
 	for n, v := range req.Env {
@@ -428,9 +428,9 @@ func (t *try) killBut(kept []string) error {
 	return group.Wait()
 }
 
-// kill kills a child, unless it is gone already or has become the sandbox of a workspace. It does
-// so even if another client has changed the child's labels, so that the client of the try no longer
-// sees the child.
+// kill kills a child. It does nothing if the child is already gone, or has become the sandbox of a
+// workspace. kill works even if the client of the try no longer sees the child, because another
+// client has changed the child's labels.
 func (t *try) kill(id string) error {
 	err := t.forked.Kill(id)
 	var gone *sandbox.NotFoundError

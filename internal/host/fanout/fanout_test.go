@@ -174,7 +174,7 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// With a hold, each result lists what its child wanted to do.
+// With a hold, each result lists the requests of its child that were held.
 func TestEffectsOfTheChildren(t *testing.T) {
 	hold, err := netproto.ParseHold([]string{"a.b"}, "record")
 	if err != nil {
@@ -194,7 +194,7 @@ func TestEffectsOfTheChildren(t *testing.T) {
 	}
 }
 
-// The commands that were still running when another child won are reported as stopped.
+// If a command was still running when another child won, it is reported as stopped.
 func TestLosersAreStopped(t *testing.T) {
 	f, o := &fake{}, &seen{}
 	req := Request{Commands: commands("wait", "exit 0"), Keep: First}

@@ -12,7 +12,7 @@ import (
 // from the start.
 type Arrival struct {
 	lost  chan struct{}
-	err   error         // valid after lost is closed
+	err   error         // valid after the channel lost is closed
 	kill  func()        // kills the process that serves the files
 	stop  chan struct{} // closed by Cancel
 	ended chan struct{} // closed by End
@@ -42,9 +42,9 @@ func (a *Arrival) End() { close(a.ended) }
 // process answers at once, even if frames are missing.
 const answerTime = 30 * time.Second
 
-// Watch is called before the daemon opens or closes served files. While the process does not answer,
-// the calling thread waits in the kernel, and nothing else can wake it. So Watch kills the process
-// after answerTime, unless the function done is called first.
+// Watch is called before the daemon opens or closes served files. While the process does not
+// answer, the calling thread waits in the kernel, and nothing else can wake it. So Watch kills the
+// process if the function done is not called within answerTime.
 func (a *Arrival) Watch() (done func()) {
 	if a == nil {
 		return func() {}

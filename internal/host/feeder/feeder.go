@@ -199,7 +199,8 @@ func (f *Feeder) receive(need func(feedproto.Frame)) {
 // Ended returns a channel that is closed when the process has exited.
 func (f *Feeder) Ended() <-chan struct{} { return f.ended }
 
-// send sends the messages, so that a process that does not receive them blocks nothing else.
+// send sends the queued messages. It runs in its own goroutine, so a process that does not receive
+// its messages blocks nothing else.
 func (f *Feeder) send() {
 	for {
 		select {

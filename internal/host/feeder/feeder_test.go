@@ -236,7 +236,7 @@ func TestExitsWithTheLastFile(t *testing.T) {
 	}
 }
 
-// A reader of a frame that never arrives gets an error, and never zeros.
+// If a frame never arrives, its readers get an error, and never zeros.
 func TestLost(t *testing.T) {
 	for name, lose := range map[string]func(r *rig){
 		"the source is lost":    func(r *rig) { _ = r.Lose() },
@@ -271,7 +271,7 @@ func TestLost(t *testing.T) {
 
 func itoa(n int) string { return strconv.Itoa(n) }
 
-// A process that does not answer is killed, so that the daemon does not wait in the kernel.
+// If a process does not answer, it is killed. If it were not, the daemon would wait in the kernel.
 func TestSilentProcessesAreKilled(t *testing.T) {
 	r := newRig(t)
 	if err := unix.Kill(r.process.PID(), unix.SIGSTOP); err != nil {

@@ -10,8 +10,8 @@ import (
 	"github.com/forkd/forkd/internal/host/cgroup"
 )
 
-// A process has a cgroup of its own, with limits. A daemon that starts keeps the cgroup while the
-// process serves files, and removes it when the process has ended.
+// A process has a cgroup of its own, with limits. A starting daemon keeps the cgroup if the process
+// still serves files, and removes the cgroup if the process has ended.
 func TestLimits(t *testing.T) {
 	tree := cgroup.Open(cgroup.Config{RunDir: t.TempDir(), StateDir: "/var/lib"})
 	defer tree.Close()

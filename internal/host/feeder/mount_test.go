@@ -57,7 +57,7 @@ func lie(requests *os.File, mode uint32, size uint64, target string) {
 }
 
 // A forkd-feed process under an attacker's control cannot make the daemon open a file of the host,
-// wait, or take a file of another length.
+// wait, or accept a file of a wrong length.
 func TestServersThatLie(t *testing.T) {
 	secret := t.TempDir() + "/secret"
 	if err := os.WriteFile(secret, make([]byte, 100), 0o600); err != nil {

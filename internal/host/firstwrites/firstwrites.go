@@ -16,8 +16,8 @@ import (
 // pages more than its siblings.
 const learners = 3
 
-// maxAsked is the maximum number of children that are asked for their pages. It is more than
-// learners, because a child that is asked may be killed when its fork is cancelled.
+// maxAsked is the maximum number of children that are asked for their pages. It is larger than the
+// constant learners, because a child that is asked may be killed when its fork is cancelled.
 const maxAsked = 3 * learners
 
 // Set is the set of pages that every child of a snapshot writes as soon as it runs. The zero value knows none.
@@ -44,8 +44,8 @@ func (f *Set) Pages() []vm.Range {
 	return f.common
 }
 
-// Learn asks a child for the pages that it has written, unless enough children have already
-// answered. If too few children answer, the pages stay unknown.
+// Learn asks a child for the pages that the child has written. If no more children are needed,
+// Learn does nothing. If too few children answer, the pages stay unknown.
 func (f *Set) Learn(ask func() ([]vm.Range, error)) {
 	if !f.begin() {
 		return

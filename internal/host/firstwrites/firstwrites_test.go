@@ -8,7 +8,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// Pages returns only pages that all learners have written.
+// Pages returns only pages that all answering children have written.
 func TestFirstWritesAreThoseOfAllLearners(t *testing.T) {
 	l := &Set{}
 	for i, writes := range [][]vm.Range{
@@ -50,8 +50,8 @@ func TestFirstWritesOfThoseWhoAnswer(t *testing.T) {
 	}
 }
 
-// Learn asks no further child if the number of children that have answered, or may still
-// answer, is already learners.
+// When the number of children that have answered, or may still answer, has reached the constant
+// learners, Learn asks no further child.
 func TestFirstWritesAreAskedOfFewAtOnce(t *testing.T) {
 	l := &Set{}
 	asked := 0

@@ -138,8 +138,9 @@ func (q *Queue) take() (f feedproto.Frame, ok bool) {
 	return f, true
 }
 
-// The background fetches about as many bytes with one request as arrive in runTime, because a
-// reader that needs the last frame of a request must wait for all frames of the request.
+// The background fetches about as many bytes with one request as arrive in runTime. A longer
+// request would delay a reader that needs the last frame of the request, because it must wait for
+// all of the frames.
 const (
 	runTime  = time.Second / 4
 	firstRun = 128 << 10 // size of the first request, in bytes
@@ -189,7 +190,7 @@ func (in *blob) takeLocked(first, limit int, bytes int64) (end int) {
 // frames, so that needed frames do not wait for them.
 const workers = 4
 
-// The background waits for these multiples of the time quiet.
+// How long the background waits, in multiples of the parameter quiet of Run.
 const (
 	firstLull, firstMost = 3, 30 // before its first request, while the first children start
 	lull, most           = 1, 3  // before each other request
@@ -201,8 +202,8 @@ type Fetcher func(ctx context.Context, blob, first, end int, came func(frame int
 
 // Run fetches all frames by calling fetch: first hot frames and frames that readers need, then all
 // other frames in the background. Before each request, the background waits until all hot frames
-// were requested, and no reader has needed a frame for the time lull. It never waits longer than
-// the time most.
+// were requested, and no reader has needed a frame for lull*quiet. It never waits longer than
+// most*quiet.
 func (q *Queue) Run(ctx context.Context, quiet time.Duration, fetch Fetcher) error {
 	g, ctx := errgroup.WithContext(ctx)
 	done := make(chan struct{}) // closed when the background has fetched all that was left
@@ -270,8 +271,8 @@ func (q *Queue) fetch(ctx context.Context, run Fetcher, file, first, end int) er
 	})
 }
 
-// calm waits until there are no hot frames left and no reader has needed a frame for the time quiet,
-// but at most for the time most.
+// calm waits until there are no hot frames left and no reader has needed a frame for the time in
+// the parameter quiet. It waits at most for the time in the parameter most.
 func (q *Queue) calm(ctx context.Context, quiet, most time.Duration) error {
 	for begin := time.Now(); ; {
 		q.mu.Lock()

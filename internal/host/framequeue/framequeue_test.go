@@ -103,7 +103,7 @@ func TestBackgroundIsHeldBack(t *testing.T) {
 	for i := range uint32(20) {
 		q.Need(feedproto.Frame{Frame: i})
 	}
-	q.last = time.Now().Add(time.Hour) // a reader that is never quiet
+	q.last = time.Now().Add(time.Hour) // as if a reader were never quiet
 	var got [][2]int
 	err := q.Run(t.Context(), 50*time.Millisecond, fetched(&got))
 	if err != nil || len(got) < 21 || got[len(got)-1][1] != 64 {
@@ -111,8 +111,8 @@ func TestBackgroundIsHeldBack(t *testing.T) {
 	}
 }
 
-// If the registry is slow, a reader that needs a frame of the background's request does not wait
-// for a megabyte. If the registry is fast, the requests are large.
+// If the registry is slow, the background's requests are small: a reader that needs a frame of such
+// a request does not wait for a megabyte. If the registry is fast, the requests are large.
 func TestBackgroundRequestsFitTheRegistry(t *testing.T) {
 	for _, c := range []struct {
 		perFrame time.Duration // time for each frame of 16 KiB

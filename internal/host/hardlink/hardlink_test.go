@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// All errors except the one for too many links are returned unchanged. Package store tests that
-// exception.
+// All errors are returned unchanged, except the error for too many links. Package store tests that
+// error.
 func TestOtherErrors(t *testing.T) {
 	dir := t.TempDir()
 	if err := Link(filepath.Join(dir, "none"), filepath.Join(dir, "x")); !os.IsNotExist(err) {

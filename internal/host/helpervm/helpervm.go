@@ -49,8 +49,9 @@ type Task struct {
 	Name string // name of the VM in errors, such as "the builder VM"
 	Port uint32 // vsock port of the host that the VM's init connects to
 
-	// Boot opens the files that the VM boots from, and adds their closing to undo, which runs after
-	// the boot. No disk should be on a file system in RAM, because a VM can fill its disks.
+	// Boot opens the files that the VM boots from. It adds functions that close these files to the
+	// stack undo, which runs after the boot. No disk should be on a file system in RAM, because a
+	// VM can fill its disks.
 	Boot func(undo *cleanup.Stack) (vmmproto.Boot, vmmclient.BootFiles, error)
 
 	// Watch returns a context with the time limits of the task, and a function that ends the

@@ -134,8 +134,8 @@ func TestSandboxesComeAndGo(t *testing.T) {
 	}
 }
 
-// With more sandboxes than can be read in a second, all are read equally often, and share the
-// memory of the points for minutes.
+// If there are more sandboxes than can be read in a second, all of them are read equally often, and
+// they share the memory of the points for minutes.
 func TestManySandboxesTakeTurns(t *testing.T) {
 	r := newRig()
 	const n = 4 * maxPerTick
@@ -173,7 +173,8 @@ func TestASleepingSandboxIsNotRead(t *testing.T) {
 	if got := len(r.OfSandbox("a", Range{})); r.reads != 0 || got != 29 {
 		t.Errorf("%d reads of a sandbox that sleeps, and %d points, want 0 and 29", r.reads, got)
 	}
-	// A new VMM process counts from zero again, which must not be taken for a negative use.
+	// The totals of a new VMM process begin at zero again. The difference must not be taken for a
+	// negative use.
 	r.used["a"] = -r.passed.Seconds() / 2
 	r.asleep["a"] = false
 	r.run(30)
@@ -215,7 +216,7 @@ func TestANewProcessCountsFromZero(t *testing.T) {
 	r.run(10)
 	r.used["a"] = -100
 	r.run(10)
-	if got := len(r.OfSandbox("a", Range{})); got != 18 { // the readings at the start and after the change add none
+	if got := len(r.OfSandbox("a", Range{})); got != 18 { // the readings at the start and after the change add no point
 		t.Errorf("%d points, want 18", got)
 	}
 }

@@ -16,7 +16,7 @@ type series struct {
 	second, minute ring
 
 	last   []float64     // the previous reading; nil: there is no reading from which growth can be measured
-	lastAt time.Duration // time of the reading in last
+	lastAt time.Duration // time of the reading in the field last
 
 	sums []float32 // for the current minute: of a level, the highest value; of a count, the sum of the values
 	n    int       // number of points in the current minute
@@ -91,7 +91,8 @@ func (s *series) rest(at time.Duration) (empty bool) {
 	return s.second.n == 0 && s.minute.n == 0 && (s.n == 0 || s.at+cellOf(KeptCoarse) < now)
 }
 
-// each calls f for the points of one resolution between the times from and to, oldest first.
+// each calls f for the points of one resolution, between the times in the parameters from and to,
+// oldest first.
 func (s *series) each(from, to cell, minutes bool, f func(cell, []float32)) {
 	r := &s.second
 	if minutes {

@@ -7,7 +7,8 @@ import (
 	"github.com/forkd/forkd/internal/host/agentclient"
 )
 
-// Events show the failure of a hook to clients that may not see its arguments. The program is an argument.
+// Clients that are not allowed to see the arguments of a hook can see the event of its failure. The
+// name of the program is one of the arguments, so the event must not contain it.
 func TestFailuresDoNotNameTheProgram(t *testing.T) {
 	for _, outcome := range []agentclient.Outcome{agentclient.NotFound, agentclient.NotExecutable} {
 		err := failure(agentclient.ExecResult{Outcome: outcome, ExitCode: 127, Status: `start "secret": no such file`})

@@ -18,8 +18,8 @@ import (
 	"github.com/forkd/forkd/internal/host/store"
 )
 
-// errWhole means that a snapshot cannot be forked before all of it is there. PullLazily then pulls the
-// whole snapshot first.
+// errWhole means that a snapshot cannot be forked until the whole snapshot is there. PullLazily
+// then pulls the whole snapshot first.
 var errWhole = errors.New("the registry does not send ranges of blobs, the indexes of its files are too long, or it " +
 	"has no memory")
 
@@ -337,7 +337,8 @@ func (a *lazyPull) complete(ctx context.Context, who string) error {
 	return err
 }
 
-// settle compares a blob whose frames are there with its digest, and puts it into the cache.
+// settle compares a blob with its digest, and puts it into the cache. All frames of the blob must
+// be there.
 func (a *lazyPull) settle(in *incoming) error {
 	if !in.fresh {
 		f, err := disklayer.Reopen(in.f)

@@ -30,7 +30,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// lazily gives h's hub a feeder, and returns h. It skips the test if the host lacks FUSE.
+// The method lazily gives h's hub a feeder, and returns h. It skips the test if the host lacks
+// FUSE.
 func (h *host) lazily(t *testing.T) *host {
 	t.Helper()
 	f, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
@@ -61,7 +62,7 @@ func noisy(seed byte) []byte {
 	return p
 }
 
-// makeLarge makes a snapshot most of whose bytes are its base image.
+// makeLarge makes a snapshot that consists mostly of its base image.
 func (h *host) makeLarge(t *testing.T, tag string) {
 	t.Helper()
 	h.disk = baseBytes
@@ -312,7 +313,8 @@ func (h *host) pullErr(t *testing.T, reference string) error {
 	return err
 }
 
-// A registry without ranges, and a host without FUSE, get the whole snapshot first.
+// If the registry does not support ranges, or the host lacks FUSE, PullLazily pulls the whole
+// snapshot first.
 func TestPulledAsAWhole(t *testing.T) {
 	t.Setenv("DOCKER_CONFIG", t.TempDir())
 	s, a, b, c := serve(t), newHost(t).hasty(), newHost(t).lazily(t), newHost(t).hasty()
@@ -385,7 +387,8 @@ func TestDamagedBlobsLeaveTheCache(t *testing.T) {
 	}
 }
 
-// Blobs that an earlier pull has left in the cache are served from there, and do not stay there.
+// Blobs that an earlier pull has left in the cache are served from the cache, and are removed from
+// it afterwards.
 func TestPullLazilyFromTheCache(t *testing.T) {
 	s, b, base := cachedBase(t)
 	s.set(nil)
@@ -415,8 +418,8 @@ func TestPullLazilyFromTheCache(t *testing.T) {
 	}
 }
 
-// A snapshot that is still arriving is deleted together with the snapshot that it builds on, unless a
-// sandbox uses it.
+// A snapshot that is still arriving is deleted together with the snapshot that it builds on. If a
+// sandbox uses the arriving snapshot, the deletion is refused.
 func TestCascadesEndArrivals(t *testing.T) {
 	t.Setenv("DOCKER_CONFIG", t.TempDir())
 	s, a, b := serve(t), newHost(t).hasty(), newHost(t).lazily(t)

@@ -30,7 +30,7 @@ func (b blobs) add(d digest.Digest, f *os.File) {
 	b[d] = f
 }
 
-// of returns the open file of the blob with the given digest.
+// of(d) returns the open file of the blob with the digest d.
 func (b blobs) of(d digest.Digest) (*os.File, error) {
 	if b[d] == nil {
 		return nil, &artifact.Error{Err: fmt.Errorf("the blob %s is missing", d)}

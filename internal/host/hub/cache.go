@@ -68,7 +68,7 @@ func (c *cache) open(d digest.Digest) *os.File {
 	return f
 }
 
-// has reports whether the cache has a blob.
+// has(d) reports whether the cache has the blob with the digest d.
 func (c *cache) has(d digest.Digest) bool {
 	_, err := os.Stat(c.blob(d))
 	return err == nil
@@ -103,7 +103,7 @@ func (c *cache) add(fill func(tmp *os.File) (digest.Digest, error)) (_ *os.File,
 // temporary name, and the next daemon removes it.
 func (c *cache) create() (*os.File, error) { return os.CreateTemp(c.path("blobs", ""), tmpPrefix) }
 
-// settle adds a verified blob, in a file that create has made.
+// settle adds a verified blob, in a file that the method create has made.
 func (c *cache) settle(f *os.File, d digest.Digest) error {
 	if err := f.Sync(); err != nil {
 		return err
@@ -166,9 +166,9 @@ func (c *cache) pushedBy(who string, d digest.Digest) string {
 	return c.path("pushed", digest.FromString(string(d)+" "+who).Encoded())
 }
 
-// forgetParts removes the records and the blobs of the packed files of a deleted snapshot, unless
-// another snapshot has the same file. has(digest) reports whether a snapshot has a file with this
-// digest.
+// forgetParts removes the records and the blobs of the packed files of a deleted snapshot. Records
+// and blobs of files that another snapshot also has stay: has(digest) reports whether a snapshot
+// has a file with this digest.
 func (c *cache) forgetParts(gone *snapshot.Manifest, has func(digest string) bool) (err error) {
 	for _, p := range artifact.Parts(gone) {
 		if !has(p.Digest) {

@@ -53,8 +53,8 @@ func writePEM(t *testing.T, path, kind string, p []byte) {
 	}
 }
 
-// The authority and the client's certificate for a registry come from the directory with the registry's name, and are
-// for this registry only.
+// The authority and the client's certificate for a registry come from the directory with the
+// registry's name. They are used for this registry only.
 func TestRegistryCertificates(t *testing.T) {
 	t.Setenv("DOCKER_CONFIG", t.TempDir())
 	server := httptest.NewUnstartedServer(ociregistry.New(ociregistry.Logger(log.New(io.Discard, "", 0))))

@@ -118,8 +118,8 @@ func (h *Hub) openCopy(ctx context.Context, from Remote) (c *copying, err error)
 }
 
 // onlyTrusted returns the bundles of trusted keys. If a trusted key has signed a snapshot, only
-// these bundles are copied, because every writer to the source can add other bundles, and a
-// snapshot with too many signatures cannot be pulled.
+// these bundles are copied. Every writer to the source can add other bundles, and a snapshot with
+// too many signatures cannot be pulled.
 func (h *Hub) onlyTrusted(d digest.Digest, proofs []proof) (list []proof, err error) {
 	keys, err := sigstore.ReadKeys(h.cfg.Trust.Keys)
 	if err != nil {

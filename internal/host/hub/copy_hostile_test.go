@@ -27,7 +27,7 @@ func TestCopyFromHostileRegistries(t *testing.T) {
 	stop := make(chan struct{})
 	defer close(stop)
 	type around = func(http.ResponseWriter, *http.Request, http.Handler)
-	// of returns a registry in which f answers requests for the content of a blob.
+	// The function of returns a registry in which f answers requests for the content of a blob.
 	of := func(b artifact.Blob, f func(w http.ResponseWriter, r *http.Request, content []byte)) around {
 		return func(w http.ResponseWriter, r *http.Request, inner http.Handler) {
 			if r.Method != http.MethodGet || !strings.HasSuffix(r.URL.Path, b.Digest.Encoded()) {
@@ -124,7 +124,7 @@ func patient(w http.ResponseWriter, r *http.Request, inner http.Handler) {
 	inner.ServeHTTP(w, r)
 }
 
-// A slow source is not taken for a slow target. A copy that is too slow for a long time ends.
+// A slow source is not taken for a slow target. If a copy is too slow for a long time, it ends.
 func TestSlowCopy(t *testing.T) {
 	t.Setenv("DOCKER_CONFIG", t.TempDir())
 	s, d, a, b := serve(t), serve(t), newHost(t).hasty(), newHost(t).hasty()
@@ -162,7 +162,7 @@ func TestSlowCopy(t *testing.T) {
 	}
 }
 
-// A copy ends after a day, however large the snapshot is that the source describes.
+// A copy ends after a day, even if the source describes a snapshot that takes longer to copy.
 func TestCopyEndsAfterADay(t *testing.T) {
 	t.Setenv("DOCKER_CONFIG", t.TempDir())
 	s, d, a, b := serve(t), serve(t), newHost(t).hasty(), newHost(t).hasty()

@@ -173,7 +173,8 @@ func seenBlobs(a *artifact.Artifact) map[digest.Digest]bool {
 	return seen
 }
 
-// A copy that fails or whose client leaves writes no tag. The next copy sends only the remaining blobs.
+// If a copy fails, or if its client leaves, no tag is written. The next copy sends only the
+// remaining blobs.
 func TestInterruptedCopy(t *testing.T) {
 	t.Setenv("DOCKER_CONFIG", t.TempDir())
 	s, a := serve(t), newHost(t).hasty()

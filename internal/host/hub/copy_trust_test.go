@@ -110,8 +110,8 @@ func TestCopyWithoutSignaturesFails(t *testing.T) {
 	}
 }
 
-// A signature whose manifest is about another snapshot is left behind, because it would become a signature of that
-// snapshot in the other repository.
+// If the manifest of a signature is about another snapshot, the signature is not copied. In the
+// other repository, it would become a signature of that snapshot.
 func TestCopyLeavesForeignSubjects(t *testing.T) {
 	d, other := digest.FromString("a"), digest.FromString("b")
 	ann := newKey(t)

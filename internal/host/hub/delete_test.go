@@ -38,8 +38,8 @@ func (h *host) gone(t *testing.T, tag string) {
 	t.Error("a process still serves files that nothing uses")
 }
 
-// The deletion of a snapshot that is arriving ends the arrival, and removes everything that has
-// arrived. While a sandbox uses the snapshot, the deletion is refused, and the snapshot goes on
+// If a snapshot is deleted while it is arriving, the arrival ends, and everything that has arrived
+// is removed. While a sandbox uses the snapshot, the deletion is refused, and the snapshot goes on
 // arriving.
 func TestDeleteArriving(t *testing.T) {
 	t.Setenv("DOCKER_CONFIG", t.TempDir())
@@ -141,8 +141,8 @@ func TestDeleteAtAnyTime(t *testing.T) {
 	}
 }
 
-// A deletion fails while the daemon stops, because nothing is being fetched any more. The next
-// daemon removes the snapshot.
+// While the daemon stops, an arriving snapshot cannot be deleted, because nothing is being fetched
+// any more. The next daemon removes the snapshot.
 func TestDeleteArrivingWhileStopping(t *testing.T) {
 	t.Setenv("DOCKER_CONFIG", t.TempDir())
 	s, a, b := serve(t), newHost(t).hasty(), newHost(t).lazily(t)

@@ -47,7 +47,7 @@ func TestHostileRegistries(t *testing.T) {
 		}
 	}
 	type around = func(http.ResponseWriter, *http.Request, http.Handler)
-	// of returns a registry in which the function f answers each request for a path that contains
+	// The function of returns a registry in which f answers each request for a path that contains
 	// the given text.
 	of := func(part string, f http.HandlerFunc) around {
 		return func(w http.ResponseWriter, r *http.Request, inner http.Handler) {
@@ -193,7 +193,8 @@ func TestSlowRegistry(t *testing.T) {
 	b.leavesNothing(t, "a slow registry", 0)
 }
 
-// The room on the disk is checked again while a blob arrives, from a registry with and without ranges.
+// The room on the disk is checked again while a blob arrives. The test uses registries with and
+// without ranges.
 func TestDiskFillsDuringPull(t *testing.T) {
 	t.Setenv("DOCKER_CONFIG", t.TempDir())
 	s, a, b := serve(t), newHost(t).hasty(), newHost(t).hasty()
@@ -242,8 +243,8 @@ func (r *recorder) Header() http.Header         { return r.header }
 func (r *recorder) WriteHeader(status int)      { r.status = status }
 func (r *recorder) Write(p []byte) (int, error) { return r.body.Write(p) }
 
-// A pull fails before any layer is fetched if the manifest does not have the requested digest, or
-// if this host cannot run or store the snapshot.
+// If the manifest does not have the requested digest, or if this host cannot run or store the
+// snapshot, a pull fails before any layer is fetched.
 func TestRefusedBeforeLayers(t *testing.T) {
 	t.Setenv("DOCKER_CONFIG", t.TempDir())
 	s, a, b := serve(t), newHost(t).hasty(), newHost(t).hasty()

@@ -88,7 +88,7 @@ func TestHotFramesTravel(t *testing.T) {
 	}
 }
 
-// A list in an archive that is damaged or too long is ignored.
+// If the list in an archive is damaged or too long, the list is ignored.
 func TestHostileHotListsInArchives(t *testing.T) {
 	a := newHost(t)
 	a.makeLarge(t, "py")

@@ -177,7 +177,8 @@ func (h *Hub) trim() {
 	}
 }
 
-// checkRoom returns a roomError if the disk has no room for n more bytes and the daemon's reserve.
+// checkRoom returns a roomError if the disk has no room for n more bytes in addition to the
+// daemon's reserve.
 func (h *Hub) checkRoom(n int64) error {
 	if err := h.cfg.Room(0, h.cache.dir); err != nil {
 		return roomError{err}

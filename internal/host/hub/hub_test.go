@@ -455,7 +455,7 @@ func TestBlobsOfDeletedSnapshotsAreRemoved(t *testing.T) {
 	has(0, "after the next start")
 }
 
-// A killed daemon's unfinished blobs are removed at the next start.
+// If a daemon is killed, its unfinished blobs are removed at the next start.
 func TestUnfinishedBlobsAreRemoved(t *testing.T) {
 	a := newHost(t)
 	left := filepath.Join(a.root, "hub", "blobs", tmpPrefix+"123")

@@ -10,8 +10,9 @@ import (
 	"github.com/forkd/forkd/internal/registry"
 )
 
-// CheckLogin returns an error unless a registry, HOST or HOST:PORT, accepts the credentials. The
-// parameter field is the field of the request that names the registry, for errors.
+// CheckLogin returns an error if a registry does not accept the credentials. The parameter host is
+// HOST or HOST:PORT of the registry. The parameter field is the field of the request that names the
+// registry, for errors.
 func (h *Hub) CheckLogin(ctx context.Context, field, host string, l registry.Login) error {
 	reg, err := name.NewRegistry(host)
 	if err != nil || host == "" {

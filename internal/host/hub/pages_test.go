@@ -16,8 +16,8 @@ import (
 	"github.com/forkd/forkd/internal/sigstore"
 )
 
-// paged serves the list of referrers of a registry in pages of n artifacts. Unless filter is nil, paged applies the
-// filter for types of artifacts.
+// paged serves the list of referrers of a registry in pages of n artifacts. If the function filter
+// is not nil, paged uses it to filter the artifacts by type.
 func paged(t *testing.T, n int, filter func(want string, d oci.Descriptor) bool) func(http.ResponseWriter,
 	*http.Request, http.Handler) {
 	return func(w http.ResponseWriter, r *http.Request, inner http.Handler) {
@@ -157,8 +157,8 @@ func TestReferrersInPages(t *testing.T) {
 	}
 }
 
-// A registry whose list of signatures arrives at the slowest permitted pace does not take up a
-// place for pulls for hours.
+// Even if a registry sends its list of signatures at the slowest permitted pace, it does not take
+// up a place for pulls for hours.
 func TestSlowSignatures(t *testing.T) {
 	t.Setenv("DOCKER_CONFIG", t.TempDir())
 	s, a, b := serveReferrers(t), newHost(t).hasty(), newHost(t).hasty().trusting(t, newKey(t))

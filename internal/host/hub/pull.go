@@ -41,8 +41,8 @@ type Offer struct {
 }
 
 // Find fetches the description of a snapshot in a registry. If Pull would refuse the snapshot
-// because of its signatures, the Offer has a problem in its Verdict. Otherwise Find also tries the
-// saved state on this host, see Problem.
+// because of its signatures, the Offer has a problem in its Verdict. If there is no such problem,
+// Find also tries the saved state on this host, see Problem.
 func (h *Hub) Find(ctx context.Context, who string, r Remote) (*Offer, error) {
 	leave, err := h.transfers.Wait(ctx, owner.FairShare(who, maxTransfers))
 	if err != nil {

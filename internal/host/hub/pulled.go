@@ -41,8 +41,8 @@ func (e *OtherError) Error() string {
 
 func (e *OtherError) Unwrap() error { return &store.ExistsError{Tag: e.Tag} }
 
-// present returns the snapshot that a pull would make, if the store already has it. Otherwise the result
-// has no Artifact.
+// present returns the snapshot that a pull would make, if the store already has it. If the store
+// lacks the snapshot, the result has no Artifact.
 func (h *Hub) present(tag string, r Remote, o *Offer) (Pulled, error) {
 	tag = cmp.Or(tag, o.Snapshot.Tag)
 	i, err := h.cfg.Store.Info(tag)

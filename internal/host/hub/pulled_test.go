@@ -9,8 +9,9 @@ import (
 	"github.com/forkd/forkd/internal/host/store"
 )
 
-// A pull that may reuse a snapshot returns the snapshot that an earlier pull has made from the same
-// artifact, while it arrives and later, and after a restart. It refuses any other snapshot.
+// If a pull may reuse a snapshot, it returns the snapshot that an earlier pull has made from the
+// same artifact. It does so while that snapshot arrives, later, and after a restart. It refuses any
+// other snapshot.
 func TestReuse(t *testing.T) {
 	t.Setenv("DOCKER_CONFIG", t.TempDir())
 	s, a, b := serve(t), newHost(t).hasty(), newHost(t).lazily(t)

@@ -25,8 +25,8 @@ type Sent struct {
 // last. So after an error the registry has no new tag, and the next Push sends only the remaining
 // blobs. Push reports its progress by calling on(progress), possibly concurrently.
 //
-// If recordHot is set, Push also writes a list of the frames that the first forks need. For that, it lets
-// the snapshot run twice, unless the registry has such a list.
+// If recordHot is set, Push also writes a list of the frames that the first forks need. If the
+// registry has no such list yet, Push lets the snapshot run twice to find these frames.
 func (h *Hub) Push(ctx context.Context, who, tag string, to Remote, recordHot bool, on func(Progress)) (
 	_ Sent, err error) {
 	target, err := to.tag()
@@ -74,10 +74,10 @@ func (h *Hub) Push(ctx context.Context, who, tag string, to Remote, recordHot bo
 	return Sent{a, p.moved, hot}, nil
 }
 
-// pushHot writes a list of hot frames, unless the registry has one. The list is newly recorded, or
-// is the list kept for the snapshot. The manifest of the snapshot comes first, because a registry
-// may refuse artifacts that refer to a manifest that it lacks. The tag comes last, so that a
-// snapshot with this tag has its list.
+// pushHot writes a list of hot frames if the registry has none. The list is newly recorded, or is
+// the list kept for the snapshot. The manifest of the snapshot comes first, because a registry may
+// refuse artifacts that refer to a manifest that it lacks. The tag comes last, so that a snapshot
+// with this tag has its list.
 func (p *push) pushHot(c *conn, out *remote.Pusher, repo name.Repository, a *artifact.Artifact, record bool,
 	kept []byte) (int, error) {
 	s, list := p.hub.findHot(p.ctx, c, a.Digest())

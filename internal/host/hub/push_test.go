@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// A host that has dropped its blobs packs them again only if the registry lacks them.
+// If a host has dropped its blobs, it packs them again only if the registry lacks them.
 func TestPushWithoutCachedBlobs(t *testing.T) {
 	t.Setenv("DOCKER_CONFIG", t.TempDir())
 	s, a := serve(t), newHost(t).hasty()
@@ -28,8 +28,8 @@ func TestPushWithoutCachedBlobs(t *testing.T) {
 	}
 }
 
-// A push that is interrupted leaves no tag. The next push sends only the remaining blobs. A failed
-// upload is tried again.
+// If a push is interrupted, the registry gets no tag. The next push sends only the remaining blobs.
+// A failed upload is tried again.
 func TestInterruptedPush(t *testing.T) {
 	t.Setenv("DOCKER_CONFIG", t.TempDir())
 	s, a := serve(t), newHost(t).hasty()

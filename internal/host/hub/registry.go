@@ -156,7 +156,8 @@ type blobKey struct{}
 type mirrorKey struct{}
 
 // RoundTrip implements http.RoundTripper. If the registry cannot say whether it has a blob (HEAD
-// fails with status 500), RoundTrip answers that the registry lacks the blob, and a push sends it.
+// fails with status 500), RoundTrip answers that the registry lacks the blob. So a push sends the
+// blob.
 func (w wire) RoundTrip(r *http.Request) (*http.Response, error) {
 	if err := w.check(r); err != nil {
 		return nil, err
@@ -174,8 +175,8 @@ func (w wire) RoundTrip(r *http.Request) (*http.Response, error) {
 		return nil, err
 	}
 	if r.Method == http.MethodHead && resp.StatusCode == http.StatusInternalServerError {
-		// A registry that was killed while it stored a blob may give this answer until it gets the
-		// blob again.
+		// If a registry was killed while it stored a blob, it may give this answer until it gets
+		// the blob again.
 		resp.StatusCode = http.StatusNotFound
 	}
 	if r.Context().Value(blobKey{}) == nil || resp.StatusCode >= http.StatusMultipleChoices {
@@ -231,8 +232,9 @@ func (c *conn) pusher() (*remote.Pusher, error) {
 		remote.WithRetryBackoff(remote.Backoff{Duration: c.wait, Factor: 2, Steps: c.tries}))
 }
 
-// again calls the function try until it succeeds, returns an error that is not temporary, or has
-// failed c.tries times. Tries do not count while the source is a daemon that packs the snapshot.
+// The method again calls the function try until try succeeds, returns an error that is not
+// temporary, or has failed c.tries times. Tries do not count while the source is a daemon that
+// packs the snapshot.
 func (c *conn) again(ctx context.Context, try func() error) error {
 	for n := 1; ; n++ {
 		err := try()
@@ -258,7 +260,7 @@ func (c *conn) pause(ctx context.Context, n int) error {
 	}
 }
 
-// PackingDetail is the detail of the error with which a daemon answers while it packs a snapshot (see
+// PackingDetail is the detail of the error that a daemon returns while it packs a snapshot (see
 // ErrPacking).
 const PackingDetail = "packing"
 

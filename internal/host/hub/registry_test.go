@@ -141,8 +141,8 @@ func baseOf(a *artifact.Artifact) artifact.Blob {
 	return a.Blobs[slices.IndexFunc(a.Blobs, func(b artifact.Blob) bool { return b.Part.Name == artifact.BasePart })]
 }
 
-// once returns the sum of the sizes of an artifact's blobs. Files with the same content have one
-// blob.
+// The function once returns the sum of the sizes of an artifact's blobs. Files with the same
+// content have one blob.
 func once(a *artifact.Artifact) (n int64) {
 	seen := make(map[string]bool)
 	for _, b := range a.Blobs {
@@ -355,7 +355,8 @@ func TestDamagedCache(t *testing.T) {
 	b.pull(t, "", s.host+"/team/py:1")
 }
 
-// A blob that leaves the cache during a pull is not fetched later, when the pull holds a place for decompression.
+// If the cache drops a blob during a pull, the pull still has the blob open. So it need not fetch
+// the blob later, when it holds a place for decompression.
 func TestCachedBlobsStayOpen(t *testing.T) {
 	t.Setenv("DOCKER_CONFIG", t.TempDir())
 	s, a, b := serve(t), newHost(t).hasty(), newHost(t).hasty()

@@ -245,8 +245,8 @@ func TestPullWaitsForPacking(t *testing.T) {
 	}
 }
 
-// While a daemon packs the snapshot, all requests of a pull together wait no longer than one
-// request may wait.
+// While a daemon packs the snapshot, all requests of a pull together wait at most as long as a
+// single request is allowed to wait.
 func TestPatienceOfAPull(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := &conn{tries: 2, wait: time.Second, patience: 30 * time.Minute}

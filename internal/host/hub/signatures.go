@@ -340,8 +340,8 @@ func (c *conn) referrer(ctx context.Context, ref oci.Descriptor, kind string, li
 }
 
 // verified fetches a document and compares it with its descriptor. The errors quote nothing of the
-// descriptor: the registry may have redirected the request for it to a server that only this host can
-// reach.
+// descriptor: the registry may have redirected the request for the descriptor to a server that only
+// this host can reach.
 func (c *conn) verified(ctx context.Context, kind, accept string, d oci.Descriptor, limit int64) ([]byte, error) {
 	if err := d.Digest.Validate(); err != nil || d.Digest.Algorithm() != digest.SHA256 {
 		return nil, unusable("its digest is no SHA-256")

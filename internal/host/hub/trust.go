@@ -194,7 +194,7 @@ func (h *Hub) judge(policy Policy, source string, d digest.Digest, fetch func() 
 	return v, err
 }
 
-// warn logs that a snapshot is accepted although no trusted key has signed it.
+// warn logs that a snapshot is accepted even though no trusted key has signed it.
 func (h *Hub) warn(v Verdict) {
 	if v.Problem != nil {
 		h.cfg.Log.Warn("a snapshot is taken without a trusted signature", "reason", v.Problem)

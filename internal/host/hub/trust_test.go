@@ -409,7 +409,7 @@ func TestTrustedKeys(t *testing.T) {
 	}
 }
 
-// An archive does not contain its signature, which is a separate argument of Receive.
+// The signature of an archive is not in the archive. It is a separate argument of Receive.
 func TestSignedArchives(t *testing.T) {
 	ann, eve := newKey(t), newKey(t)
 	a, b := newHost(t), newHost(t).trusting(t, ann)

@@ -6,7 +6,8 @@ import (
 	"time"
 )
 
-// A sandbox is idle when there was no request for its timeout. It is not idle during a request.
+// A sandbox is idle when the time since its last request has reached its timeout. It is not idle
+// during a request.
 func TestIdleAfterTheTimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		idled := 0

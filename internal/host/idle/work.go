@@ -24,9 +24,9 @@ type Guest struct {
 	Dial  agentclient.DialFunc
 }
 
-// Works reports whether a guest works although no client uses it. It takes at most three seconds,
-// and returns false when one of the contexts ends. Activity that cannot be measured does not count
-// as work.
+// Works reports whether a guest works while no client uses it. It takes at most three seconds, and
+// returns false when one of the contexts ends. Activity that cannot be measured does not count as
+// work.
 func (g *Guest) Works(ctx, other context.Context) bool {
 	ctx, end := context.WithCancel(ctx)
 	defer end()

@@ -226,7 +226,7 @@ func TestFillsThatStall(t *testing.T) {
 	}
 }
 
-// A VM that is paused because the disk is full is killed at once.
+// If a VM is paused because the disk is full, it is killed at once.
 func TestFillFailsOnAFullDisk(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, func(b *vmfake.VMM, conn net.Conn) {

@@ -14,7 +14,7 @@ import (
 
 // Fork is a fork whose children are not yet handed out to a client. While the file of the fork
 // exists, a starting daemon kills every child whose record names the fork. Removing the file hands
-// out all children at once.
+// out all children together, in one step.
 type Fork struct {
 	ID      string // empty: the only child is handed out when its record is written
 	path    string

@@ -14,8 +14,8 @@ import (
 )
 
 // The usual limits. PerSecond is the number of lines per second in the long run. AtOnce is the
-// number of lines that may come at once after a time without lines. maxText is the maximum length
-// of a text, in bytes.
+// number of lines that are permitted immediately one after another, after a time without lines.
+// maxText is the maximum length of a text, in bytes.
 const (
 	PerSecond = 10
 	AtOnce    = 200
@@ -28,14 +28,14 @@ type Lines struct {
 	leftOut atomic.Int64 // number of lines that were left out since the latest written line
 }
 
-// New returns a Lines that permits perSecond lines per second in the long run, and atOnce lines at
-// once after a time without lines.
+// New returns a Lines that permits perSecond lines per second in the long run. After a time without
+// lines, it permits atOnce lines immediately one after another.
 func New(perSecond float64, atOnce int) *Lines {
 	return &Lines{limiter: rate.NewLimiter(rate.Limit(perSecond), atOnce)}
 }
 
-// Log writes a line, unless there were too many lines. The field left_out has the number of lines
-// that were left out before this line.
+// Log writes a line. If there were too many lines, Log leaves the line out and counts it. The field
+// left_out has the number of lines that were left out before this line.
 func (l *Lines) Log(to *slog.Logger, level slog.Level, msg string, args ...any) {
 	if !l.limiter.Allow() {
 		l.leftOut.Add(1)

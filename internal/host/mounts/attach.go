@@ -54,7 +54,7 @@ func (e *BusyError) Error() string {
 }
 
 // CheckMore checks whether a sandbox can mount another volume. The parameter parent is the snapshot
-// that the sandbox runs from. It merges the layers of the volume if there are too many. It returns
+// that the sandbox runs from. If the volume has too many layers, CheckMore merges them. It returns
 // the same errors as Admit.
 func (l *Live) CheckMore(ctx context.Context, m Mount, parent *snapshot.Manifest) error {
 	if err := check(m, l.Mounts, 1); err != nil {
@@ -166,7 +166,7 @@ func (s *Set) Fit(ctx context.Context, v vmpool.VMM, filled uint32, mounts []Mou
 			if err := v.SetVolume(ctx, 1+slot, 0, nil); err != nil {
 				return kept, err
 			}
-			// What cannot be removed is removed with the sandbox.
+			// Files that cannot be removed now are removed with the sandbox.
 			_ = writers.RemoveAll(filepath.Join(s.Dir, fmt.Sprint(ledger.VolumeFiles, slot)), 0)
 		}
 	}

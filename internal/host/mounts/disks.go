@@ -127,8 +127,8 @@ type Disks struct {
 // modes, the sandbox gets a copy of the volume's present content. The caller must call Commit
 // before the restore, End after it, and Close.
 //
-// If running is set, a VM of the sandbox runs, and uses the disks until it is restored. Otherwise an
-// earlier VM has ended.
+// If running is set, a VM of the sandbox runs, and uses the disks until it is restored. If running
+// is not set, an earlier VM has ended.
 func (s *Set) Open(ctx context.Context, mounts []Mount, from Snapshot, running bool) (_ *Disks, err error) {
 	d := &Disks{}
 	defer func() {
@@ -156,9 +156,10 @@ func (s *Set) Open(ctx context.Context, mounts []Mount, from Snapshot, running b
 	return d, nil
 }
 
-// OpenFirst is like Open, for a new sandbox. The function leave gives back the caller's place in the gate
-// places. If there are volumes, OpenFirst calls leave, because other forks must not wait while OpenFirst
-// waits for the lock of a volume. Then it takes a new place.
+// OpenFirst is like Open, for a new sandbox. The function leave gives back the place that the
+// caller has in the gate of the parameter places. If there are volumes, OpenFirst first calls
+// leave, because other forks must not wait while OpenFirst waits for the lock of a volume. Later it
+// takes a new place.
 func (s *Set) OpenFirst(ctx context.Context, mounts []Mount, from Snapshot, leave func(), places *gate.Gate) (
 	*Disks, error) {
 	if len(mounts) == 0 {
@@ -196,7 +197,7 @@ func (o *opening) open() (*volume.Files, error) {
 	_, err := os.Lstat(o.disk.Copy)
 	isCopy, exists := o.disk.Copy != "", err == nil
 	switch {
-	case isCopy && exists && !o.running: // of a VM that has ended
+	case isCopy && exists && !o.running: // the copy belonged to a VM that has ended
 		if err := os.RemoveAll(o.disk.Copy); err != nil {
 			return nil, err
 		}
@@ -238,7 +239,8 @@ func (o *opening) goBack() (*volume.Files, error) {
 	return b.Files, nil
 }
 
-// swap opens a disk that keeps its present content, although the VM that writes to it is restored.
+// swap opens a disk that keeps its present content, even though the VM that writes to it is
+// restored.
 func (o *opening) swap() (*volume.Files, error) {
 	f, top, err := o.set.Store.BeginSwap(o.ctx, o.disk)
 	if err != nil {
@@ -277,8 +279,8 @@ func (d *Disks) End(ctx context.Context) error {
 	return nil
 }
 
-// Close closes the files, and leaves the place that OpenFirst has taken. If End was not called, it
-// removes what Open has made.
+// Close closes the files, and gives back the place that OpenFirst has taken. If End was not called,
+// it removes what Open has made.
 func (d *Disks) Close() {
 	if d.leave != nil {
 		d.leave()
@@ -290,7 +292,7 @@ func (d *Disks) Close() {
 		return
 	}
 	for _, end := range d.ends {
-		_ = end(context.Background(), false) // what stays is removed at the next start, or with the sandbox
+		_ = end(context.Background(), false) // files that are left are removed at the next start, or with the sandbox
 	}
 }
 
@@ -401,9 +403,9 @@ func (s *Set) Suspend(ctx context.Context, log *slog.Logger, mounts []Mount) {
 // may take long on a slow disk, ends after the VMM has switched to a new top.
 const syncTime = 2 * time.Minute
 
-// Synced returns the former tops, after the VMM has closed them for writing. If the VMM does not close
-// a file in time, the caller must refuse it. The result includes tops of earlier branches, because those
-// branches may have failed before their tops were checked.
+// Synced returns the former tops, after the VMM has closed them for writing. If the VMM does not
+// close a file in time, the caller must refuse this file. The result includes tops of earlier
+// branches, because those branches may have failed before their tops were checked.
 func (t *Tops) Synced() []*os.File {
 	for _, f := range t.Frozen {
 		_ = writers.None(f.Name(), syncTime) // the caller checks it again

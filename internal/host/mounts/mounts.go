@@ -109,8 +109,8 @@ func Admit(ctx context.Context, st *volume.Store, mounts []Mount, parent *snapsh
 		}
 		infos = append(infos, i)
 	}
-	// Check the slots after the volumes, so that nobody makes another snapshot for a volume that
-	// does not exist.
+	// Check the slots after the volumes. If a volume does not exist, the client must not be told to
+	// use a snapshot with more slots.
 	wanted := len(mounts) + len(parent.Volumes)
 	if have := int(parent.Machine.VolumeSlots); len(mounts) > 0 && have < wanted {
 		return &SlotsError{Tag: parent.Tag, Slots: have, Wanted: wanted}

@@ -47,7 +47,7 @@ type Config struct {
 	Bin       string           // path of the forkd-net program
 	Authority string           // path of the file with the CA for secrets; the file is made when first needed
 	Dir       string           // directory of the process, made by New; short enough for a unix socket's address
-	Resolvers []netip.AddrPort // DNS servers; empty: those of /etc/resolv.conf, which is watched for changes
+	Resolvers []netip.AddrPort // DNS servers; empty: the servers in /etc/resolv.conf, which is watched for changes
 	Proxy     Proxy            // proxy for outgoing TCP connections
 	FlowLog   string           // file that gets a line for each connection; empty: no flow log
 	Jail      *jail.Starter
@@ -155,7 +155,7 @@ func (c *Client) run(current *conn) {
 	}
 }
 
-// use makes n the process that c uses, and connects all sandboxes to it.
+// The method use makes n the process that c uses, and connects all sandboxes to n.
 func (c *Client) use(n *conn) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -227,8 +227,8 @@ func (c *Client) ask(ctx context.Context, kind netproto.Kind, id string, result 
 	return n.call(ctx, kind, &netproto.ID{ID: id}, result)
 }
 
-// Forget removes sandboxes of an earlier daemon from forkd-net, unless this daemon has adopted
-// them.
+// Forget removes from forkd-net the sandboxes of an earlier daemon that this daemon has not
+// adopted.
 func (c *Client) Forget() {
 	if c == nil {
 		return
@@ -283,8 +283,8 @@ func (c *Client) Close() {
 }
 
 // lastWords says why a forkd-net has exited. If the kernel killed the process for its memory usage,
-// or the jail refused a system call, it says so. Otherwise it quotes the end of the standard error,
-// for example a panic.
+// or the jail refused a system call, lastWords says so. In all other cases, it quotes the end of
+// the standard error, for example a panic.
 func (n *conn) lastWords() string {
 	select {
 	case <-n.ended:

@@ -24,7 +24,7 @@ type conn struct {
 	attached map[string]bool // sandboxes that an earlier daemon has attached; guarded by the client's lock
 	trusted  bool            // the authority was sent; guarded by the client's lock
 
-	killed string // why the kernel killed forkd-net for its memory usage; empty: it did not; valid after ended is closed
+	killed string // why the kernel killed forkd-net for its memory usage; empty: it did not; valid once ended is closed
 
 	lost  chan struct{} // closed when forkd-net has hung up
 	ended chan struct{} // closed when the process has ended, or is left to the next daemon

@@ -59,8 +59,8 @@ func TestForkdNetDies(t *testing.T) {
 	}
 }
 
-// If forkd-net dies while a VM is being restored, the VM keeps the frame socket with which it is
-// restored. The next forkd-net receives the other end of that socket.
+// If forkd-net dies while a VM is being restored, the VM keeps the frame socket that the restore
+// gave it. The next forkd-net receives the other end of that socket.
 func TestForkdNetDiesDuringAFork(t *testing.T) {
 	c := open(t, newConfig(t))
 	was := pid(t, c)
@@ -88,8 +88,9 @@ func TestForkdNetDiesDuringAFork(t *testing.T) {
 	}
 }
 
-// The daemon ends before a VM has answered the request to use another frame socket. The next daemon
-// must not assume that the VM is connected, although forkd-net still runs: it connects the VM.
+// If the daemon ends before a VM has answered the request to use another frame socket, the next
+// daemon must not assume that the VM is connected, even if forkd-net still runs. The next daemon
+// connects the VM.
 func TestDaemonEndsWhileAVMIsSilent(t *testing.T) {
 	cfg := newConfig(t)
 	first, err := New(cfg)
@@ -117,7 +118,7 @@ func TestDaemonEndsWhileAVMIsSilent(t *testing.T) {
 	l.Close()
 }
 
-// A VM that refuses another frame socket gets one from the next forkd-net.
+// If a VM refuses another frame socket, it gets one from the next forkd-net.
 func TestVMThatRefusesANetwork(t *testing.T) {
 	c := open(t, newConfig(t))
 	_, g := join(t, c, "a", netproto.Public())
@@ -136,8 +137,8 @@ func TestVMThatRefusesANetwork(t *testing.T) {
 	g.say(t, "x", "public x")
 }
 
-// A VM that refuses another frame socket, or answers too late, is asked again by the same client while
-// the same forkd-net runs.
+// If a VM refuses another frame socket, or answers too late, the same client asks the VM again
+// while the same forkd-net runs.
 func TestVMThatRefusesANetworkIsAskedAgain(t *testing.T) {
 	cfg := newConfig(t)
 	cfg.retry = time.Millisecond
@@ -157,9 +158,9 @@ func TestVMThatRefusesANetworkIsAskedAgain(t *testing.T) {
 	}
 }
 
-// If a VM neither reads nor closes the frame sockets of killed forkd-nets, the VM is killed too,
-// because the data in these sockets takes memory of the host that no limit counts. Other VMs
-// survive rollbacks and restarts of forkd-net.
+// If a VM neither reads nor closes the frame sockets of killed forkd-nets, the VM is killed too.
+// The data in these sockets takes memory of the host that no limit counts. Other VMs survive
+// rollbacks and restarts of forkd-net.
 func TestVMThatHoldsMemoryOfKilledProcessesIsCondemned(t *testing.T) {
 	c := open(t, newConfig(t))
 	_, honest := join(t, c, "honest", netproto.Public())
@@ -231,7 +232,7 @@ func TestForkdNetThatMisbehaves(t *testing.T) {
 	}
 }
 
-// A VM that holds memory of forkd-net is killed.
+// If a VM holds memory of forkd-net, the VM is killed.
 func TestVMThatHoldsMemoryIsCondemned(t *testing.T) {
 	c := open(t, newConfig(t))
 	_, g := join(t, c, vmfake.NetHeld, netproto.Public())

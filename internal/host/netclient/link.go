@@ -19,7 +19,7 @@ type VM interface {
 	DialFrames() (*os.File, error)
 	// SetNet makes the VM use the newest frame socket of DialFrames. It may take some time.
 	SetNet(ctx context.Context, network bool) error
-	// Condemn kills the VM, which holds memory of forkd-net.
+	// Condemn kills the VM. A Link calls it if the VM holds memory of forkd-net.
 	Condemn(why error)
 }
 
@@ -35,7 +35,7 @@ type Link struct {
 	setting Setting
 	conn    *conn    // the forkd-net that has the other end of the VM's frame socket; nil: no forkd-net has it
 	pending *os.File // forkd-net's end of a new frame socket, until it is sent; nil: there is no new socket
-	held    bool     // the VM uses the other end of pending
+	held    bool     // the VM uses the other end of the socket in pending
 
 	// former has copies of forkd-net's ends of the VM's earlier frame sockets. A copy is kept until
 	// the VM has read the data or has closed its own end, even if the forkd-net that had the end
@@ -56,8 +56,8 @@ func (c *Client) newLink(id string, setting Setting, vm VM, moved func()) *Link 
 // with a network, and then call Ready, before the sandbox is announced. An earlier Link with the
 // same id ends, and needs no Close.
 //
-// If forkd-net is replaced, the VM gets another frame socket, and then Link calls the function
-// moved, unless it is nil. The new network stack does not know the guest's connections.
+// If forkd-net is replaced, the VM gets another frame socket. The Link then calls the function
+// moved, if that function is not nil. The new network stack does not know the guest's connections.
 func (c *Client) Join(id string, setting Setting, vm VM, moved func()) (*Link, error) {
 	if c == nil {
 		return nil, nil
@@ -136,8 +136,8 @@ func copyOf(f *os.File) int {
 	return fd
 }
 
-// closeFormer passes fd, the copy of an end that forkd-net no longer uses, to former, which closes
-// it. If fd is -1, it does nothing.
+// closeFormer passes the descriptor fd to the set former, which closes it. The descriptor is a copy
+// of an end that forkd-net no longer uses. If fd is -1, closeFormer does nothing.
 func closeFormer(former *linger.Set, fd int) {
 	if fd >= 0 {
 		_ = former.Close(os.NewFile(uintptr(fd), "frame socket"), nil)
@@ -225,8 +225,8 @@ func (l *Link) retryLocked() {
 }
 
 // Ready must be called when the VM has booted or was restored. It must also be called after a
-// failed restore, although the VM and its link are then soon closed. Ready sends the other end of
-// the frame socket to forkd-net, which then handles the frames that the guest has sent.
+// failed restore, even if the VM and its link will be closed soon. Ready sends the other end of the
+// frame socket to forkd-net, which then handles the frames that the guest has sent.
 func (l *Link) Ready() {
 	if l == nil {
 		return
@@ -286,7 +286,7 @@ func (l *Link) Effects(ctx context.Context) (e netproto.Effects, err error) {
 }
 
 // IgnoreUnconnected returns nil if err says that the VM is not connected to forkd-net, for example
-// because forkd-net is being restarted. Otherwise it returns err.
+// because forkd-net is being restarted. For all other errors it returns err.
 func IgnoreUnconnected(err error) error {
 	if netproto.IsCode(err, netproto.CodeUnknown) {
 		return nil

@@ -21,15 +21,15 @@ type Setting struct {
 	Hold    netproto.Hold     // requests that are held; only a release removes it, see sandbox.Manager.ReleaseEffects
 }
 
-// EndsTLS reports whether forkd-net acts as a server towards the guest, so that it needs the CA, and
-// the guest must trust the CA.
+// EndsTLS reports whether forkd-net acts as a server towards the guest. If so, forkd-net needs the
+// CA, and the guest must trust the CA.
 func (s *Setting) EndsTLS() bool { return len(s.Secrets) > 0 || s.Hold.On() }
 
 // MayOpen returns an *owner.ClosedError if the requested setting opens closed networks that the
-// present policy does not open, and the client of ctx may not open them. If the parameter all is
-// set, every client may open them. Closed networks need protection because forkd-net connects from
-// the host's own network, where servers on loopback and private addresses trust the host. In
-// errors, the names of fields have the given prefix.
+// present policy does not open, and the client of ctx is not allowed to open them. If the parameter
+// all is set, every client is allowed to open them. Closed networks need protection because
+// forkd-net connects from the host's own network, where servers on loopback and private addresses
+// trust the host. In errors, the names of fields have the given prefix.
 func MayOpen(ctx context.Context, all bool, prefix string, asked *Setting, present netproto.Policy) error {
 	o := owner.Of(ctx)
 	if asked == nil || o.Admin || all {

@@ -159,8 +159,9 @@ func (p *Process) SetOOMScore(score int) error {
 	return os.WriteFile(fmt.Sprintf("/proc/%d/oom_score_adj", p.pid), []byte(strconv.Itoa(score)), 0)
 }
 
-// AllowFiles lets the process write files of up to the given length in bytes, if the process has
-// given itself a lower limit (jail.LimitFiles). The daemon needs CAP_SYS_RESOURCE for this.
+// AllowFiles lets the process write files of up to the given length in bytes. It raises the
+// process's own limit if that limit is lower (jail.LimitFiles). The daemon needs CAP_SYS_RESOURCE
+// for this.
 func (p *Process) AllowFiles(length uint64) error {
 	var has unix.Rlimit
 	if err := unix.Prlimit(p.pid, unix.RLIMIT_FSIZE, nil, &has); err != nil || has.Cur >= length {

@@ -76,8 +76,8 @@ func TestFind(t *testing.T) {
 	}
 }
 
-// When a process has ended, its pid may soon belong to another process, and the number of its
-// descriptor to another file. Kill must not kill that other process.
+// When a process has ended, its pid may soon belong to another process, and its descriptor number
+// may refer to another file. Kill must not kill that other process.
 func TestKillAfterTheEndKillsNobody(t *testing.T) {
 	gone, _ := sleeper(t)
 	number := gone.pidfd.Fd()
@@ -146,7 +146,7 @@ func TestBothEndsOfALogAreKept(t *testing.T) {
 		}
 		text := make([]byte, size)
 		for i := range text {
-			text[i] = byte(i%251) + 1 // does not repeat with the size of a chunk
+			text[i] = byte(i%251) + 1 // the period, 251, does not divide the size of a chunk
 		}
 		if _, err := f.Write(text); err != nil {
 			t.Fatal(err)

@@ -1,8 +1,8 @@
 // Package procmem measures the memory of a VMM process, from /proc/<pid>/smaps (proc_pid_smaps(5)).
 // It distinguishes guest RAM from the memory of the program itself.
 //
-// It works only for forkd-vmm, whose kinds of memory it recognizes by the mappings. It does not
-// talk to the process. Of the kernel memory that a VM needs, it counts only page tables.
+// It works only for forkd-vmm: it recognizes forkd-vmm's kinds of memory by their mappings. It does
+// not talk to the process. Of the kernel memory that a VM needs, it counts only page tables.
 package procmem
 
 import (

@@ -10,8 +10,8 @@ import (
 )
 
 // vmmSmaps is the smaps of a VMM whose guest has 64 MiB of RAM. The RAM consists of a page of a
-// layer between anonymous ranges. The other mappings are the binary with its .bss, the heap, a
-// reserved range, and a thread's stack.
+// layer and, after it, an anonymous range. The other mappings are the binary with its .bss, the
+// heap, a reserved range, and a thread's stack.
 const vmmSmaps = `00400000-00500000 r-xp 00000000 08:01 11 /layers/forkd-vmm
 Pss:                  10 kB
 Private_Clean:         4 kB

@@ -29,8 +29,9 @@ type Reserve struct {
 // file's disk.
 func New(file string, room func() (uint64, error)) *Reserve { return &Reserve{file: file, room: room} }
 
-// Keep allocates the reserve, if the reserve is missing and there is room. On a full disk
-// the allocation may fail, and the next deletion or start tries again.
+// Keep allocates the reserve, if the reserve is missing and there is room. On a full disk the
+// allocation may fail. The store then tries again after the next deletion, or when the daemon
+// starts again.
 func (r *Reserve) Keep() {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -44,9 +44,9 @@ func (m *Manager) admit(n int, vcpus uint32) error {
 	return err
 }
 
-// AdmitParent reserves a place for a parent that boots from a disk-only snapshot, for a client that
-// may not bake. The parent counts as a sandbox of the owner in ctx, and as a VM that uses all of
-// its memory. The parameter memory is the size of this memory in bytes.
+// AdmitParent reserves a place for a parent that boots from a disk-only snapshot. It is called for
+// clients that may not bake. The parent counts as a sandbox of the owner in ctx, and as a VM that
+// uses all of its memory. The parameter memory is the size of this memory in bytes.
 func (m *Manager) AdmitParent(ctx context.Context, vcpus uint32, memory uint64) (leave func(), err error) {
 	release, err := m.reserve(owner.Of(ctx), 1)
 	if err != nil {

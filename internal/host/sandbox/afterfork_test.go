@@ -14,8 +14,8 @@ import (
 	"github.com/forkd/forkd/internal/host/vmfake"
 )
 
-// While hooks of children run, the pool is refilled, and no memory is counted any more for VMs that
-// are starting.
+// While the hooks of children run, the pool is refilled. The children's VMs no longer count as
+// starting, so no memory is counted for their start.
 func TestHooksHoldNeitherPoolNorMemory(t *testing.T) {
 	w := newWorld(t, 1)
 	defer w.stop()
@@ -61,8 +61,8 @@ func TestHooksHoldNeitherPoolNorMemory(t *testing.T) {
 	w.pool.Forget()
 }
 
-// A child whose hook fails is ended at once. The hooks of the other children run on only if the fork
-// permits failures.
+// If the hook of a child fails, the child is ended immediately. The hooks of the other children run
+// on only if the fork permits failures.
 func TestAFailedHookEndsItsChild(t *testing.T) {
 	for _, partial := range []bool{true, false} {
 		w := newWorld(t, 0)

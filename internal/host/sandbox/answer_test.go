@@ -131,7 +131,7 @@ func TestBranchWithoutAnAnswerIsSettledLater(t *testing.T) {
 	w.checkClean(t)
 }
 
-// If a VMM hangs while another daemon takes it over, that daemon does not kill the VMM, because the
+// A VMM may hang while another daemon takes it over. The other daemon must not kill this VMM: the
 // VMM may still be executing a request of the earlier daemon.
 func TestVMMThatHangsIsTakenOver(t *testing.T) {
 	w := newWorld(t, 0)

@@ -56,8 +56,9 @@ func (w *world) arrive(t *testing.T, tag string) *store.Staging {
 	return g
 }
 
-// A snapshot that is still arriving can be forked, but permits nothing else. If the rest does not
-// arrive, its sandboxes exit, and their exit names the reason.
+// A snapshot that is still arriving can be forked, but it cannot be deleted, and its sandboxes
+// cannot be branched. If the rest of the snapshot is lost, the sandboxes exit, and their ExitDetail
+// is the reason.
 func TestForksOfArrivingSnapshots(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()

@@ -18,11 +18,11 @@ type Boot func(ctx context.Context, from, to string) error
 // Preconditions: no request has been made yet.
 func (m *Manager) SetBoot(boot Boot) { m.boot = boot }
 
-// booted returns the tag of the snapshot, with memory, from which a fork of the given tag starts.
-// If the snapshot with the given tag has memory, booted returns the given tag. Otherwise booted
-// checks that there is room for n children, boots a parent from the disk, and returns the parent's
-// tag. The returned snapshot exists at least until release is called. A parent's snapshot is
-// deleted when no sandbox runs from it any more.
+// booted returns the tag of a snapshot with memory. A fork of the given tag starts from this
+// snapshot. If the snapshot with the given tag has memory, booted returns the given tag. Otherwise
+// booted checks that there is room for n children, boots a parent from the disk, and returns the
+// parent's tag. The returned snapshot exists at least until release is called. A parent's snapshot
+// is deleted when no sandbox runs from it any more.
 func (m *Manager) booted(ctx context.Context, tag string, n int) (_ string, release func(), err error) {
 	if err := m.unwatched.Wait(ctx, tag); err != nil {
 		return "", nil, err

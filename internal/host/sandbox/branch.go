@@ -25,9 +25,10 @@ const (
 
 // Branch makes a snapshot of a sandbox. Afterwards the sandbox continues (or stays paused), even
 // after an error, and can be branched again. Branches of one sandbox wait for each other. If the
-// host or the owner has too many branches at a time, the error is an *admit.BusyError, unless the field
-// Queue of the request is set. When Branch returns, the snapshot can be forked, unless the field
-// NoWait of the request is set. The snapshot is flushed to disk in the background.
+// host or the owner has too many branches at a time, Branch waits if the field Queue of the request
+// is set, and returns an *admit.BusyError if it is not set. If the field NoWait of the request is
+// not set, the snapshot can be forked when Branch returns. The snapshot is flushed to disk in the
+// background.
 func (m *Manager) Branch(ctx context.Context, id string, req BranchRequest) (BranchResult, error) {
 	start := time.Now()
 	s, err := m.Get(id)

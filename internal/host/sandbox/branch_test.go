@@ -292,7 +292,7 @@ func isKilledKeeper(t *testing.T, w *world, id, what string, err error) {
 	w.awaitExit(t, id)
 }
 
-// A VMM that refuses a branch, but keeps one of the branch's files open, is killed.
+// If a VMM refuses a branch, but keeps one of the branch's files open, the VMM is killed.
 func TestFilesOfARefusedBranch(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -312,8 +312,8 @@ func TestFilesOfARefusedBranch(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A child process of the daemon that has not yet executed its program has copies of the daemon's
-// descriptors. The VM is not killed because of these copies.
+// When the daemon starts a child process, the child has copies of the daemon's descriptors until it
+// executes its program. The daemon must not kill the VM because of these copies.
 func TestFilesOfAStart(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -395,8 +395,8 @@ func TestTopsThatStayWritableAfterARollback(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A VM blocks a write to its own file for ever. Nothing waits for the file: the branch fails, and
-// the VM is killed.
+// If a VM blocks a write to its own file for ever, nothing waits for the file: the branch fails,
+// and the VM is killed.
 func TestABlockedWriteToABranch(t *testing.T) {
 	for _, mode := range []vm.BranchMode{vm.BranchDiff, vm.BranchFull} {
 		t.Run(mode.String(), func(t *testing.T) {
@@ -416,8 +416,8 @@ func TestABlockedWriteToABranch(t *testing.T) {
 	}
 }
 
-// If the VM of a child ends before the child has confirmed, the error says how the VM ended,
-// although the daemon first notices only that a connection broke.
+// The VM of a child ends before the child has confirmed. The daemon first notices only that a
+// connection broke, but the error must say how the VM ended.
 func TestAChildThatDiesIsSaidToHave(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()

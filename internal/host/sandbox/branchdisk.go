@@ -44,7 +44,7 @@ func (b *branch) disk(ctx context.Context, m *snapshot.Manifest) ([]*os.File, er
 		if err = errors.Join(err, b.staging.CheckRoom(files)); err != nil {
 			return nil, err
 		}
-		b.undo.Add(func() { os.Remove(merged.Name()) }) // a published snapshot has it under another name
+		b.undo.Add(func() { os.Remove(merged.Name()) }) // a published snapshot has the file under another name
 		return []*os.File{merged}, disklayer.Merge(ctx, merged, files)
 	}
 	var err error

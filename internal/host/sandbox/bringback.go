@@ -13,12 +13,12 @@ import (
 	"github.com/forkd/forkd/internal/host/vmpool"
 )
 
-// bringBack starts a VM from the state of a suspended sandbox. After an error the sandbox is still
-// suspended, unless it is being deleted. The caller must hold s.ops.
+// bringBack starts a VM from the state of a suspended sandbox. After an error, the sandbox is still
+// suspended, or it is being deleted. The caller must hold s.ops.
 //
 // When the sandbox runs, bringBack sets the sandbox's expiry to expiry(). If the function expiry is
 // nil, the sandbox keeps its expiry. But if that expiry has passed and would suspend the sandbox
-// again at once, bringBack removes it.
+// again immediately, bringBack removes it.
 func (m *Manager) bringBack(ctx context.Context, s *Sandbox, expiry func() Expiry) error {
 	err := m.tryBringBack(ctx, s, expiry)
 	switch state := s.Info().State; {
@@ -138,7 +138,7 @@ func (m *Manager) fallBack(s *Sandbox) error {
 	}
 	s.since.Forget()
 	m.killer.Kill(s.id, v.vmm)
-	s.mounts.Keep(r.Volumes) // the sandbox may have attached other volumes since then
+	s.mounts.Keep(r.Volumes) // the sandbox may have attached other volumes since its suspension
 	ledger.ClearTops(s.data)
 	v.release()
 	return nil

@@ -17,11 +17,11 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// startChild starts one child and waits until its agent has confirmed. The child is then ready,
-// unless it has a hook that must run first. After an error nothing of the child remains. The
-// parameter restoring is a counter of the children of the same wave whose vCPUs do not run yet. The
-// agent receives its identity only when the vCPUs of all these children run, because an agent that
-// works earlier takes CPU time from the restores of the other children.
+// startChild starts one child and waits until its agent has confirmed. If no hook must run first,
+// the child is then ready. After an error nothing of the child remains. The parameter restoring
+// counts the children of the same wave whose vCPUs do not run yet. The agent receives its identity
+// only when the vCPUs of all these children run, because an agent that worked earlier would take
+// CPU time from the restores of the other children.
 func (m *Manager) startChild(ctx context.Context, start time.Time, req ForkRequest, fork string,
 	restoring *sync.WaitGroup) (*Sandbox, error) {
 	var undo cleanup.Stack

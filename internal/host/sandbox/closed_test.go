@@ -8,7 +8,7 @@ import (
 	"github.com/forkd/forkd/internal/host/owner"
 )
 
-// Only an admin may open closed networks, unless the daemon permits all clients to open them.
+// If the daemon does not permit all clients to open closed networks, only an admin may open them.
 func TestWhoMayOpenWhatIsClosed(t *testing.T) {
 	loopback, before := setting(t, "public", "127.0.0.1"), netclient.Default().Policy
 	run := as(t, "token:ci")

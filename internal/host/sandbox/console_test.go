@@ -87,7 +87,8 @@ func TestLog(t *testing.T) {
 	}
 }
 
-// A log that is being followed ends only when its sandbox is deleted, or when it is closed.
+// A log that is being followed ends only when its sandbox is deleted, or when the follower closes
+// the log.
 func TestLogEnds(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()

@@ -39,7 +39,8 @@ func (m *Manager) diskFull(s *Sandbox, v *liveVM) {
 	m.background.Go(func() { m.waitForRoom(s, v) })
 }
 
-// waitForRoom resumes s when there is room, unless another operation has changed the state of s.
+// waitForRoom resumes s when there is room. If another operation has changed the state of s,
+// waitForRoom does nothing.
 func (m *Manager) waitForRoom(s *Sandbox, v *liveVM) {
 	tick := time.NewTicker(roomInterval)
 	defer tick.Stop()

@@ -90,7 +90,8 @@ func TestFullDiskIsToldWithoutEnd(t *testing.T) {
 	})
 }
 
-// While the disk is full, the network policy of a sandbox that was suspended before can be changed.
+// If a sandbox was suspended before the disk became full, its network policy can be changed while
+// the disk is full.
 func TestNetworkPolicyOnAFullDisk(t *testing.T) {
 	disk := t.TempDir()
 	if err := unix.Mount("tmpfs", disk, "tmpfs", 0, "size=64m,mode=700"); err != nil {

@@ -124,9 +124,9 @@ func TestBranchOfTheDisk(t *testing.T) {
 }
 
 // A build sets a default user, directory and variables. The memory of a snapshot contains these
-// defaults. A fork of a disk-only snapshot receives them when it boots, and forks of its later
-// branches also have them. If the disk does not have the default user's account, the fork boots
-// nevertheless.
+// defaults. A fork of a disk-only snapshot receives the defaults when the fork boots. If the fork
+// is branched later, forks of these branches also have the defaults. If the disk does not have the
+// default user's account, the fork boots nevertheless.
 func TestDefaultsOutliveTheMemory(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()

@@ -12,7 +12,7 @@ func (e *NotFoundError) Error() string {
 	return fmt.Sprintf("sandbox %.100q: not found ('forkd ls' lists what there is)", e.ID)
 }
 
-// A sandbox's state and errors about it, see package state.
+// The state of a sandbox, and errors about states. See package state.
 type (
 	State       = state.State
 	StateError  = state.Error

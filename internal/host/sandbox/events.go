@@ -7,13 +7,13 @@ import (
 	"github.com/forkd/forkd/internal/host/excerpt"
 )
 
-// kinds has the event for each state that a sandbox can enter after it has been started.
+// kinds has the kind of event for each state that a sandbox can enter after its start.
 var kinds = map[State]event.Kind{
 	Running: event.SandboxRunning, Paused: event.SandboxPaused, Suspended: event.SandboxSuspended,
 	Restoring: event.SandboxRestoring, Exited: event.SandboxExited}
 
 // enteredLocked emits the event that s has entered its present state. It does not emit the events
-// of a sandbox's creation and deletion, which the methods add and remove emit.
+// of a sandbox's creation and deletion: the Manager's methods add and remove do that.
 func (s *Sandbox) enteredLocked(from State, op string) {
 	kind, ok := kinds[s.state]
 	if from == Starting || !ok {

@@ -72,7 +72,7 @@ func TestExitedSandboxesAreBounded(t *testing.T) {
 	if _, err := w.Get(other); err != nil {
 		t.Errorf("the sandbox of another owner: %v", err)
 	}
-	w.end(t, first.Sandboxes[0].ID) // it was made first, but exits last
+	w.end(t, first.Sandboxes[0].ID) // this sandbox was made first, but exits last
 	ids = append(ids[1:], first.Sandboxes[0].ID)
 	for end := time.Now().Add(30 * time.Second); len(w.List()) > maxExited+1; time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
@@ -88,8 +88,8 @@ func TestExitedSandboxesAreBounded(t *testing.T) {
 	w.checkClean(t)
 }
 
-// The strictness that a rollback has set stays, even if the guest ends itself and the sandbox is
-// resumed from a suspended state that is older than the rollback.
+// A rollback sets the strictness of a sandbox. The sandbox keeps this strictness, even if its guest
+// ends itself and the sandbox is resumed from a suspended state that is older than the rollback.
 func TestStrictnessOfARollbackStays(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()

@@ -129,7 +129,7 @@ func TestCloseWaitsForTimers(t *testing.T) {
 	w.Snapshots().Close()
 }
 
-// Even if a VMM does not answer, the daemon flushes its snapshots before the daemon ends.
+// Before the daemon ends, it flushes its snapshots, even if a VMM does not answer.
 func TestCloseDoesNotWaitForASilentVMM(t *testing.T) {
 	w := newWorld(t, 0)
 	id := w.source(t)
@@ -255,7 +255,7 @@ func TestResumeAfterItsTimeHasPassed(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A sandbox cannot be resumed at the moment when it is about to be deleted because it has expired.
+// If a sandbox has expired and is about to be deleted, it cannot be resumed.
 func TestResumeBeforeADeletion(t *testing.T) {
 	w := newWorld(t, 0)
 	mustBake(t, w)

@@ -70,7 +70,8 @@ func TestOneClientDoesNotHoldAllBranches(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A promotion with Queue waits until one of the host's places for branches is free.
+// A promotion whose request sets the field Queue waits until one of the host's places for branches
+// is free.
 func TestAPromotionWaitsForItsTurn(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -218,7 +219,7 @@ func TestSuspensionsAreFew(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A sandbox that is to be suspended without a client's request can be used until there is a place
+// If a sandbox is to be suspended without a client's request, it can be used until there is a place
 // for its suspension. If another operation holds the sandbox's lock, the suspension waits without a
 // place.
 func TestSuspensionsWithoutARequestWaitUnlocked(t *testing.T) {

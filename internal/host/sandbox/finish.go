@@ -77,8 +77,8 @@ func (b *branch) finish(ctx context.Context) (result BranchResult, err error) {
 	if err != nil {
 		return result, err
 	}
-	// Record the calls so far before the branch is published: a client that sees the branch must also
-	// see that the sandbox has not changed since the branch.
+	// Before the branch is published, record the number of calls so far. A client that sees the
+	// branch must also see that the sandbox has not changed since the branch.
 	if b.stays() {
 		b.s.since.Mark(b.calls)
 	}

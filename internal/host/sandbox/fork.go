@@ -65,8 +65,8 @@ func (m *Manager) checkAgainst(ctx context.Context, r *ForkRequest, parent *snap
 }
 
 // Fork starts children of a snapshot. A child has started when its agent has confirmed its new
-// identity. If one child fails, the other children are killed, unless the request permits failures
-// of some children. If the fork fails, the error is a *ForkError.
+// identity. If one child fails, and the request does not permit failures of some children, the
+// other children are killed. If the fork fails, the error is a *ForkError.
 func (m *Manager) Fork(ctx context.Context, req ForkRequest) (result ForkResult, err error) {
 	start := time.Now()
 	if err := req.check(); err != nil {
@@ -103,8 +103,7 @@ func (m *Manager) Fork(ctx context.Context, req ForkRequest) (result ForkResult,
 		return ForkResult{}, err
 	}
 	defer release()
-	// The quota has been checked before this step, because this step may merge layers, which is
-	// costly.
+	// This step may merge layers, which is costly, so the quota was checked before it.
 	if err := mounts.Admit(ctx, m.cfg.Volumes, req.Volumes, lease.Manifest()); err != nil {
 		return ForkResult{}, err
 	}

@@ -21,7 +21,7 @@ func TestChildrenStartInWaves(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
 	mustBake(t, w)
-	const n, bad = 20, 3 // the child with the number bad, in the first wave, cannot be restored
+	const n, bad = 20, 3 // the child with the number bad cannot be restored; it is in the first wave
 	w.wave = 8
 	w.vmms.RestoreErr = func(i int) error {
 		if i == bad {
@@ -93,7 +93,7 @@ func TestNobodyLearnsFromALargeEnvironment(t *testing.T) {
 }
 
 // The VMMs of later children receive the list of pages that the first three children of a snapshot
-// have written. If the daemon cannot find out these pages, forks succeed nevertheless.
+// have written. If the daemon cannot find out which pages these are, forks still succeed.
 func TestLaterChildrenAreToldTheFirstWrites(t *testing.T) {
 	for _, broken := range []error{nil, errors.New("no page map")} {
 		w := newWorld(t, 0)

@@ -155,7 +155,7 @@ func TestAForkAddsToAHold(t *testing.T) {
 }
 
 // A hold can be released while its sandbox is suspended. Forks of the suspended sandbox get the
-// hold that it has at that time.
+// hold that the sandbox has at the time of the fork.
 func TestReleaseOfASuspendedSandbox(t *testing.T) {
 	w := newOnline(t)
 	defer w.stop()

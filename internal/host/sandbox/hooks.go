@@ -23,8 +23,8 @@ func (m *Manager) SetHooks(ctx context.Context, id string, hooks snapshot.Hooks)
 
 // hook runs a hook of a sandbox. The caller must not hold the sandbox's lock, because a hostile
 // guest could delay the end of the hook. If the sandbox does not run, no hook runs. There is one
-// exception: before a branch, a sandbox that was suspended because it was idle is first resumed,
-// and the hook counts as use of the sandbox.
+// exception: if a sandbox was suspended because it was idle, it is resumed before a branch, and the
+// hook counts as use of the sandbox.
 func (m *Manager) hook(ctx context.Context, id string, at hook.Point) error {
 	s, err := m.Get(id)
 	if err != nil || hook.Of(s.Info().Hooks, at) == nil {

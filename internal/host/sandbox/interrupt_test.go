@@ -238,7 +238,8 @@ func TestRestartDuringAFork(t *testing.T) {
 }
 
 // If the snapshot of a running sandbox cannot be used when a daemon starts, the sandbox continues.
-// Operations that need the snapshot fail and say so. They work again when the snapshot can be used.
+// Operations that need the snapshot fail, and their errors say that the snapshot cannot be used.
+// When it can be used again, these operations work again.
 func TestRestartWithoutTheSnapshot(t *testing.T) {
 	w := newWorld(t, 0)
 	id := w.source(t)

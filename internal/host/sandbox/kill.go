@@ -39,8 +39,8 @@ func (m *Manager) free(s *Sandbox) {
 // number of sandboxes that end by themselves.
 const maxExited = 256
 
-// forgetExited deletes the sandboxes of an owner that exited first, if more than maxExited have
-// exited.
+// forgetExited deletes exited sandboxes of an owner, oldest exit first, until at most maxExited are
+// left.
 func (m *Manager) forgetExited(owner string) {
 	old := slices.DeleteFunc(m.List(), func(i Info) bool {
 		return i.Owner != owner || i.State != Exited || i.Resumable || i.Workspace != ""
@@ -120,9 +120,8 @@ func (m *Manager) remove(s *Sandbox) error {
 	return nil
 }
 
-// KillAll kills all sandboxes except those of workspaces. All guests with volumes are told to
-// unmount them at the same time, because each guest may take seconds for this, and systemd does not
-// wait long.
+// KillAll kills all sandboxes except those of workspaces. It concurrently tells all guests with
+// volumes to unmount them. Each guest may take seconds for this, and systemd does not wait long.
 func (m *Manager) KillAll() {
 	list := m.List()
 	slices.SortStableFunc(list, func(a, b Info) int { return len(b.Volumes) - len(a.Volumes) })
@@ -155,8 +154,9 @@ func (m *Manager) end(s *Sandbox) {
 const closeTimeout = 20 * time.Second
 
 // Close stops the manager. It waits for suspensions and deletions that timers have started, and for
-// other work in progress, but not for longer than closeTimeout, because a VMM may never answer. If
-// kill is set, it kills all sandboxes; otherwise they continue, and the next daemon takes them over.
+// other work in progress. A VMM may never answer, so Close waits at most for closeTimeout. If kill
+// is set, Close kills all sandboxes. If kill is not set, they continue, and the next daemon takes
+// them over.
 func (m *Manager) Close(kill bool) {
 	if kill {
 		m.KillAll()

@@ -62,7 +62,7 @@ func TestFailedForkEndsItsChildrenTogether(t *testing.T) {
 	w.checkClean(t)
 }
 
-// Kill does not wait for the end of a VM, unless the sandbox has volumes or too many VMs are ending.
+// Kill waits for the end of a VM only if the sandbox has volumes, or if too many VMs are ending.
 func TestKillDoesNotWait(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()

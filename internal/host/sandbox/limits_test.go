@@ -88,10 +88,10 @@ func TestLimitsStayWithASandbox(t *testing.T) {
 	w.stop()
 }
 
-// The limits of a VM's disk are lifted while a branch of the VM is flushed, because the flusher
-// writes one snapshot at a time and other flushes wait. The daemon also does this for a VM without
-// limits, because limits may be set before the flush ends. The test checks branches of every mode,
-// and a daemon that takes the VM over.
+// While a branch of a VM is flushed, the limits of the VM's disk are lifted. The flusher writes one
+// snapshot at a time, so a slow flush would make other flushes wait. The daemon also does this for
+// a VM without limits, because limits may be set before the flush ends. The test checks branches of
+// every mode, and a daemon that takes the VM over.
 func TestFlushIsNotHeldBack(t *testing.T) {
 	w := newWorld(t, 0)
 	id := w.source(t)

@@ -38,10 +38,10 @@ func (v *liveVM) release() {
 // exitDelay is how long a VMM may take to exit after it has closed its connection.
 const exitDelay = 2 * time.Second
 
-// explain returns the reason why an operation on a VM failed, if the sandbox was deleted or its VM
-// ended. Otherwise it returns err. It also returns err if the operation has killed the VM because of
-// err (see refuseWriter). The parameter v is the VM that the sandbox had when the
-// operation began, or nil.
+// explain returns the reason why an operation on a VM failed: the sandbox was deleted, or its VM
+// ended. If neither is the case, explain returns err. It also returns err if the operation has
+// killed the VM because of err (see refuseWriter). The parameter v is the VM that the sandbox had
+// when the operation began, or nil.
 func (s *Sandbox) explain(op string, v *liveVM, err error) error {
 	if err == nil || v == nil || errors.As(err, new(*writers.Error)) {
 		return err

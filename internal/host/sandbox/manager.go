@@ -105,7 +105,7 @@ type Manager struct {
 	exits      *loglimit.Lines                  // limits the log lines about exited and deleted sandboxes
 	writers    time.Duration                    // writers.Patience, except in tests
 	room       func(dir string) (uint64, error) // returns the free bytes of the file system that contains dir
-	// tasks that timers start; Close ends their context, after which watchers leave sandboxes alone
+	// tasks that timers start; Close ends their context, and watchers then leave sandboxes alone
 	timed gate.Tasks
 	boot  Boot   // nil until SetBoot
 	left  []left // set by Recover

@@ -15,9 +15,9 @@ import (
 // sent again when the VM runs.
 const tellTimeout = 10 * time.Second
 
-// moved returns a function that is called when the VM v gets another network stack, which does not
-// know the guest's connections. Without a message, the guest would notice the change only when it
-// sends data, so the function tells the guest.
+// moved returns a function that is called when the VM v gets another network stack. That stack does
+// not know the guest's connections. Without a message, the guest would notice the change only when
+// it sends data, so the function tells the guest.
 func (m *Manager) moved(id string, v *liveVM) func() {
 	return func() {
 		if m.reset(id, v) != nil {

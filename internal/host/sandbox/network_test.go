@@ -44,7 +44,7 @@ func (w *world) wantMode(t *testing.T, id, mode string) {
 	}
 }
 
-// wantAnswer is like wantMode, but the answer has the values of secrets after the mode.
+// wantAnswer is like wantMode, but the answer must contain the values of secrets after the mode.
 func (w *world) wantAnswer(t *testing.T, id, mode string) {
 	t.Helper()
 	var got []byte

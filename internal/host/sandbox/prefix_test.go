@@ -16,7 +16,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// waitingCtx is a context that calls its function waits when a goroutine asks for its Done channel.
+// waitingCtx is a context that calls the function in its field waits when a goroutine asks for its
+// Done channel.
 type waitingCtx struct {
 	context.Context
 	waits func()
@@ -59,9 +60,9 @@ func TestAForkMayNotUseWhatTookTheTag(t *testing.T) {
 	w.KillAll()
 }
 
-// A client may roll its sandbox back to the snapshot that the sandbox was forked from, even if it
-// does not see that snapshot. If another snapshot has taken the tag, the rollback does not read
-// that snapshot, because the time for reading would tell the client the snapshot's size.
+// A client may roll its sandbox back to the snapshot that the sandbox was forked from, even if the
+// client cannot see that snapshot. If another snapshot has taken the tag, the rollback must not
+// read the other snapshot. The time for reading would tell the client the size of that snapshot.
 func TestARollbackMayNotReadWhatTookTheTag(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -93,7 +94,7 @@ func TestARollbackMayNotReadWhatTookTheTag(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.branch(t, others, "team-b.x", vm.BranchDiff)
-	if err := w.Kill(others); err != nil { // this sandbox uses the memory of its branch
+	if err := w.Kill(others); err != nil { // Cool below works only if no sandbox uses the snapshot
 		t.Fatal(err)
 	}
 	st := w.Snapshots()

@@ -41,7 +41,7 @@ func (w *world) asked(t *testing.T, id string) vmmproto.Branch {
 }
 
 // If a sandbox is branched repeatedly, its memory is based on its latest branch, and each branch
-// can be deleted at once. After a certain number of branches, the next branch is based on the
+// can be deleted immediately. After a certain number of branches, the next branch is based on the
 // snapshot from which the sandbox runs, and holds all pages that were written since the fork. All
 // remaining snapshots are complete.
 func TestLineOfBranches(t *testing.T) {
@@ -84,8 +84,8 @@ func TestLineOfBranches(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A line also ends when its layers have more than twice as many bytes as the guest's memory,
-// because the layers stay in RAM although the branches are deleted.
+// A line also ends when its layers have more than twice as many bytes as the guest's memory. This
+// limit is necessary because the layers stay in RAM even after the branches are deleted.
 func TestLineEndsWithItsBytes(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()

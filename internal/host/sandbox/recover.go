@@ -22,9 +22,9 @@ import (
 )
 
 // Recover takes over the sandboxes of an earlier daemon, and returns how many of them continue. It
-// removes sandboxes that no client can use, because no client has received their ids or because
-// their VM has ended. It does not touch a sandbox whose state is unclear, see LeftAlone. Recover
-// must be called once, before all other methods.
+// removes sandboxes that no client can use: no client has received their ids, or their VM has
+// ended. It does not touch a sandbox whose state is unclear, see LeftAlone. Recover must be called
+// once, before all other methods.
 func (m *Manager) Recover() (int, error) {
 	entries, err := os.ReadDir(m.cfg.RunDir)
 	if err != nil {
@@ -41,7 +41,7 @@ func (m *Manager) Recover() (int, error) {
 	if err != nil {
 		return len(m.IDs()), fmt.Errorf("recover sandboxes: %w", err)
 	}
-	if len(m.left) == 0 { // otherwise forks of sandboxes that were left alone would count as finished
+	if len(m.left) == 0 { // if sandboxes were left alone, their forks must not count as finished
 		ledger.ClearForks(m.cfg.RunDir, m.cfg.DataDir)
 	}
 	release(len(m.left) == 0)
@@ -124,7 +124,7 @@ func (m *Manager) recoverData(id string) error {
 	if errors.Is(err, os.ErrNotExist) {
 		return os.RemoveAll(dir)
 	}
-	if err == nil { // otherwise it is unknown what the record contains
+	if err == nil { // after an error, it is unknown what the record contains
 		err = m.recoverSuspended(id, r)
 	}
 	if err != nil {

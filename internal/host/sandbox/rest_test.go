@@ -74,7 +74,8 @@ func checkCallsOff(t *testing.T, suspend func(context.Context, *world, string) e
 	if len(asked) != 0 {
 		t.Errorf("the guest was asked for its rest %d more times", len(asked))
 	}
-	// A suspension holds the lock until it has released the VM, which is after the change of the state.
+	// A suspension changes the state first and then releases the VM. It holds the lock until both
+	// are done.
 	s, err := w.Get(id)
 	if err != nil {
 		t.Fatal(err)

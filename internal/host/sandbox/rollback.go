@@ -33,12 +33,12 @@ type RollbackResult struct {
 	Ready time.Duration // time until the agent had confirmed
 }
 
-// Rollback puts a sandbox back to the snapshot with the given tag: memory, disk, vCPUs and devices,
-// in the same VMM process and under the same id. If the tag is empty, Rollback uses the snapshot
-// that the sandbox runs from. A snapshot with another tag must be of the sandbox's family: the
-// snapshot and the sandbox descend from the same snapshot of a booted VM, so they have the same
-// CPU, memory size, devices and disk size. The client must be able to use the snapshot, unless the
-// sandbox runs from it. A failure before the restore leaves the sandbox unchanged. The restore
+// Rollback resets a sandbox to the snapshot with the given tag: memory, disk, vCPUs and devices, in
+// the same VMM process and under the same id. If the tag is empty, Rollback uses the snapshot that
+// the sandbox runs from. A snapshot with another tag must be of the sandbox's family: the snapshot
+// and the sandbox descend from the same snapshot of a booted VM, so they have the same CPU, memory
+// size, devices and disk size. If the sandbox does not run from the snapshot, the client must be
+// able to use the snapshot. A failure before the restore leaves the sandbox unchanged. The restore
 // destroys the previous state, so if the restore fails, or the agent does not confirm afterwards,
 // the sandbox is killed, and the error is a *RollbackError. Only the sandbox's latest suspended
 // state remains, if it has one.
@@ -236,10 +236,10 @@ func (m *Manager) commitRollback(s *Sandbox, v *liveVM, was ledger.Record, lease
 	return nil
 }
 
-// mayGoBack returns a *store.NotFoundError unless the client of ctx may roll a sandbox back to the
-// snapshot that now has the given tag. The client may always use the snapshot that its sandbox was
-// forked from, even if the client cannot see this snapshot, and even after a suspension. This does
-// not permit the use of another snapshot that has taken the tag since.
+// mayGoBack checks that the client of ctx may roll a sandbox back to the snapshot that now has the
+// given tag. If not, the error is a *store.NotFoundError. The client may always use the snapshot
+// that its sandbox was forked from, even if the client cannot see this snapshot, and even after a
+// suspension. This does not permit the use of another snapshot that has taken the tag since.
 func (m *Manager) mayGoBack(ctx context.Context, rec *ledger.Record, tag string) error {
 	err := m.MayUse(ctx, tag)
 	if err != nil && (tag == rec.Tag() || tag == rec.SnapshotTag) && m.cfg.Store.IsInLine(tag, rec.SnapshotID) {

@@ -128,7 +128,7 @@ func TestRestartDuringARollback(t *testing.T) {
 	if _, err := w.Resume(t.Context(), id); err != nil {
 		t.Fatal(err)
 	}
-	w.vmms.ForkedErr = func(int) error { // the agent is asked to confirm
+	w.vmms.ForkedErr = func(int) error { // called when the agent is asked to confirm
 		w.vmms.ForkedErr = nil
 		w.stop()
 		w.start(t, 0)

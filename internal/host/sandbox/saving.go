@@ -60,7 +60,7 @@ func (b *branch) createMemory(files *vmmclient.BranchFiles) (err error) {
 	return err
 }
 
-// guest returns the manifest's description of the guest, which children inherit.
+// guest returns the manifest's description of the guest. Children inherit the values in it.
 func (b *branch) guest() snapshot.Guest {
 	g, i := b.lease.Manifest().Guest, b.s.Info()
 	g.Defaults, g.Network, g.Limits, g.Strict = g.With(b.req.Defaults), i.Network.ForSnapshot(), i.Limits, i.Strict

@@ -209,8 +209,8 @@ func TestForkOfAGuestThatDoesNotTrust(t *testing.T) {
 	w.checkClean(t)
 }
 
-// If forkd-net is replaced while a guest is paused, the guest is told to close its connections as
-// soon as it runs again.
+// If forkd-net is replaced while a guest is paused, the daemon tells the guest to close its
+// connections. The daemon does this as soon as the guest runs again.
 func TestAPausedGuestIsToldOfANewForkdNet(t *testing.T) {
 	w := newOnline(t)
 	defer w.stop()
@@ -253,7 +253,7 @@ func TestAPausedGuestIsToldOfANewForkdNet(t *testing.T) {
 }
 
 // However often the network of a paused sandbox changes, its guest gets only one message when the
-// sandbox runs again, about the latest change. The daemon stores no other messages.
+// sandbox runs again. This message is about the latest change. The daemon stores no other messages.
 func TestAPausedGuestIsToldOnce(t *testing.T) {
 	w := newOnline(t)
 	defer w.stop()

@@ -87,9 +87,9 @@ func (s *Sandbox) settle(ctx context.Context, v *liveVM) (paused bool, err error
 	return stats.Paused, err
 }
 
-// settlePause pauses or resumes a VM, so that it agrees with the record. It is called for a VM that
-// an earlier daemon left, or whose VMM did not answer. If the VM is paused and the record does not
-// say so, the sandbox was about to be suspended, and the VM is resumed.
+// settlePause pauses or resumes a VM, so that the VM's state agrees with the record. It is called
+// for a VM that an earlier daemon left, or whose VMM did not answer. If the VM is paused and the
+// record does not say so, the sandbox was about to be suspended, and the VM is resumed.
 func (s *Sandbox) settlePause(ctx context.Context, v *liveVM, paused bool) error {
 	switch {
 	case paused && !s.record.Paused:
@@ -100,9 +100,9 @@ func (s *Sandbox) settlePause(ctx context.Context, v *liveVM, paused bool) error
 	return nil
 }
 
-// swapLeases calls the function change, which changes the leases of s's VM, or the field resuming.
-// If s is being deleted, swapLeases returns an error instead, because the deletion releases these
-// leases and this VM.
+// swapLeases calls the function change, which changes the leases of s's VM or the field resuming of
+// s. If s is being deleted, swapLeases returns an error instead, because the deletion releases
+// these leases and this VM.
 func (s *Sandbox) swapLeases(change func()) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

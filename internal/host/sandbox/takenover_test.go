@@ -176,7 +176,7 @@ func (v *takenOverVMM) save(fds []int) vmmproto.SaveResult {
 	_, _ = unix.Pwrite(fds[0], []byte("state"), 0)
 	_ = unix.Ftruncate(fds[1], int64(v.memory))
 	r := vmmproto.SaveResult{LayerBytes: v.memory, DirtyBytes: vm.PageSize, StateBytes: 5}
-	extents := []int{1, 2, 300}[w.below(3)] // 300 are more than a snapshot's map may have
+	extents := []int{1, 2, 300}[w.below(3)] // 300 is more than a snapshot's map may have
 	page := make([]byte, vm.PageSize)
 	for i := range extents {
 		at := uint64(i) * 3 * vm.PageSize
@@ -228,7 +228,7 @@ func (v *takenOverVMM) send(kind vmmproto.Kind, body []byte) bool {
 				body[w.below(len(body))] = w.byte()
 			}
 		}
-	case 20, 21, 22, 23: // some numbers in the message become numbers that are often limits
+	case 20, 21, 22, 23: // some numbers in the message are replaced by typical limits
 		numbers := []uint64{0, 1, vm.PageSize, v.memory, v.memory - vm.PageSize, v.memory + vm.PageSize, 1 << 32, 1 << 60,
 			1<<63 - 1, 1<<64 - 1,
 			1<<64 - vm.PageSize, vm.HoleStart, vm.HoleEnd, 3 * vm.PageSize}
@@ -246,8 +246,8 @@ func (v *takenOverVMM) send(kind vmmproto.Kind, body []byte) bool {
 	return kind == vmmproto.KindOK || kind == vmmproto.KindError
 }
 
-// layersOver returns the files in a directory whose length, or whose space on disk, is above the
-// given number of bytes.
+// layersOver returns the files in a directory that are longer than the given number of bytes, or
+// that take more than this number of bytes on disk.
 func layersOver(dir string, most int64) (found []string) {
 	_ = filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
 		if err != nil || !d.Type().IsRegular() {

@@ -131,8 +131,8 @@ func TestBranchThatCannotBeNoted(t *testing.T) {
 	w.checkClean(t)
 }
 
-// An unused top that this daemon or an earlier one has left behind does not prevent the next
-// branch.
+// If this daemon or an earlier one has left an unused top behind, the next branch is still
+// possible.
 func TestTopsWithoutUse(t *testing.T) {
 	w := newWorld(t, 0)
 	id := w.source(t)
@@ -174,7 +174,7 @@ func TestTopsWithoutUse(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A VMM that is still copying a branch for an earlier daemon refuses another branch. The daemon
+// If a VMM is still copying a branch for an earlier daemon, it refuses another branch. The daemon
 // then repeats its request.
 func TestBranchAfterACopyOfAnotherDaemon(t *testing.T) {
 	w := newWorld(t, 0)

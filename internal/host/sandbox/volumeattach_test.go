@@ -193,8 +193,8 @@ func (w *world) wantOnly(t *testing.T, what, id, other string) {
 	}
 }
 
-// A daemon that is killed while it attaches or detaches a volume leaves the sandbox either with the
-// volume or without it.
+// If a daemon is killed while it attaches or detaches a volume, the sandbox afterwards either has
+// the volume or does not have it.
 func TestAttachAndDetachOfKilledDaemons(t *testing.T) {
 	a := writes("a")[0]
 	for what, c := range map[string]struct {
@@ -265,8 +265,9 @@ func (w *world) names(t *testing.T, s *Sandbox, list ...mounts.Mount) {
 	}
 }
 
-// A sandbox that returns to an earlier suspended state has the volumes of that state. It is not the writer
-// of volumes that it has attached or detached since, and does not change them.
+// A sandbox that returns to an earlier suspended state has the volumes of that state. If it has
+// attached or detached volumes since then, it is not the writer of these volumes and does not
+// change them.
 func TestVolumesAttachedSinceASuspension(t *testing.T) {
 	w, _ := newVolumeWorld(t)
 	defer w.stop()

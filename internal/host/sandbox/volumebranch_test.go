@@ -72,7 +72,8 @@ func (w *world) stamped(t *testing.T, id string, slot int) byte {
 	return stampIn(t, dir, r.Files())
 }
 
-// stampIn returns the stamp in layers, oldest first; 0: none.
+// stampIn returns the stamp in the given layers, or 0 if there is none. The oldest layer must be
+// first.
 func stampIn(t *testing.T, dir string, layers []string) (b byte) {
 	t.Helper()
 	for _, name := range layers {
@@ -322,7 +323,7 @@ func TestDiskOnlyBranchesRefuseVolumes(t *testing.T) {
 	w.checkClean(t)
 }
 
-// Volumes do not collect layers without bound.
+// The number of a volume's layers is bounded.
 func TestBranchesMergeLayersOfVolumes(t *testing.T) {
 	w, _ := newVolumeWorld(t)
 	defer w.stop()
@@ -344,7 +345,8 @@ func TestBranchesMergeLayersOfVolumes(t *testing.T) {
 	w.checkClean(t)
 }
 
-// The daemon compares the root disks of sandboxes and snapshots that have volumes.
+// The daemon can make a disk-only branch for a comparison of root disks, even if the sandbox has
+// volumes.
 func TestRootDisksBesideVolumes(t *testing.T) {
 	w, _ := newVolumeWorld(t)
 	defer w.stop()

@@ -22,8 +22,9 @@ func (m *Manager) Attach(ctx context.Context, id string, mount mounts.Mount) (In
 	})
 }
 
-// Detach makes a running sandbox unmount the volume in its last used slot. Another sandbox can then
-// become the writer of this volume. After an error of the guest, the sandbox still has the volume.
+// Detach makes a running sandbox unmount the given volume, which must be in the sandbox's highest
+// used slot. Another sandbox can then become the writer of this volume. After an error of the
+// guest, the sandbox still has the volume.
 func (m *Manager) Detach(ctx context.Context, id, volume string) (Info, error) {
 	return m.changeVolumes(ctx, id, "detach a volume from", func(wait context.Context, l *mounts.Live,
 		_ *snapshot.Manifest) error {
@@ -31,8 +32,9 @@ func (m *Manager) Detach(ctx context.Context, id, volume string) (Info, error) {
 	})
 }
 
-// changeVolumes calls change with the volumes of a running sandbox, and with the snapshot that the sandbox
-// runs from. The context of change ends when the guest has had enough time.
+// changeVolumes calls the function change with the volumes of a running sandbox, and with the
+// snapshot that the sandbox runs from. The function's context ends when the guest has had enough
+// time.
 func (m *Manager) changeVolumes(ctx context.Context, id, op string,
 	change func(context.Context, *mounts.Live, *snapshot.Manifest) error) (Info, error) {
 	return m.change(ctx, id, func(h *Held) error {
@@ -65,7 +67,7 @@ func (m *Manager) changeVolumes(ctx context.Context, id, op string,
 		}
 		err = change(wait, &mounts.Live{Set: &s.mounts, VMM: v.vmm, Dial: v.guest.Dial, Mounts: s.record.Volumes,
 			Save: save, Settle: settle}, lease.Manifest())
-		if err != nil && s.Info().State == Stopping { // the deletion may have released the volumes before
+		if err != nil && s.Info().State == Stopping { // the deletion may have released the volumes first
 			m.cfg.Volumes.ReleaseAll(s.id)
 		}
 		return s.explain(op, v, err)

@@ -42,7 +42,7 @@ func (o *volumeCalls) receive(req agentproto.Request) error {
 	return nil
 }
 
-// take returns the requests since the latest call.
+// take returns the requests since the previous call of take.
 func (o *volumeCalls) take() (list []agentproto.Request) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -86,8 +86,9 @@ func sameRequests(a, b []agentproto.Request) bool {
 	return slices.EqualFunc(a, b, func(a, b agentproto.Request) bool { return a.Op == b.Op && *a.Volume == *b.Volume })
 }
 
-// A sandbox gets its volumes in the first slots and mounts them. It is the writer until it is
-// deleted. Before its VM is killed, its guest is told to unmount the volume.
+// A sandbox gets its volumes in the first slots and mounts them. Until the sandbox is deleted, it
+// is the writer of each volume that is not read-only. Before its VM is killed, its guest is told to
+// unmount that volume.
 func TestVolumes(t *testing.T) {
 	w, guests := newVolumeWorld(t)
 	defer w.stop()
@@ -239,7 +240,7 @@ func TestVolumesThatAreRefused(t *testing.T) {
 	w.checkClean(t)
 }
 
-// logCalls is a handler of log lines that calls itself for each line.
+// logCalls is a log handler: a function that is called with each line.
 type logCalls func(line string)
 
 func (f logCalls) Enabled(context.Context, slog.Level) bool      { return true }

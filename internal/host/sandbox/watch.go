@@ -66,7 +66,7 @@ func (m *Manager) watch(s *Sandbox, v *liveVM) {
 			if ok {
 				c.Conn.Close() // the host has no server to which a guest may connect
 			} else {
-				conns = nil // the VM has ended, which Done reports too
+				conns = nil // the VM has ended; Done reports this too
 			}
 			continue
 		case <-stalled:

@@ -35,9 +35,9 @@ func (b *branch) refuse(files []*os.File) (err error) {
 	return err
 }
 
-// refuseWriter returns an error if the VMM of s has a file open for writing that the VMM should
-// have closed. Another possible holder is a child process of the daemon that has not yet executed
-// its program, so refuseWriter waits for such processes. If the VMM has the file open, refuseWriter
+// refuseWriter returns an error if the VMM of s should have closed a file, but has it open for
+// writing. A new child process of the daemon can also have the file open until it executes its
+// program, so refuseWriter waits for such processes. If the VMM has the file open, refuseWriter
 // also kills the VMM, because a guest may have taken it over. If the VM lived on, the file could
 // grow until the VMM ends, and no process could safely remove the file before that (see package
 // writers).

@@ -23,7 +23,7 @@ type Filler struct {
 
 var zeroBlock [1 << 20]byte
 
-// Write writes p at an offset after the bytes that are already written.
+// Write writes p at an offset. The offset must be after the bytes that are already written.
 func (w *Filler) Write(at uint64, p []byte) error {
 	if err := w.FillUntil(at); err != nil {
 		return err

@@ -1,5 +1,5 @@
-// Package sparse copies and writes files with holes, which stay holes, and finds the parts of a
-// memory layer that have data. It knows neither snapshots nor their directories.
+// Package sparse copies and writes files with holes. The holes stay holes. The package also finds
+// the parts of a memory layer that have data. It knows neither snapshots nor their directories.
 package sparse
 
 import (
@@ -87,8 +87,8 @@ func EachData(src *os.File, p Part, f func(data Part) error) error {
 	return nil
 }
 
-// Punch makes holes in the file f wherever another file, like, has holes. The given size is the
-// size of like. Punch moves the offset of like.
+// Punch makes holes in the file f wherever the file given as the parameter like has holes. The
+// parameter size is the size of that other file. Punch moves the offset of the other file.
 func Punch(f, like *os.File, size int64) error {
 	const punch = unix.FALLOC_FL_PUNCH_HOLE | unix.FALLOC_FL_KEEP_SIZE
 	for at := int64(0); at < size; {

@@ -24,12 +24,12 @@ type State int
 //	   └────────▶ restoring ◀─────┘     running, paused, restoring:
 //	                                    the VM ended by itself
 //
-// When a daemon takes over a sandbox that an earlier daemon had suspended, the sandbox changes from
-// starting to suspended at once. A sandbox is in the state restoring during a rollback, and while
-// it is resumed after a suspension. If the resumption fails, the sandbox becomes suspended again.
-// An exited sandbox that has a suspended state can return to that state. Every state can become
-// stopping, which is the last state: the sandbox is being deleted. A sandbox is not running before
-// its agent has confirmed its identity.
+// When a daemon takes over a sandbox that an earlier daemon had suspended, the sandbox changes
+// directly from starting to suspended. A sandbox is in the state restoring during a rollback, and
+// while it is resumed after a suspension. If the resumption fails, the sandbox becomes suspended
+// again. An exited sandbox that has a suspended state can return to that state. Every state can
+// become stopping, which is the last state: the sandbox is being deleted. A sandbox is not running
+// before its agent has confirmed its identity.
 const (
 	Starting State = iota
 	Running

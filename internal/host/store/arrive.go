@@ -41,8 +41,8 @@ type later struct {
 	todo  []func() error
 }
 
-// soon calls the function add at once. If the snapshot is arriving, it opens the served file
-// instead, and keeps the function add for Arrived.
+// soon calls the function add immediately if the snapshot is not arriving. If the snapshot is
+// arriving, soon opens the served file, and keeps the function add for Arrived.
 func (i *importing) soon(n int, p artifact.Part, add func() error) error {
 	if i.later == nil {
 		return add()

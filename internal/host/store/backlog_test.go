@@ -156,9 +156,9 @@ func TestLargeBranchIsPossible(t *testing.T) {
 	}
 }
 
-// If the disk is full, a branch is refused at once instead of waiting. If a flush fails because a
-// layer is larger than the free space, branches of other owners are refused only if they do not fit
-// either. If a flush fails for another reason, only branches of the same owner are refused.
+// If the disk is full, a branch is refused immediately and does not wait. If a flush fails because
+// a layer is larger than the free space, branches of other owners are refused only if they do not
+// fit either. If a flush fails for another reason, only branches of the same owner are refused.
 func TestBacklogOfAFullDisk(t *testing.T) {
 	s, d, _ := slowDisk(t, 17)
 	n := fillRAM(t, s, d, "a")

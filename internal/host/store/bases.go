@@ -22,8 +22,8 @@ import (
 )
 
 // Snapshots name their base image by its digest. Only the store knows which file has that digest. A
-// manifest must not name a path, because otherwise the author of a manifest could make any file of
-// this host the guest's disk. For each base there are these files:
+// manifest must not name a path: if it could, the author of a manifest could make any file of this
+// host the guest's disk. For each base there are these files:
 //
 //	<root>/bases/<hex>.json   a record.Base
 //	<root>/bases/<hex>        another link to the image's file, if it is on the same file system: the image may then
@@ -49,11 +49,11 @@ func (s *Store) baseRecord(digest string) string {
 
 const recordSuffix = ".json"
 
-// hexOf returns the hexadecimal part of a valid digest, which is used as a file name.
+// hexOf returns the hexadecimal part of a valid digest. This part is used as a file name.
 func hexOf(digest string) string { return digest[strings.LastIndexByte(digest, ':')+1:] }
 
-// UseBase makes an open regular file the base of the snapshot's disk. Unless the store already
-// knows the file's digest, the digest is computed in the background while the parent boots. Publish
+// UseBase makes an open regular file the base of the snapshot's disk. If the store does not know
+// the file's digest yet, the digest is computed in the background while the parent boots. Publish
 // waits for the computation, and Discard cancels it. UseBase may be called only once.
 func (g *Staging) UseBase(image *os.File) (err error) {
 	g.basing, err = g.addInBackground("base image", image, false)
@@ -70,7 +70,7 @@ func (g *Staging) UseBoot(kernel, initrd *os.File) (err error) {
 	return err
 }
 
-// addInBackground adds a file, which the snapshot names by its digest, to the store. If the file
+// addInBackground adds a file to the store. The snapshot names the file by its digest. If the file
 // cannot be linked, and the argument keep is true, the file is copied.
 func (g *Staging) addInBackground(what string, file *os.File, keep bool) (*basing, error) {
 	// Open the file again, because computing the digest moves the offset, and duplicates of a

@@ -105,8 +105,8 @@ func TestChangedBaseIsRefused(t *testing.T) {
 	}
 }
 
-// A file that was changed after its digest had been computed is not copied into the store under that
-// digest.
+// If a file was changed after its digest was computed, the file is not copied into the store under
+// that digest.
 func TestBaseIsCopiedWithItsDigest(t *testing.T) {
 	d := newDirs(t)
 	f, err := os.OpenFile(d.base, os.O_RDWR, 0)
@@ -134,8 +134,8 @@ func TestBaseIsCopiedWithItsDigest(t *testing.T) {
 	}
 }
 
-// An image that loses its name while it is added cannot be found again. So the store does not accept it as a
-// base, and records nothing.
+// If an image loses its name while it is being added, the store cannot find it again. So the store
+// does not accept the image as a base, and records nothing.
 func TestRemovedImageIsNoBase(t *testing.T) {
 	d := newDirs(t)
 	s := d.open(t)
@@ -240,8 +240,8 @@ func TestBasesOfDamagedSnapshotsAreKept(t *testing.T) {
 	}
 }
 
-// Records of bases from the first release have no version, and can still be read. A record of a
-// later version is refused, and the error names the file and the fix.
+// The first release wrote the records of bases without a version. These records can still be read.
+// A record of a later version is refused, and the error names the file and the fix.
 func TestRecordsOfBasesHaveAVersion(t *testing.T) {
 	d := newDirs(t)
 	s := d.open(t)
@@ -273,8 +273,8 @@ func TestRecordsOfBasesHaveAVersion(t *testing.T) {
 }
 
 // The list names the base of a snapshot that is being made, so that clients know which image the
-// snapshot needs. For a branch, the list has the base from the beginning, and for a bake as soon as
-// the store has the image.
+// snapshot needs. For a branch, the list has the base from the beginning. For a bake, it has the
+// base as soon as the store has the image.
 func TestUnfinishedSnapshotsHaveABase(t *testing.T) {
 	d := newDirs(t)
 	s := d.open(t)

@@ -15,8 +15,8 @@ import (
 type DeleteMode int
 
 // Modes of deletion. A snapshot that sandboxes run from is never deleted. If sandboxes only follow
-// a snapshot (see Follow), the snapshot loses its name at once, and its files are deleted when the
-// last of these sandboxes stops following it.
+// a snapshot (see Follow), the snapshot loses its name immediately, and its files are deleted when
+// the last of these sandboxes stops following it.
 const (
 	DeleteSingle  DeleteMode = iota // return an error if any snapshot builds on the snapshot
 	DeleteCascade                   // also delete all snapshots that build on it
@@ -142,7 +142,7 @@ func (s *Store) familyLocked(e *entry, seen map[*entry]bool) []*entry {
 }
 
 // remove deletes a condemned snapshot. It first renames the directory, which makes the snapshot
-// disappear at once. If the daemon crashes after that, the next start removes the directory.
+// disappear immediately. If the daemon crashes after that, the next start removes the directory.
 func (s *Store) remove(e *entry) error {
 	e.flushMu.Lock()
 	defer e.flushMu.Unlock()

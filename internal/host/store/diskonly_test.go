@@ -147,7 +147,7 @@ func TestDiskOnlySnapshots(t *testing.T) {
 	}
 }
 
-// If a kernel is lost or replaced, operations that need it say so.
+// If a boot file is lost or replaced, operations that need it return a *DamagedError.
 func TestLostKernel(t *testing.T) {
 	d := newDirs(t)
 	s := d.open(t)

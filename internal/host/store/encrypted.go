@@ -34,7 +34,7 @@ func (s *Store) keysIn(dir, id string) ([]string, error) {
 	path := filepath.Join(dir, EncryptionFile)
 	f, err := s.openAsIs(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return vault.KeysOf(dir), nil // none, unless the file is lost
+		return vault.KeysOf(dir), nil // returns no keys, unless the EncryptionFile is lost
 	}
 	if err != nil {
 		return nil, err
@@ -178,11 +178,11 @@ func (s *Store) idleFamilyLocked(tag string) ([]*entry, error) {
 // rewritePrefix is the prefix of the name of a directory in which Rewrite works.
 const rewritePrefix = "rewrite-"
 
-// Rewrite replaces the files of a snapshot. It calls the function write, which writes all files of the
-// snapshot to an empty directory, and exchanges the directories in one step. If the daemon is killed,
-// either all old files or all new files remain. When Rewrite returns nil, the old files are removed,
-// and keys that no snapshot has any more are destroyed. If the snapshot is used during the call, the
-// error is an *InUseError, and nothing has changed.
+// Rewrite replaces the files of a snapshot. It calls the function write, which writes all files of
+// the snapshot to an empty directory. Then Rewrite exchanges the two directories in one step. If
+// the daemon is killed, either all old files or all new files remain. When Rewrite returns nil, the
+// old files are removed, and keys that no snapshot has any more are destroyed. If the snapshot is
+// used during the call, the error is an *InUseError, and nothing has changed.
 func (s *Store) Rewrite(tag, id string, write func(from, to string) error) error {
 	unpin, err := s.Pin(tag) // prevents the deletion of the snapshot
 	if err != nil {

@@ -35,7 +35,7 @@ func TestFailedBranchesAreBounded(t *testing.T) {
 	}
 }
 
-// An owner whose branches fail displaces its own failed branches only.
+// If many branches of an owner fail, they displace only failed branches of the same owner.
 func TestFailedBranchesOfOthersStay(t *testing.T) {
 	d := newDirs(t)
 	s := d.open(t)

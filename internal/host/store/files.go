@@ -18,7 +18,7 @@ var errMissing = errors.New("file is missing")
 
 // open opens a regular file of the store for reading. The file may have been imported, so it is not
 // trusted: below the store's directories, no part of the path may be a symbolic link, and opening a
-// FIFO returns an error at once. If the file is encrypted, open decrypts it into RAM.
+// FIFO returns an error immediately. If the file is encrypted, open decrypts it into RAM.
 func (s *Store) open(path string) (*os.File, error) {
 	f, err := s.openAsIs(path)
 	if errors.Is(err, fs.ErrNotExist) && s.vault != nil {

@@ -13,11 +13,11 @@ import (
 // causes an earlier attempt.
 const flushRetry = 30 * time.Second
 
-// newFlusher returns the queue that writes hot snapshots, which are only in RAM, to disk. The oldest
-// snapshot of an owner is first, so a parent is usually on disk before branches of its children. A
-// branch that is written before its parent has its own copies of the parent's layers for some time.
-// A flush that fails is tried again. Snapshots that a stopped sandbox waits for do not wait behind
-// other snapshots.
+// newFlusher returns the queue that writes hot snapshots to disk. Hot snapshots are only in RAM.
+// The oldest snapshot of an owner is first, so a parent is usually on disk before branches of its
+// children. A branch that is written before its parent has its own copies of the parent's layers
+// for some time. A flush that fails is tried again. Snapshots that a stopped sandbox waits for do
+// not wait behind other snapshots.
 func newFlusher(s *Store) *turns.Queue[*entry] {
 	return turns.New(turns.Config[*entry]{
 		Do:      s.tryFlush,
@@ -44,8 +44,8 @@ func (s *Store) tryFlush(e *entry) error {
 	err := s.flush(e)
 	s.mu.Lock()
 	e.flushErr = err
-	// If the snapshot was deleted and is still in RAM, keep its functions in hurries, because later
-	// snapshots of its followers need them.
+	// If the snapshot was deleted and is still in RAM, keep the functions in e.hurries, because
+	// later snapshots of its followers need them.
 	if err == nil && !e.InRAM() {
 		e.hurries = nil
 	}

@@ -149,7 +149,7 @@ func TestChainSharesOneCopyInRAM(t *testing.T) {
 	}
 }
 
-// A file that has the name of a layer, but is another file, does not get the layer's digest.
+// If a file has the name of a layer, but is a different file, it does not get the layer's digest.
 func TestForeignSnapshotInheritsNoDigest(t *testing.T) {
 	d := newDirs(t)
 	m := victims(t, d)

@@ -22,7 +22,7 @@ import (
 
 // Publish completes the snapshot and makes it visible. It sets the snapshot's identity in m, and
 // adds the snapshot's own files with their lengths to m. The snapshot can be forked as soon as
-// Publish returns. The flusher writes it to disk later, unless DurableFirst was called. Digests of
+// Publish returns. If DurableFirst was not called, the flusher writes it to disk later. Digests of
 // layers are computed in the background.
 //
 // The caller sets the other fields of m: the machine, the guest, and the disk. For a branch the
@@ -364,9 +364,9 @@ func (s *Store) ownParts(dir string, m *snapshot.Manifest, l snapshot.File) ([]s
 
 // reload takes over a hot snapshot that an earlier daemon has not flushed. This is possible if each
 // memory layer is still in RAM or is on disk. The snapshot's own layer is on disk only if all other
-// files are also on disk, see persist. If layers are lost, the snapshot is listed as failed, unless
-// it was transient. A disk-only or encrypted snapshot is taken over if it has wholeFile; otherwise it was never
-// published.
+// files are also on disk, see persist. If layers are lost, and the snapshot was not transient, it
+// is listed as failed. A disk-only or encrypted snapshot is taken over if it has wholeFile. Without
+// wholeFile, it was never published.
 func (s *Store) reload(name string) bool {
 	dir := filepath.Join(s.staging(), name)
 	if isTorn(dir) {
@@ -383,7 +383,7 @@ func (s *Store) reload(name string) bool {
 		return false
 	}
 	layers := m.Memory
-	if secret { // they are on disk
+	if secret { // the layers are on disk
 		layers = nil
 	}
 	for _, l := range layers {

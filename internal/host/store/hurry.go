@@ -63,7 +63,7 @@ func (s *Store) HurryTakenOver(sandbox string, frozen []string, lift func() (don
 	for _, e := range found {
 		done := lift()
 		s.mu.Lock()
-		hot := e.Phase == phase.Hot // otherwise no further attempt follows
+		hot := e.Phase == phase.Hot // if the phase is not Hot, no further attempt follows
 		if hot {
 			e.hurries, e.calm = append(e.hurries, lift), append(e.calm, done)
 		}

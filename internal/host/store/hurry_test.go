@@ -9,8 +9,8 @@ import (
 	"github.com/forkd/forkd/internal/format/snapshot"
 )
 
-// throttle counts how many callers keep the limits of a VM's disk lifted at present, and how many
-// times the limits have been lifted.
+// throttle counts how many callers currently keep the limits of a VM's disk lifted, and how often
+// the limits have been lifted.
 type throttle struct{ lifted, lifts atomic.Int64 }
 
 func (l *throttle) lift() (done func()) {
@@ -117,7 +117,7 @@ func TestPublishIsNotThrottled(t *testing.T) {
 	}
 }
 
-// A daemon that takes over a VM lifts the VM's limits while snapshots of an earlier daemon are
+// When a daemon takes over a VM, it lifts the VM's limits while snapshots of an earlier daemon are
 // flushed.
 func TestFlushOfAnEarlierDaemonIsNotThrottled(t *testing.T) {
 	s, d, catchUp := slowDisk(t, 100)
@@ -144,7 +144,8 @@ func TestFlushOfAnEarlierDaemonIsNotThrottled(t *testing.T) {
 }
 
 // The snapshot for which a disk layer was made may be deleted before a daemon takes over the VM
-// that has written the layer. The VM's record still names the snapshot.
+// that has written the layer. The VM's record still names the snapshot, so the daemon can find the
+// layer and lift the VM's limits.
 func TestFlushAfterDeletedAncestorsIsNotThrottled(t *testing.T) {
 	s, d, catchUp := slowDisk(t, 100)
 	publishBy(t, s, d, nil, "a", "parent")

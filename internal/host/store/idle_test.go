@@ -15,7 +15,7 @@ func openFiles(t *testing.T) int {
 	return len(fds)
 }
 
-// The number of snapshots without a lease whose files a store keeps open is limited.
+// A store limits how many snapshots without a lease keep their files open.
 func TestIdleSnapshotsAreClosed(t *testing.T) {
 	d := newDirs(t)
 	s := d.open(t)

@@ -20,9 +20,10 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// A snapshot from another host gets a new ID, and its layers get new owners. So its manifest cannot refer
-// to a snapshot of this host. If the store already has the content of an inherited layer or of a base,
-// the new snapshot shares it. For that, the store compares only digests that it has computed itself.
+// A snapshot from another host gets a new ID, and its layers get new owners. So its manifest cannot
+// refer to a snapshot of this host. If the store already has the content of an inherited layer or
+// of a base, the new snapshot shares it. To find such content, the store compares only digests that
+// it has computed itself.
 
 // Contents has the files of a snapshot from another host.
 type Contents interface {
@@ -330,7 +331,7 @@ func (i *importing) share(p artifact.Part, kind string, chain []snapshot.File) (
 	return ""
 }
 
-// addBase adds a base image or a boot file to the store, unless the store has it.
+// addBase adds a base image or a boot file to the store if the store does not have it.
 func (i *importing) addBase(n int, p artifact.Part) (snapshot.Base, error) {
 	want := snapshot.Base{Bytes: p.Bytes, Digest: p.Digest}
 	f, err := i.store.openBase(want)

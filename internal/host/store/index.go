@@ -30,7 +30,7 @@ func newIndex() index {
 }
 
 // addLocked adds an entry. If several entries have the same ID, byID has the entry that was added
-// first. An entry with the same tag is dropped.
+// first. An earlier entry with the same tag is dropped.
 func (x *index) addLocked(e *entry) {
 	if old := x.byTag[e.tag]; old != nil {
 		x.dropLocked(old)

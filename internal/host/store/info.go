@@ -258,7 +258,7 @@ func (s *Store) Root(id string) string {
 		case e.manifest.Branch == nil || e.manifest.Parent == nil:
 			return id
 		}
-		id = e.manifest.Parent.ID // a manifest of version 5 has no Root: its ancestors are found while they exist
+		id = e.manifest.Parent.ID // a manifest of version 5 has no Root, so look at its ancestors as long as they exist
 	}
 	return id
 }

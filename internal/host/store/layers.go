@@ -31,8 +31,8 @@ const originFile = "origin"
 // openLayer opens a memory layer in RAM. If the layer is not in RAM, openLayer copies it to RAM. If
 // RAM has too little room for the copy, openLayer opens the file on disk, where the first access to
 // each page is slower. If unflushed is true, the layer may be only in RAM. openLayer also returns
-// the number of bytes that the layer takes without the pages that VMMs have added to holes, as far
-// as known.
+// the number of bytes that the layer takes without the pages that VMMs have added to holes. If the
+// layer is only in RAM, the number includes these pages.
 func (s *Store) openLayer(dir string, m *snapshot.Manifest, l snapshot.File, unflushed bool) (
 	f *os.File, usual uint64, err error) {
 	disk, err := s.openSized(layerPath(dir, m, l.Owner), l.Bytes)
@@ -107,8 +107,8 @@ func setOrigin(dir string, disk *os.File) error {
 }
 
 // readBack copies a layer from disk to RAM. It returns nil if there is too little room. It also
-// returns nil if another snapshot of the chain has made the copy at the same time, because that
-// copy is then used.
+// returns nil if another snapshot of the chain has made the copy at the same time. In that case,
+// the other copy is used.
 func (s *Store) readBack(l snapshot.File, disk *os.File) (*os.File, error) {
 	if fileid.OfPath(s.ramLayer(l.Owner)) != (fileid.ID{}) {
 		return nil, nil
@@ -143,11 +143,11 @@ func (s *Store) hasRoom(n uint64) bool {
 	return err == nil && free > n+ramReserve
 }
 
-// findLayer returns the path, on disk, of the memory layer with the given owner, which m inherits.
-// If it finds none, it returns "". findLayer looks first in the snapshot whose ID is in the
-// parameter below. If below is empty, it looks first in the snapshot that m was branched from. If
-// the layer is not there, it looks in all other snapshots for the file from which the layer in RAM
-// was copied.
+// findLayer returns the path on disk of a memory layer that m inherits. The layer has the given
+// owner. If findLayer does not find the layer, it returns "". findLayer looks first in the snapshot
+// whose ID is in the parameter below. If below is empty, it looks first in the snapshot that m was
+// branched from. If the layer is not there, it looks in all other snapshots for the file from which
+// the layer in RAM was copied.
 func (s *Store) findLayer(m *snapshot.Manifest, below, owner string) string {
 	if below == "" && m.Parent != nil {
 		below = m.Parent.ID

@@ -17,8 +17,9 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// hotFiles are the open files of a snapshot, which all of its forks share. These files are read
-// only with pread or mmap, because a read that uses the file offset would disturb other readers.
+// hotFiles are the open files of a snapshot. All forks of the snapshot share these files. The files
+// are read only with pread or mmap, because a read that uses the file offset would disturb other
+// readers.
 type hotFiles struct {
 	manifest *snapshot.Manifest
 	extents  []vm.Extent
@@ -31,7 +32,7 @@ type hotFiles struct {
 
 	FirstWrites firstwrites.Set // pages that every child writes first; forgotten when the files are closed
 
-	arrival *feeder.Arrival // nil, unless the snapshot was usable before all files had arrived
+	arrival *feeder.Arrival // set only if the snapshot was usable before all files had arrived
 }
 
 // Lease is the right to use a snapshot. Until it is released, the snapshot is not deleted and its
@@ -162,7 +163,7 @@ func (s *Store) releaser(e *entry, count *int) (release func()) {
 	})
 }
 
-// heat opens the files of a snapshot, unless they are open. The caller must hold a lease.
+// heat opens the files of a snapshot if they are not open. The caller must hold a lease.
 func (s *Store) heat(e *entry) (*hotFiles, error) {
 	e.hotMu.Lock()
 	defer e.hotMu.Unlock()

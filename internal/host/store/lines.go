@@ -22,7 +22,7 @@ func (s *Store) Line(id string) (layers int, bytes uint64) {
 	}
 	s.mu.Unlock()
 	for _, l := range line {
-		// An unflushed layer is only in RAM. If RAM is short, a layer is only on disk.
+		// An unflushed layer is only in RAM. If RAM is short, a flushed layer may be only on disk.
 		bytes += max(fileid.Blocks(l.ram), fileid.Blocks(l.disk))
 	}
 	return layers, bytes
@@ -43,8 +43,8 @@ func (s *Store) lineLocked(e *entry) (owners []string) {
 	return owners
 }
 
-// lines returns how many bytes of RAM the memory layers in the lines of sandboxes take, by the
-// owner of the sandboxes. It omits layers that are to be written to disk, because the function
+// lines returns, for each owner of sandboxes, how many bytes of RAM the memory layers in the lines
+// of these sandboxes take. It omits layers that are to be written to disk, because the function
 // unflushed counts these.
 func (s *Store) lines() map[string]uint64 {
 	of := make(map[string]string) // owners of sandboxes, by layer

@@ -11,8 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A branch whose parent's layer has as many links as the file system permits fails with an error
-// that says what to do. It leaves nothing behind, and works as soon as there is one link less.
+// If the layer of a branch's parent has as many links as the file system permits, the branch fails
+// with an error that says what to do. It leaves nothing behind. As soon as there is one link fewer,
+// the branch works.
 func TestTooManyLinks(t *testing.T) {
 	d := newDirs(t)
 	s := d.open(t)

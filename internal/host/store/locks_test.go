@@ -51,9 +51,9 @@ func TestNoFileIsTouchedUnderMu(t *testing.T) {
 	}
 }
 
-// underMu returns the statements of a function that run while mu is locked. If the function's name
-// ends with Locked, these are all statements. In other functions, they are the statements after a
-// lock that is unlocked by defer.
+// underMu returns those statements of a function that run while mu is locked. If the function's
+// name ends with Locked, these are all statements. In other functions, they are the statements
+// after a lock that is unlocked by defer.
 func underMu(f *ast.FuncDecl) []ast.Stmt {
 	list := f.Body.List
 	if strings.HasSuffix(f.Name.Name, "Locked") {

@@ -119,8 +119,8 @@ func (s *Store) inheritDigests(m *snapshot.Manifest) {
 // inherit does not find the digest, seal computes it.
 const maxInherit = 16
 
-// inherit does the work of inheritDigests for layers of one kind. The map having lists the
-// snapshots that have a layer, by the owner of the layer. The parameter of is a function that
+// inherit does the work of inheritDigests for layers of one kind. The parameter having maps the
+// owner of a layer to the snapshots that have the layer. The parameter of is a function that
 // returns the layers of that kind in a manifest.
 func (s *Store) inherit(m *snapshot.Manifest, kind string, layers []snapshot.File,
 	having map[string][]*entry, of func(*snapshot.Manifest) []snapshot.File) {

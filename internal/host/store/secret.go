@@ -25,12 +25,12 @@ import (
 // RAM file system, and Publish writes their encrypted forms to the disk. Such a snapshot is never
 // hot: it is on disk before it becomes visible, and the files in RAM are removed.
 
-// Encrypt makes a key for a snapshot that has memory, if the snapshot has no volumes. From then on,
-// Create and Path name files in RAM, and Publish encrypts these files and the disk layers that it
-// is given. The parameter from is the lease of the snapshot whose layers the new snapshot inherits,
-// or nil. These layers stay in the form that they have in that snapshot, encrypted or not. Encrypt
-// must be called before the first file is made. If the snapshot cannot be encrypted, the error is
-// an *EncryptedError or a *vault.KeyError.
+// Encrypt makes a key for a snapshot that has memory and no volumes. From then on, Create and Path
+// name files in RAM, and Publish encrypts these files and the disk layers that it is given. The
+// parameter from is the lease of the snapshot whose layers the new snapshot inherits, or nil. These
+// layers stay in the form that they have in that snapshot, encrypted or not. Encrypt must be called
+// before the first file is made. If the snapshot cannot be encrypted, the error is an
+// *EncryptedError or a *vault.KeyError.
 func (g *Staging) Encrypt(ctx context.Context, from *Lease, diskOnly, volumes bool) error {
 	s := g.store
 	if err := s.CanEncrypt(g.tag, diskOnly, volumes); err != nil {
@@ -66,9 +66,9 @@ func (s *Store) CanEncrypt(tag string, diskOnly, volumes bool) error {
 	return cmp.Or(failure.CanEncrypt(tag, diskOnly, volumes), s.vault.CanSeal())
 }
 
-// place puts a layer of an encrypted snapshot into its directory: as a link to the layer of the
-// snapshot with the ID from, if that snapshot has the layer. Otherwise it makes an encrypted copy
-// of f. If f is nil, that snapshot must have the layer.
+// place puts a layer of an encrypted snapshot into the snapshot's directory: as a link to the layer
+// of the snapshot with the ID from, if that snapshot has the layer. Otherwise it makes an encrypted
+// copy of f. If f is nil, that snapshot must have the layer.
 func (g *Staging) place(kind, from, owner string, f *os.File) error {
 	name := snapshot.LayerFile(kind, g.id, owner)
 	linked, err := g.linkFrom(kind, from, owner, filepath.Join(g.dir, name))
@@ -81,8 +81,8 @@ func (g *Staging) place(kind, from, owner string, f *os.File) error {
 	return g.encrypt(name, f)
 }
 
-// linkFrom makes a link to a layer of the snapshot with the ID from, in the form that it has there. It
-// reports whether that snapshot has the layer.
+// linkFrom makes a link to a layer of the snapshot with the ID from. The layer may be encrypted or
+// not. linkFrom reports whether that snapshot has the layer.
 func (g *Staging) linkFrom(kind, from, owner, to string) (bool, error) {
 	s := g.store
 	s.moves.RLock()
@@ -100,7 +100,7 @@ func (g *Staging) linkFrom(kind, from, owner, to string) (bool, error) {
 	if errors.Is(err, fs.ErrNotExist) {
 		err = hardlink.Link(path+crypt.Suffix, to+crypt.Suffix)
 	}
-	if errors.Is(err, fs.ErrNotExist) { // it has a layer of another kind with this owner
+	if errors.Is(err, fs.ErrNotExist) { // that snapshot has a layer of another kind with this owner
 		return false, nil
 	}
 	return err == nil, err
@@ -129,8 +129,9 @@ func (g *Staging) encryptMemory() error {
 	return g.store.left.Remove(g.store.layerDir(g.id), writers.Patience)
 }
 
-// CheckRoom returns a *vault.RoomError if the snapshot will be encrypted and RAM has too little
-// room for one more of its files, which has the data of the given files.
+// CheckRoom is called before the snapshot gets another file, which will have the data of the given
+// files. If the snapshot will be encrypted, and RAM has too little room for this file, the error is
+// a *vault.RoomError.
 func (g *Staging) CheckRoom(files []*os.File) error {
 	need := fileid.BlocksOf(files...)
 	if g.secret == nil || g.store.hasRoom(need) {

@@ -103,9 +103,9 @@ func (g *Staging) SetStep(step string) {
 	g.store.mu.Unlock()
 }
 
-// For sets the owner of the snapshot, because the flusher lets owners take turns. If the snapshot
-// is a branch, the parameter from is the lease of its parent, and the branch gets the base image of
-// the parent. Otherwise the lease is nil.
+// For sets the owner of the snapshot. The flusher lets owners take turns. If the snapshot is a
+// branch, the parameter from is the lease of its parent, and the branch gets the base image of the
+// parent. If the snapshot is not a branch, from is nil.
 func (g *Staging) For(owner string, from *Lease) {
 	g.owner = owner
 	if from != nil && from.Manifest().Disk != nil {
@@ -170,7 +170,7 @@ func (g *Staging) Discard() {
 	delete(g.store.reserved, g.tag)
 	g.store.mu.Unlock()
 	if g.secret != nil {
-		_ = g.store.ForgetKey(g.secret.KeyID) // after an error, the key stays, and encrypts nothing
+		_ = g.store.ForgetKey(g.secret.KeyID) // after an error, the key stays, but no file is encrypted with it
 	}
 	if based {
 		_ = g.store.dropBases() // after an error, the next deletion or start tries again

@@ -1,6 +1,6 @@
-// Package store keeps the snapshots of one host. A snapshot is a directory on disk, which is
-// published completely or not at all. Memory layers of snapshots in use have copies on a RAM file
-// system ("hot" layers). Leases protect snapshots that are in use. The package also decides which
+// Package store keeps the snapshots of one host. A snapshot is a directory on disk. It is published
+// completely or not at all. Memory layers of snapshots in use have copies on a RAM file system
+// ("hot" layers). Leases protect snapshots that are in use. The package also decides which
 // snapshots may be deleted.
 //
 // It starts no VM and does not interpret vmstate and layers. It never computes digests or copies

@@ -101,8 +101,8 @@ func fillHoles(t *testing.T, layer *os.File, size int) {
 	}
 }
 
-// A VMM can make tmpfs allocate memory for the holes of a layer, although it may only read the
-// layer. When the VMM has ended, the store frees that memory. The content of the layer is
+// A VMM can make tmpfs allocate memory for the holes of a layer, even though it is only allowed to
+// read the layer. When the VMM has ended, the store frees that memory. The content of the layer is
 // unchanged.
 func TestHolesOfLayersAreGivenBack(t *testing.T) {
 	const size = 16 << 20

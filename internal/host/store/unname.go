@@ -16,8 +16,8 @@ const unnamedPrefix = ".unnamed-"
 
 // Follow keeps the files of the snapshot with the given ID until unfollow is called. It is for a
 // sandbox of the given owner that was rebased onto the snapshot. The snapshot can still be deleted.
-// In that case its tag is free and the snapshot is invisible at once, but its files stay until no
-// sandbox follows it. Snapshots that an earlier daemon left unnamed can be followed until
+// If it is deleted, its tag is free and the snapshot is invisible immediately, but its files stay
+// until no sandbox follows it. Snapshots that an earlier daemon left unnamed can be followed until
 // DropUnused is called.
 func (s *Store) Follow(id, owner string) (unfollow func(), err error) {
 	e, err := s.follow(id)

@@ -6,9 +6,9 @@ import (
 	"testing"
 )
 
-// If sandboxes only follow a snapshot, clients can delete the snapshot, and its tag is free at
-// once. Its files stay until no sandbox follows it any more. This is also true after a restart, and
-// whether the files were flushed or not.
+// If sandboxes only follow a snapshot, clients can delete the snapshot, and its tag is free
+// immediately. Its files stay until no sandbox follows it any more. This is also true after a
+// restart, and whether the files were flushed or not.
 //
 // +checklocksignore: it holds a lock in one of two cases
 func TestFollowedSnapshotCanBeDeleted(t *testing.T) {

@@ -195,7 +195,7 @@ func TestDiffOfAReusedTag(t *testing.T) {
 			t.Fatal(err)
 		}
 		ids = append(ids, f.Sandboxes[0].ID)
-		if _, err := of.Suspend(t.Context(), f.Sandboxes[0].ID); err != nil { // otherwise p could not be deleted
+		if _, err := of.Suspend(t.Context(), f.Sandboxes[0].ID); err != nil { // allows p to be deleted
 			t.Fatal(err)
 		}
 	}
@@ -208,7 +208,7 @@ func TestDiffOfAReusedTag(t *testing.T) {
 		_, err := v.Diff(t.Context(), d, request("p", ids[1]))
 		failed <- err
 	}()
-	time.Sleep(200 * time.Millisecond) // until the comparison waits behind the other comparison of its client
+	time.Sleep(200 * time.Millisecond) // by then the comparison waits behind the other comparison of its client
 	if err := admin.DeleteSnapshot("p", store.DeleteForce); err != nil {
 		t.Fatal(err)
 	}
@@ -245,7 +245,7 @@ func TestDiffWithAnotherOrigin(t *testing.T) {
 		Mode: vm.BranchDiff}); err != nil {
 		t.Fatal(err)
 	}
-	if err := b.view.Kill(b.sandbox); err != nil { // this sandbox uses the memory of its branch
+	if err := b.view.Kill(b.sandbox); err != nil { // Cool below works only if no sandbox uses the snapshot
 		t.Fatal(err)
 	}
 	st := h.manager.Snapshots()
@@ -276,15 +276,15 @@ func TestDiffWithAnotherOrigin(t *testing.T) {
 	}
 }
 
-// If a client cannot see the snapshot that its sandbox was forked from, an error with that snapshot
-// tells the client only that there is no such snapshot.
+// If a client cannot see the snapshot that its sandbox was forked from, an error about that
+// snapshot tells the client only that there is no such snapshot.
 func TestDiffWithAHiddenOriginThatFails(t *testing.T) {
 	h := newHost(t)
 	admin, v := h.For(owner.Owner{Name: "admin", Admin: true}), h.For(owner.Owner{Name: "token:a", Prefix: "a/"})
 	d, _ := newDiffer(t, h, differs)
 	b := newPart(t, h, "b")
 	id := given(t, admin, v, b.tag)
-	if err := b.view.Kill(b.sandbox); err != nil { // this sandbox uses the memory of its branch
+	if err := b.view.Kill(b.sandbox); err != nil { // Cool below works only if no sandbox uses the snapshot
 		t.Fatal(err)
 	}
 	st := h.manager.Snapshots()

@@ -71,9 +71,9 @@ func (v *View) Sandboxes() []sandbox.Info {
 	return slices.DeleteFunc(v.host.manager.List(), func(i sandbox.Info) bool { return !v.p.Prefix.HasLabels(i.Labels) })
 }
 
-// SandboxPage returns the Info of the first sandboxes after a place in the list, at most the given
-// number. It returns only sandboxes that the principal may see and for which keep returns true. It
-// does not look at sandboxes before and after the page.
+// SandboxPage returns the Info of the sandboxes after a place in the list, but of at most the given
+// number of sandboxes. It returns only sandboxes that the principal may see and for which keep
+// returns true. It does not look at sandboxes before and after the page.
 func (v *View) SandboxPage(at byage.Place, most int, keep func(sandbox.Info) bool) (page []sandbox.Info) {
 	for !v.isEmpty() && most > 0 {
 		next := v.host.manager.After(at, most)
@@ -117,7 +117,7 @@ func (v *View) ForkSandbox(ctx context.Context, id string, mode sandbox.BranchRe
 	return res, b, err
 }
 
-// Branch calls Manager.Branch, unless the principal may not give the requested labels.
+// Branch calls Manager.Branch if the principal may give the requested labels.
 func (v *View) Branch(ctx context.Context, id string, req sandbox.BranchRequest) (r sandbox.BranchResult, err error) {
 	defer func() { v.narrow(&r.Info) }()
 	return reached(ctx, v, id, func(ctx context.Context, m *sandbox.Manager) (r sandbox.BranchResult, err error) {
@@ -248,7 +248,7 @@ func (v *View) NetworkStats(ctx context.Context, id string) (netproto.Stats, err
 }
 
 // Effects returns the requests of a sandbox that were held since it was connected to the network.
-// There are none in the cases in which NetworkStats is zero.
+// Whenever the result of NetworkStats is zero, there are none.
 func (v *View) Effects(ctx context.Context, id string) (netproto.Effects, error) {
 	return reached(ctx, v, id, func(ctx context.Context, m *sandbox.Manager) (e netproto.Effects, err error) {
 		link, err := m.Link(id)
@@ -276,7 +276,7 @@ func (v *View) Stats(ctx context.Context, id string) (sandbox.Stats, error) {
 	return v.RecentStats(ctx, id, 0)
 }
 
-// withMemory measures a sandbox with the memory of its VMM process.
+// withMemory measures a sandbox, including the memory of its VMM process.
 func withMemory(m *sandbox.Manager, ctx context.Context, id string) (sandbox.Stats, error) {
 	st, err := m.Stats(ctx, id)
 	if err != nil {
@@ -304,8 +304,8 @@ func (v *View) RecentStats(ctx context.Context, id string, age time.Duration) (s
 	return v.measured(ctx, id, age, v.host.stats, withMemory)
 }
 
-// RecentWritten is like RecentStats, but does not measure the memory of the VMM process. It costs
-// the daemon only a small fraction of the time.
+// RecentWritten is like RecentStats, but does not measure the memory of the VMM process. It takes
+// only a small fraction of the time that RecentStats takes.
 func (v *View) RecentWritten(ctx context.Context, id string, age time.Duration) (sandbox.Stats, error) {
 	return v.measured(ctx, id, age, v.host.written, (*sandbox.Manager).Stats)
 }

@@ -30,13 +30,13 @@ type Queue[T any] struct {
 	// +checklocks:mu
 	ended bool
 	// +checklocks:mu
-	turns map[string]uint64 // value of turn when the owner last had a turn
+	turns map[string]uint64 // value of the field turn when the owner last had a turn
 	// +checklocks:mu
 	turn uint64
 	wake *sync.Cond // signaled when queue or ended has changed; uses mu
 }
 
-// New returns a Queue, which Close ends.
+// New returns a Queue. The method Close ends it.
 func New[T any](cfg Config[T]) *Queue[T] {
 	q := newQueue(cfg)
 	for _, awaited := range []bool{false, true} {

@@ -19,7 +19,7 @@ type Branches struct {
 
 	mu sync.Mutex
 	// +checklocks:mu
-	done map[string]chan struct{} // channels by tag, which are closed on completion
+	done map[string]chan struct{} // channels by tag; each is closed when its branch is complete
 }
 
 // New returns an empty set.
@@ -35,7 +35,7 @@ func (b *Branches) Add(tag string) (complete func()) {
 	b.mu.Unlock()
 	return func() {
 		b.mu.Lock()
-		if b.done[tag] == done { // otherwise another branch has taken the tag after this one failed
+		if b.done[tag] == done { // if not, another branch has taken the tag after this one failed
 			delete(b.done, tag)
 		}
 		b.mu.Unlock()

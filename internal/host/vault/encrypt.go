@@ -84,9 +84,9 @@ func (v *Vault) Seal(ctx context.Context) (*Seal, error) {
 	return &Seal{id, key}, nil
 }
 
-// Encrypt writes the encrypted form of src to a new file with the given path and crypt.Suffix, and
-// syncs it. The parameter room is the number of bytes that the file may take on the file system.
-// The name identifies the file.
+// Encrypt writes the encrypted form of src to a new file, and syncs the file. The file's path is
+// the given path followed by crypt.Suffix. The parameter room is the number of bytes that the file
+// may take on the file system. The parameter name identifies the file.
 func (s *Seal) Encrypt(path string, src *os.File, name string, room uint64) error {
 	if need := fileid.BlocksOf(src); need > room {
 		return fmt.Errorf("%s of %d MiB, %d MiB are left: %w", filepath.Base(path), need>>20, room>>20, unix.ENOSPC)

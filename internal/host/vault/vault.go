@@ -5,7 +5,7 @@
 // minute. Decrypted files are on a RAM file system and have no names, so they disappear with the
 // last process that has them open.
 //
-// It does not know which snapshots are encrypted. Package atrest encrypts them.
+// It does not know which snapshots are encrypted. Package atrest encrypts snapshots.
 package vault
 
 import (

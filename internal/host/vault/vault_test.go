@@ -225,7 +225,8 @@ func (v *Vault) silence(at time.Time) (before time.Time) {
 	return before
 }
 
-// If a program hangs, its time limit delays waiting forks only once, and not once for each fork.
+// If a program hangs, the forks that need it wait for the time limit only once, and not once for
+// each fork.
 func TestSilentProgramsAreNotRunAgain(t *testing.T) {
 	runs := filepath.Join(t.TempDir(), "runs")
 	v := open(t, Config{Command: script(t, "echo run >>"+runs+"; sleep 1000 & wait")})

@@ -30,8 +30,8 @@ const (
 	saltBytes  = 32
 )
 
-// checkKeyFile makes the path of the key file absolute. It refuses a key file in the state directory,
-// because a thief of the wrapped keys would have it too.
+// checkKeyFile makes the path of the key file absolute. It refuses a key file in the state
+// directory: someone who stole the wrapped keys from there would also have the key file.
 func checkKeyFile(cfg *Config) (err error) {
 	if cfg.KeyFile == "" {
 		return nil
@@ -111,9 +111,10 @@ func (v *Vault) unwrapByFile(id string, wrapped []byte) ([]byte, error) {
 
 // run runs the program of --kms-command with the arguments "wrap" or "unwrap" and the ID of the
 // key. The program's standard input has the bytes of the parameter in. The program writes the
-// result to standard output. If the program gave no answer a moment ago, run returns an error at
-// once. If it ran the program again, each fork that waits for the same snapshot, and each sandbox
-// that a starting daemon takes over, would wait for the whole limit, one after the other.
+// result to standard output. If the program gave no answer a moment ago, run returns an error
+// immediately. If run started the program again, each fork that waits for the same snapshot, and
+// each sandbox that a starting daemon takes over, would wait for the whole limit, one after the
+// other.
 func (v *Vault) run(ctx context.Context, verb, id string, in []byte) ([]byte, error) {
 	v.mu.Lock()
 	silent := time.Since(v.silent) < silentTime
@@ -172,7 +173,7 @@ func (cfg *Config) environment() []string {
 type bounded struct {
 	kept []byte
 	most int
-	over bool // more was written
+	over bool // more was written than is kept
 	stop bool // refuse more, which ends the program
 }
 

@@ -29,8 +29,8 @@ func newHelpers(port uint32, guest func(v *VMM, host net.Conn)) *VMMs {
 	}}
 }
 
-// Unpacks returns a guest that calls unpack with the stream of an image, and answers with the error
-// of unpack. If unpack is nil, Unpacks returns nil.
+// Unpacks returns a guest that calls the function unpack with the stream of an image, and answers
+// with the function's error. If unpack is nil, Unpacks returns nil.
 func Unpacks(unpack func(stream io.Reader) error) func(*VMM, net.Conn) {
 	if unpack == nil {
 		return nil
@@ -77,9 +77,9 @@ func Differs(entries ...*diffproto.Entry) func(*VMM, net.Conn) {
 	}
 }
 
-// merge answers a request for a merge. If the request asks for an archive that conflicts make
-// impossible, merge lists only the conflicts. The archive has the names of all entries that are not
-// kept.
+// merge answers a request for a merge. If the request asks for an archive, but conflicts make the
+// archive impossible, merge lists only the conflicts. The archive has the names of all entries that
+// are not kept.
 func merge(host net.Conn, req *diffproto.Request, entries []*diffproto.Entry) {
 	var done diffproto.Done
 	for _, e := range entries {

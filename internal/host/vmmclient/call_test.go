@@ -105,7 +105,8 @@ func TestVMMThatHangsIsReported(t *testing.T) {
 	}
 }
 
-// A hostile VMM may answer a request before it was sent, and then hang up.
+// A hostile VMM may answer a request before it was sent, and then hang up. The request's turn must
+// be given back exactly once.
 func TestAnAnswerBeforeTheRequestEndsItsTurnOnce(t *testing.T) {
 	v, _ := scripted(t)
 	for _, early := range []bool{true, false} {

@@ -10,10 +10,10 @@ import (
 	"github.com/forkd/forkd/internal/vmtest"
 )
 
-// TestIdleChildIsSmall measures the memory of an idle child that has a new identity, because a host
-// may have hundreds of children. It takes the minimum over several children: on a busy host, a
-// child takes longer to confirm its identity, and in that time the timers of its kernel write to
-// more pages.
+// TestIdleChildIsSmall measures the memory of an idle child that has a new identity. This memory
+// must be small, because a host may have hundreds of children. The test takes the minimum over
+// several children: on a busy host, a child takes longer to confirm its identity, and in that time
+// the timers of its kernel write to more pages.
 func TestIdleChildIsSmall(t *testing.T) {
 	const maxDirty, maxVMM = 1 * mib, 1 * mib
 	a := vmtest.Load(t)

@@ -144,7 +144,7 @@ func TestRequestsAfterTheEndGoNowhere(t *testing.T) {
 }
 
 // A guest can open each stream of a boot once. If the VMM says that the guest has opened a stream a
-// second time, or a stream that does not exist, it is killed.
+// second time, or a stream that does not exist, the VMM is killed.
 func TestStreamsOfABoot(t *testing.T) {
 	for name, second := range map[string]uint32{"twice": 1, "one too many": vmmproto.GuestStreams} {
 		t.Run(name, func(t *testing.T) {

@@ -14,8 +14,8 @@ import (
 )
 
 // The agent sets up the guest's network. If a connection is open when a guest is saved, the
-// connection continues in the source. In a forked sandbox the connection ends at once, even if a
-// process of the guest is blocked in a read, and even if the sandbox's network has no peer.
+// connection continues in the source. In a forked sandbox the connection ends immediately, even if
+// a process of the guest is blocked in a read, and even if the sandbox's network has no peer.
 func TestConnectionsEndInAChild(t *testing.T) {
 	a := vmtest.Load(t)
 	shape := vm.Shape{MemoryBytes: 256 * mib, VCPUs: 1, Template: vmtest.Template()}
@@ -111,8 +111,7 @@ func synAck(syn []byte) []byte {
 	return p
 }
 
-// sum returns the internet checksum (RFC 1071) of p, which continues the sum in the parameter
-// carry.
+// sum returns the internet checksum (RFC 1071) of p. It continues the sum in the parameter carry.
 func sum(p []byte, carry uint32) uint16 {
 	for ; len(p) >= 2; p = p[2:] {
 		carry += uint32(binary.BigEndian.Uint16(p))

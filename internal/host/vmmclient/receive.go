@@ -50,8 +50,9 @@ func (v *VMM) receive() {
 	}
 }
 
-// condemn kills a VMM that has violated the protocol, because it has a defect or is compromised. It
-// returns an error that wraps ErrHostile and the reason. From then on Exit returns the reason too.
+// condemn kills a VMM that has violated the protocol. Such a VMM has a defect or is compromised.
+// condemn returns an error that wraps ErrHostile and the reason. From then on Exit returns the
+// reason too.
 func (v *VMM) condemn(why error) error {
 	v.mu.Lock()
 	if v.broke == nil {
@@ -133,8 +134,8 @@ func guestStreams() (ours []net.Conn, theirs []*os.File, err error) {
 		if err != nil {
 			return ours, theirs, fmt.Errorf("make a stream of the guest: %w", err)
 		}
-		// The mode is set after os.NewFile, because File.Fd makes a file blocking that was not
-		// blocking before.
+		// Set the non-blocking mode after os.NewFile. If the descriptor already had this mode when
+		// os.NewFile was called, File.Fd would later make it blocking.
 		theirs = append(theirs, os.NewFile(uintptr(fds[1]), "guest stream"))
 		f := os.NewFile(uintptr(fds[0]), "guest stream")
 		conn, err := net.FileConn(f)

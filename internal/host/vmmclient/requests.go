@@ -215,7 +215,7 @@ func descriptors(files ...*os.File) []int {
 }
 
 // readOnly returns an error if a VMM could write to one of the given files, or to a layer below the
-// top of a disk, because other VMs also use these files. Elements of files may be nil.
+// top of a disk. Other VMs also use these files. Elements of files may be nil.
 func readOnly(disks [][]*os.File, files ...*os.File) error {
 	for _, d := range disks {
 		files = append(files, d[:max(0, len(d)-1)]...)

@@ -18,7 +18,7 @@ import (
 )
 
 // A VMM that answers requests without reading them violates the protocol. When the socket is full,
-// the next request fails at once, and the VMM is killed.
+// the next request fails immediately, and the VMM is killed.
 func TestAnswersToUnreadRequestsEndTheVMM(t *testing.T) {
 	v, vmm := scripted(t)
 	var w codec.Writer

@@ -144,7 +144,7 @@ func Spawn(ctx context.Context, cfg Config) (_ *VMM, err error) {
 		Name: "forkd-vmm", Bin: cfg.Bin, Env: vmmEnv, Files: []*os.File{listenerFile}, Cgroup: place, Jail: cfg.Jail,
 		Record: filepath.Join(cfg.Dir, pidFile),
 	})
-	_ = listenerFile.Close() // otherwise the daemon would not notice an exit before the connection is accepted
+	_ = listenerFile.Close() // if it stayed open, the daemon would not notice an exit before the connection is accepted
 	if err != nil {
 		return nil, errors.Join(err, ctl.Close())
 	}

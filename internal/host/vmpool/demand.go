@@ -37,7 +37,7 @@ func (p *Pool) takenLocked(shape vm.Shape) {
 	}
 }
 
-// fullLocked records that the pool is full for a shape, which ends the burst.
+// fullLocked records that the pool is full for a shape. This ends the burst.
 //
 // +checklocks:p.mu
 func (p *Pool) fullLocked(shape vm.Shape) {

@@ -149,7 +149,7 @@ func (p *Pool) takeReady(shape vm.Shape) *Shell {
 		if s.alive() {
 			return s
 		}
-		go p.kill([]*Shell{s}) // only removes the files of the shell, which has died
+		go p.kill([]*Shell{s}) // the shell has died, so this only removes its files
 	}
 }
 

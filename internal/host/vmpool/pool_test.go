@@ -93,7 +93,7 @@ func TestPoolShrinks(t *testing.T) {
 	p.Close()
 }
 
-// Forget makes the pool kill the additional shells at once.
+// Forget makes the pool kill the additional shells immediately.
 func TestPoolForgets(t *testing.T) {
 	shape := vm.Shape{VCPUs: 1}
 	p, _ := newPool(t, vmpool.Config{Size: 2, Most: 6}, shape)

@@ -52,8 +52,8 @@ func (t Trials) Try(ctx context.Context, m snapshot.Machine, disk uint64, state 
 	return err
 }
 
-// emptyDisk makes the base image and the top of a disk of the given size in bytes. It adds a function that closes
-// both files to the stack undo.
+// emptyDisk makes the base image and the top of a disk of the given size in bytes. It adds to the
+// stack undo a function that closes both files.
 func emptyDisk(undo *cleanup.Stack, dir string, size uint64) ([]*os.File, error) {
 	path := filepath.Join(dir, "base")
 	if err := os.WriteFile(path, nil, 0o600); err != nil {

@@ -26,7 +26,7 @@ func TestSnapshots(t *testing.T) {
 	if err := s.Release(t.Context(), "a", "sb-1"); err != nil {
 		t.Fatal(err)
 	}
-	// A daemon that is killed between two steps leaves the whole snapshot or nothing of it.
+	// If a daemon is killed between two steps, the whole snapshot is left, or nothing of it.
 	steps := 0
 	s.step = func(done string) {
 		steps++

@@ -86,8 +86,8 @@ func (s *Store) Snapshot(ctx context.Context, from string, req Request) (Info, e
 	})
 }
 
-// finish makes a volume that reserve has returned. It calls the function fill to make the files in
-// a directory. After an error, the name is free again.
+// finish makes a volume that the method reserve has returned. It calls the function fill to make
+// the files in a directory. After an error, the name is free again.
 func (s *Store) finish(v *volume, fill func(dir string) error) (Info, error) {
 	err := s.make(v, fill)
 	s.mu.Lock()

@@ -150,8 +150,8 @@ func (s *Store) IDOf(ctx context.Context, d Disk) (string, error) {
 	return v.ID, nil
 }
 
-// BeginSwap makes a new top for a disk, and opens the files of the disk for a VM that will switch to
-// the new top. The last of the lower files is the present top, open for reading. Until EndSwap
+// BeginSwap makes a new top for a disk, and opens the files of the disk for a VM that will switch
+// to the new top. The last file in f.Lower is the present top, open for reading. Until EndSwap
 // records which top the VM uses, the VM may write to either top.
 func (s *Store) BeginSwap(ctx context.Context, d Disk) (f *Files, top string, err error) {
 	v, unlock, err := s.hold(ctx, d)
@@ -208,7 +208,7 @@ func (s *Store) EndSwap(ctx context.Context, d Disk, top string, swapped bool) e
 	}
 	err = s.save(v, func(r *record.Volume) {
 		if swapped {
-			gone := func(name string) bool { return !slices.Contains(r.Layers, name) } // merged since
+			gone := func(name string) bool { return !slices.Contains(r.Layers, name) } // was merged
 			r.Writer.Own = append(slices.DeleteFunc(slices.Clone(r.Writer.Own), gone), r.Writer.Top)
 			r.Layers, r.Writer.Top = append(r.Layers, r.Writer.Top), r.Writer.Next
 		}

@@ -70,7 +70,8 @@ func afterEachStep(t *testing.T, s *Store, check func(done string, next *Store))
 	}
 }
 
-// A daemon that is killed during a swap leaves all data of both tops, whether the VM has switched or not.
+// If a daemon is killed during a swap, the volume keeps all data of both tops, whether the VM has
+// switched or not.
 func TestKilledDuringASwap(t *testing.T) {
 	s := open(t, filepath.Join(t.TempDir(), "volumes"))
 	create(t, s, "a")

@@ -91,8 +91,8 @@ func TestRefusedLayers(t *testing.T) {
 	}
 }
 
-// A volume that could not be released, because the VM had not closed it in time, is released by the
-// next call that needs it. Until the VM has closed it, no call touches it.
+// If a VM has not closed a volume in time, the volume is not released. The next call that needs the
+// volume releases it. Until the VM has closed the volume, no call touches it.
 func TestEndedWriter(t *testing.T) {
 	list := map[string]func(s *Store) error{
 		"write":  func(s *Store) error { return closed(s.Write(t.Context(), "a", "sb-2")) },
@@ -145,8 +145,8 @@ func closed(f *Files, err error) error {
 	return err
 }
 
-// On a full disk a volume cannot be released. It can be removed, which makes room, or be used again
-// when there is room.
+// On a full disk a volume cannot be released. The volume can still be removed, and its removal
+// makes room. When there is room, the volume can be used again.
 func TestFullDiskAtTheEndOfAWriter(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("only root mounts a file system")

@@ -26,7 +26,7 @@ func twoLayers(t *testing.T) *Store {
 	return s
 }
 
-// While a merge copies data, other calls use the volume, and lose nothing.
+// While a merge copies data, other calls can use the volume, and no data is lost.
 func TestMergesHoldNoLock(t *testing.T) {
 	s := twoLayers(t)
 	s.step = func(done string) {
@@ -51,7 +51,7 @@ func TestMergesHoldNoLock(t *testing.T) {
 	if got, want := content(t, s, "a"), (marks{4000: 1, 4001: 2, 4002: 3}); !equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
 	}
-	// A volume that is removed and created again during a merge gets no data from the merge.
+	// If a volume is removed and created again during a merge, it gets no data from the merge.
 	s.step = func(done string) {
 		if done == "merged layers" {
 			s.step = func(string) {}
@@ -69,7 +69,8 @@ func TestMergesHoldNoLock(t *testing.T) {
 	}
 }
 
-// A merge needs room for a copy of the layers, and a place among the merges of the owner.
+// A merge needs room for a copy of the layers. The number of concurrent merges of an owner is
+// limited.
 func TestMergesAreBounded(t *testing.T) {
 	s := twoLayers(t)
 	full := errors.New("no room")
@@ -141,7 +142,7 @@ func TestListsReadOnlyTheirVolumes(t *testing.T) {
 	s.cfg.Log = slog.New(slog.NewTextHandler(&log, nil))
 	create(t, s, "a")
 	create(t, s, "b")
-	// Reading the directory of "b" would be an error, which is logged.
+	// If List read the directory of "b", it would log an error.
 	if err := errors.Join(os.RemoveAll(s.path("b")), os.WriteFile(s.path("b"), nil, 0o600)); err != nil {
 		t.Fatal(err)
 	}
@@ -153,7 +154,8 @@ func TestListsReadOnlyTheirVolumes(t *testing.T) {
 	}
 }
 
-// A daemon that starts does not wait for the release of volumes, which are free at once.
+// A daemon that starts does not wait until volumes are released. The volumes can be used
+// immediately.
 func TestRecoverDoesNotWait(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)

@@ -63,7 +63,7 @@ func (s *Store) lockFor(ctx context.Context, name, sandbox string) (v *volume, u
 	return v, unlock, nil
 }
 
-// save changes the record of a volume. The change is durable, unless the volume is private.
+// save changes the record of a volume. If the volume is not private, the change is durable.
 // Preconditions: the volume is locked.
 func (s *Store) save(v *volume, change func(*record.Volume)) error {
 	changed := v.Volume

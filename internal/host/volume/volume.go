@@ -1,4 +1,4 @@
-// Package volume stores the volumes of a host. A volume is a disk with a name, which outlives the
+// Package volume stores the volumes of a host. A volume is a disk with a name. It outlives the
 // sandboxes that use it.
 //
 // It keeps records and files, and enforces quotas. It neither mounts a volume nor interprets its

@@ -127,8 +127,8 @@ func (s *Store) openLower(v *volume, layers []string) (*Files, error) {
 	return f, nil
 }
 
-// newTop makes an empty layer that survives a power failure, unless the volume is private. If no
-// record names the layer, the next start removes it.
+// newTop makes an empty layer. If the volume is not private, the layer survives a power failure. If
+// no record names the layer, the next start removes it.
 func (s *Store) newTop(v *volume) (f *os.File, name string, err error) {
 	dir := v.dir
 	name = snapshot.NewID() + layerSuffix
@@ -147,9 +147,9 @@ func (s *Store) newTop(v *volume) (f *os.File, name string, err error) {
 	return f, name, nil
 }
 
-// Release makes the data that a sandbox has written a durable part of the volume, which then has no
-// writer. The sandbox's VM must have exited. If the sandbox is not the writer, Release does nothing.
-// After an error, the next call that needs the volume without its writer tries again.
+// Release makes the data that a sandbox has written a durable part of the volume. The volume then
+// has no writer. The sandbox's VM must have exited. If the sandbox is not the writer, Release does
+// nothing. After an error, the next call that needs the volume without its writer tries again.
 func (s *Store) Release(ctx context.Context, name, sandbox string) error {
 	v, unlock, err := s.lockFor(ctx, name, sandbox)
 	if inUse := (*InUseError)(nil); errors.As(err, &inUse) || errors.Is(err, errNoWriter) {
@@ -246,11 +246,11 @@ func (s *Store) ReleaseEnded(ctx context.Context) {
 }
 
 // seal turns the writer's tops into layers. The parameter now is the next writer of the volume;
-// nil: none. Usually there is one top. If a branch or a rollback was interrupted, there are two,
-// and both become layers unless they are empty, because a VM may have written to either top. seal
-// also drops a top that is missing or not a valid layer. It keeps the file of an invalid top under
-// another name, but only until the next invalid top, because the file may be large. Only a VMM that
-// its guest controls damages a top. It may also have damaged a top that has become a layer at a
+// nil: none. Usually there is one top. If a branch or a rollback was interrupted, there are two. A
+// VM may have written to either top, so each top that is not empty becomes a layer. seal also drops
+// a top that is missing or not a valid layer. It keeps the file of an invalid top under another
+// name, but only until the next invalid top, because the file may be large. Only a VMM that its
+// guest controls damages a top. Such a VMM may also have damaged a top that has become a layer at a
 // branch. seal then drops this layer and all later ones.
 func (s *Store) seal(ctx context.Context, v *volume, now *record.VolumeWriter) error {
 	var kept, empty []string
@@ -293,8 +293,8 @@ func (s *Store) seal(ctx context.Context, v *volume, now *record.VolumeWriter) e
 	return nil
 }
 
-// soundLayers returns how many layers of a volume can be kept, and the names of the other layers. A
-// layer that the present writer has not written was checked by an earlier call of seal.
+// soundLayers returns how many layers of a volume can be kept, and the names of the other layers.
+// If the present writer has not written a layer, an earlier call of seal has checked the layer.
 func (s *Store) soundLayers(v *volume) (sound int, damaged []string, err error) {
 	for i, name := range v.Layers {
 		if v.Writer == nil || !slices.Contains(v.Writer.Own, name) {
@@ -326,8 +326,8 @@ func (s *Store) dropDamaged(v *volume) {
 	}
 }
 
-// Sync makes the data of layers durable, because a VM may have written data before a branch and not
-// synced it. A VMM syncs only files that it has written since its latest restore.
+// Sync makes the data of layers durable. A VM may have written data before a branch without syncing
+// it. A VMM syncs only files that it has written since its latest restore.
 func (s *Store) Sync(layers []*os.File) error {
 	for _, f := range layers {
 		if err := s.sync(f); err != nil {

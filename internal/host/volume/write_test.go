@@ -35,7 +35,7 @@ func write(t *testing.T, top *os.File, m marks) {
 	}
 }
 
-// read returns the first byte of each of the clusters 4000 to 4009, except zeros.
+// read10 returns the first byte of each of the clusters 4000 to 4009, except zeros.
 func read10(t *testing.T, files []*os.File) marks {
 	t.Helper()
 	got := marks{}
@@ -215,7 +215,8 @@ func TestCrashOfAWriter(t *testing.T) {
 	}
 }
 
-// A daemon that starts keeps the writers of sandboxes that exist.
+// If the sandbox that writes to a volume still exists when a daemon starts, it stays the volume's
+// writer.
 func TestRecoverKeepsWriters(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)
@@ -235,7 +236,7 @@ func TestRecoverKeepsWriters(t *testing.T) {
 	}
 }
 
-// A VM may do anything to its top. The volume then has the content of the layers below.
+// If a VM has damaged or removed its top, the volume has the content of the layers below.
 func TestDamagedTops(t *testing.T) {
 	for name, damage := range map[string]func(path string) error{
 		"truncated": func(path string) error { return os.Truncate(path, 1<<20) },

@@ -206,8 +206,8 @@ func TestDeletedTwiceAndMadeAgain(t *testing.T) {
 	}
 }
 
-// Records of workspaces that have no version yet can be read. If the record of a workspace cannot
-// be read, the workspace keeps its name and its record.
+// Records of workspaces can be read even if the records have no version yet. If the record of a
+// workspace cannot be read, the workspace keeps its name and its record.
 func TestRecords(t *testing.T) {
 	w := newWorld(t)
 	info, err := w.Create(t.Context(), "ws", sandbox.ForkRequest{Tag: "p"})

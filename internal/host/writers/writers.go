@@ -22,8 +22,8 @@ import (
 )
 
 // Patience is how long callers usually wait until a file is no longer open for writing; pause is
-// the time between two checks. The wait is needed because while this daemon starts a process, that
-// process has copies of all of the daemon's descriptors until it executes its program. That takes
+// the time between two checks. The wait is needed for processes that this daemon is starting: such
+// a process has copies of all of the daemon's descriptors until it executes its program. That takes
 // some milliseconds on an idle host.
 const (
 	Patience = 5 * time.Second
@@ -57,8 +57,8 @@ func None(path string, patience time.Duration) error {
 
 // hasWriter reports whether a process has the file open for writing. It asks Linux for a read
 // lease, and gives the lease back. Linux grants a read lease only if no process has the file open
-// for writing (fcntl(2), F_SETLEASE). The system call returns at once, even if a write to the file
-// is blocked. On a file system without leases, hasWriter returns false.
+// for writing (fcntl(2), F_SETLEASE). The system call returns immediately, even if a write to the
+// file is blocked. On a file system without leases, hasWriter returns false.
 func hasWriter(f *os.File) bool {
 	_, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_RDLCK)
 	if err == nil {

@@ -119,7 +119,7 @@ func TestFilesWithWritersStay(t *testing.T) {
 	}
 }
 
-// A blocked write is found at once, and its file is not touched.
+// A blocked write is found immediately, and its file is not touched.
 func TestABlockedWriteBlocksOnlyItsProcess(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "f")
