@@ -119,8 +119,7 @@ func (c *Config) Defaults(uid int, getenv func(string) string) error {
 }
 
 // SetProxy parses the option --upstream-proxy: a URL, or "env" for the environment variables. A URL
-// on the command line must not contain a password, because every user of this host can read command
-// lines.
+// on the command line must not contain a password: every user of this host can read command lines.
 func (c *Config) SetProxy(text string, getenv func(string) string) (err error) {
 	switch {
 	case text == "":

@@ -84,7 +84,7 @@ func TestServeStopsInOrder(t *testing.T) {
 	}
 }
 
-// A daemon waits for a registry for a second at least, and for a day at most.
+// A daemon waits at least a second and at most a day for a registry.
 func TestLazyTimeoutIsBounded(t *testing.T) {
 	for timeout, ok := range map[time.Duration]bool{0: true, time.Second: true, 24 * time.Hour: true,
 		-time.Second: false, time.Millisecond: false, 25 * time.Hour: false} {
@@ -177,7 +177,7 @@ func TestServedConnections(t *testing.T) {
 		if r.ProtoMajor == 2 {
 			return
 		}
-		auth.Identified(r.Context(), "token:a") // else the next connection would close this one at once
+		auth.Identified(r.Context(), "token:a") // without this, the next connection would close this connection
 		conn, _, err := http.NewResponseController(w).Hijack()
 		if err != nil {
 			t.Error(err)

@@ -9,8 +9,8 @@ import (
 	"github.com/forkd/forkd/internal/daemon/auth"
 )
 
-// Only the daemon's user may connect to the socket of the Docker Engine API, unless a rule admits
-// other users.
+// Only the daemon's user, and users that a rule admits, may connect to the socket of the Docker
+// Engine API.
 func TestDockerSocket(t *testing.T) {
 	cfg := Config{Docker: filepath.Join(t.TempDir(), "d", "docker.sock")}
 	mode := func() os.FileMode {

@@ -14,8 +14,7 @@ import (
 )
 
 // makeInitrd makes an initramfs in memory, with a program of this build as its init. A VMM that
-// receives the file must not be able to write to it, because the store copies the file for all
-// later boots.
+// receives the file must not be able to write to it: the store copies the file for all later boots.
 func makeInitrd(kernel, program string) (*os.File, error) {
 	init, err := embedded.Open(program)
 	if err != nil {

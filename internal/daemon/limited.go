@@ -13,7 +13,7 @@ import (
 )
 
 // limited is a listener that bounds the number of connections that are open at the same time. When
-// all places are taken, a new connection gets the place of an idle one, which is closed. A
+// all places are taken, an idle connection is closed, and the new connection gets its place. A
 // connection is idle while the daemon serves no request of an identified client on it. Among the
 // idle connections, limited closes the oldest one of the peer that has the most idle connections.
 // So a client that sends no requests, or only requests that need no token, keeps no other client
@@ -153,10 +153,10 @@ type placed struct {
 	who      string // client of the first of these requests, as in auth.Identified
 }
 
-// weaker compares two connections of equally large groups. It returns a positive number if c is to
-// be closed before the other connection. An idle connection is closed before one with requests. Of
-// two idle connections, the older is closed first. Of two connections with requests, the newer is
-// closed first.
+// weaker() compares two connections of equally large groups. It returns a positive number if c is
+// to be closed before the other connection. An idle connection is closed before one with requests.
+// Of two idle connections, the older is closed first. Of two connections with requests, the newer
+// is closed first.
 func (c *placed) weaker(than *placed) int {
 	switch {
 	case c.requests == 0 && than.requests == 0:
@@ -181,7 +181,7 @@ func (c *placed) Close() error {
 	return c.Conn.Close()
 }
 
-// serving counts a request of an identified client on the connection, until the returned function
+// serving() counts a request of an identified client on the connection, until the returned function
 // is called.
 func (c *placed) serving(who string) (ended func()) {
 	c.of.mu.Lock()
@@ -225,7 +225,7 @@ func withConn(ctx context.Context, c net.Conn) context.Context {
 	}
 }
 
-// placing marks a connection as busy while a request of an identified client is served on it.
+// placing() marks a connection as busy while a request of an identified client is served on it.
 func placing(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		c, ok := r.Context().Value(placedKey{}).(*placed)

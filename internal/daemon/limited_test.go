@@ -106,8 +106,8 @@ func TestWeakestConnection(t *testing.T) {
 	}
 }
 
-// A client with requests on more than its share of the connections loses places to other clients,
-// whatever peers its connections come from.
+// If a client has requests on more than its share of the connections, it loses places to other
+// clients, whatever peers its connections come from.
 func TestOneClientLeavesConnections(t *testing.T) {
 	const most = 8
 	for _, who := range []string{"token:a", "", owner.Anyone} {

@@ -33,8 +33,8 @@ const (
 	maxWindow  = 256 << 10 // bytes of a stream that a client may send before the handler reads them
 )
 
-// Serve serves a handler, which checks its clients itself, on a TCP address until ctx ends. The
-// limits of connections and times are those of a daemon's TCP address.
+// Serve serves a handler on a TCP address until ctx ends. The handler checks its clients itself.
+// The limits of connections and times are those of a daemon's TCP address.
 func Serve(ctx context.Context, bind string, files TLS, handler http.Handler, log *slog.Logger) error {
 	if err := files.check(bind); err != nil {
 		return err
@@ -87,7 +87,7 @@ func newServer(handler http.Handler, log *slog.Logger, idle, answer time.Duratio
 }
 
 // fewHeaders returns a handler that refuses requests with too many headers. It passes all other
-// requests to next. audited() makes a handler write its requests into the audit log.
+// requests to the handler next. audited() makes a handler write its requests into the audit log.
 func fewHeaders(next http.Handler, audited func(http.Handler) http.Handler) http.Handler {
 	refusal := audited(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Connection", "close")

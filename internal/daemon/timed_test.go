@@ -37,8 +37,8 @@ func clientOf(t *testing.T, http2 bool) *http.Transport {
 	return tr
 }
 
-// A client that sends requests and reads nothing does not hold the handler or the connection for
-// ever, in any protocol, even if the handler sets no deadlines.
+// A client that sends requests and reads nothing cannot hold the handler or the connection for
+// ever. This is true for every protocol, even if the handler sets no deadlines.
 func TestAnswersHaveATime(t *testing.T) {
 	for name, http2 := range map[string]bool{"HTTP/1": false, "HTTP/2": true} {
 		t.Run(name, func(t *testing.T) {

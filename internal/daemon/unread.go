@@ -13,7 +13,7 @@ import (
 // Limits on the number of answers over HTTP/2 that wait for their clients. An answer and its
 // request take about 40 KiB of memory if the request has many headers.
 const (
-	maxUnread         = 2048 // answers to identified clients; one client may have three quarters
+	maxUnread         = 2048 // answers to identified clients; one client can have at most three quarters of them
 	maxUnreadStranger = 1024 // answers to other clients
 	maxUnreadPeer     = 64   // the part of maxUnreadStranger that one peer may have (see auth.PeerName)
 )

@@ -97,7 +97,8 @@ func TestUnreadAnswersAreBounded(t *testing.T) {
 	}
 }
 
-// An answer without a body takes a place too. A guest chooses the type of its answers.
+// An answer without a body takes a place too, even if its content type is that of gRPC. A guest
+// chooses the types of its answers.
 func TestUnreadAnswersOfGRPCAreCounted(t *testing.T) {
 	addr := startServer(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/grpc" {
@@ -129,7 +130,7 @@ func TestOwnAnswersOfTheServerHaveATime(t *testing.T) {
 	}
 }
 
-// The time limit for the answers of net/http does not apply to a handler.
+// The time limit for the answers that net/http sends by itself does not apply to handlers.
 func TestHandlersHaveNoTimeLimit(t *testing.T) {
 	w := &dated{ResponseRecorder: httptest.NewRecorder(), until: time.Now()}
 	timed(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {

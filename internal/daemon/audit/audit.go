@@ -3,8 +3,8 @@
 // log.
 //
 // It writes no bodies, query strings or tokens, and nothing that is sent to a server in a sandbox.
-// It does not rotate the file. Another program renames the file and then sends the daemon SIGHUP,
-// so that the daemon calls Reopen.
+// It does not rotate the file. Another program renames the file and then sends SIGHUP to the
+// daemon, which calls Reopen.
 package audit
 
 import (

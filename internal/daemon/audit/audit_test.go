@@ -183,8 +183,8 @@ func (d *fullDisk) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// After a full disk, or after a daemon that was killed during a write, later lines are complete,
-// and the first of them has the number of missing lines.
+// If the disk was full, or a daemon was killed during a write, later lines are complete, and the
+// first of them has the number of missing lines.
 func TestLinesAfterAFullDisk(t *testing.T) {
 	for _, room := range []int{0, 1, 50} {
 		path := filepath.Join(t.TempDir(), "log")

@@ -1,7 +1,7 @@
-// Package auth identifies the client of a request, which determines the rights of the request. It
-// identifies the client by a token, by the user at the other end of the unix socket, or by a client
-// certificate. It refuses configurations that would let clients without credentials use the daemon
-// from other hosts.
+// Package auth identifies the client of a request. The client determines the rights of the request.
+// The package identifies the client by a token, by the user at the other end of the unix socket, or
+// by a client certificate. It refuses configurations that would let clients without credentials use
+// the daemon from other hosts.
 //
 // It also signs temporary permissions to reach one port of one sandbox. Packages v1 and e2b decide
 // which scope a route requires, and package daemon serves TLS.
@@ -59,8 +59,8 @@ func CheckBind(addr string, proven bool) error {
 		"let clients have certificates (--tls-client-ca), or bind to 127.0.0.1", addr)
 }
 
-// IsLoopback reports whether host is localhost or a loopback address, which other hosts cannot
-// reach.
+// IsLoopback reports whether host is localhost or a loopback address. Other hosts cannot reach such
+// an address.
 func IsLoopback(host string) bool {
 	if strings.EqualFold(host, "localhost") {
 		return true

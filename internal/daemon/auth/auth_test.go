@@ -195,8 +195,8 @@ func TestNamedTokens(t *testing.T) {
 	}
 }
 
-// A comment of a single word is not a token, whether it is alone in a new file or remains after a
-// removal.
+// A comment that is a single word is not a token, whether it is alone in a new file, or remains
+// after the tokens were removed.
 func TestCommentIsNoToken(t *testing.T) {
 	const comment = "#forkd-tokens-of-ci"
 	file, ci, err := Add([]byte(comment+"\n"), Token{Name: "ci", Scope: Run}, false)
@@ -220,7 +220,8 @@ func TestCommentIsNoToken(t *testing.T) {
 	}
 }
 
-// A file that has changed is read again, even if its old content has been in use for a long time.
+// A token file that has changed is read again, even if its old content has been in use for a long
+// time.
 func TestOldTokenFileIsReadAgainWhenItChanges(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tokens")
 	write(t, path, good)

@@ -12,8 +12,8 @@ import (
 	"github.com/forkd/forkd/internal/atomicfile"
 )
 
-// Keys derives the tokens of sandboxes from one key. So the tokens are still valid after a restart,
-// although they are not stored. (The only copies on disk are in answers kept for repeated requests;
+// Keys derives the tokens of sandboxes from one key. So the tokens need not be stored, and are
+// still valid after a restart. (The only copies on disk are in answers kept for repeated requests;
 // see package once.)
 type Keys struct{ key [32]byte }
 

@@ -37,9 +37,9 @@ const (
 const uidWho = "uid:"
 
 // CheckSSHKey refuses public keys that are weak because of their type or size, or that take long to
-// verify at each login. (CheckSSHKey does not bound the work for logins with unknown keys, because
-// package ssh verifies the signature first. For an unknown key, the bound of package ssh applies:
-// 16384 bits.)
+// verify at each login. (CheckSSHKey does not bound the work for logins with unknown keys: package
+// ssh verifies the signature first. For an unknown key, the bound of package ssh applies: 16384
+// bits.)
 func CheckSSHKey(key ssh.PublicKey) error {
 	switch key.Type() {
 	case ssh.KeyAlgoED25519, ssh.KeyAlgoSKED25519, ssh.KeyAlgoECDSA256, ssh.KeyAlgoECDSA384, ssh.KeyAlgoECDSA521,

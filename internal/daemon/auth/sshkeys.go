@@ -13,8 +13,8 @@ import (
 )
 
 // SSHKeys holds the keys of a file; see ParseSSHKeys. A change of the file applies from the next
-// use on. If the file is missing, unreadable or invalid, there are no keys, because it is unknown
-// which keys have been removed. Methods may be called concurrently.
+// use on. If the file is missing, unreadable or invalid, there are no keys: it is unknown which
+// keys have been removed. Methods may be called concurrently.
 type SSHKeys struct {
 	path string
 	log  *slog.Logger

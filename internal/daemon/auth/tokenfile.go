@@ -191,8 +191,8 @@ func isPlaceholder(token string) bool {
 		func(word string) bool { return strings.HasPrefix(plain, word) })
 }
 
-// Add makes a token. It returns the token file with a line for the token, and the token itself,
-// which is stored nowhere. If e2b is true, the token has the form that E2B's clients require.
+// Add makes a token. It returns the token file with a line for the token, and the token itself. The
+// token is not stored anywhere. If e2b is true, the token has the form that E2B's clients require.
 func Add(file []byte, t Token, e2b bool) (grown []byte, token string, err error) {
 	if err := CheckName(t.Name); err != nil {
 		return nil, "", err

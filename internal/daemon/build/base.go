@@ -23,11 +23,10 @@ const (
 )
 
 // base resolves the name in a FROM instruction to the snapshot with this name as its tag or, if
-// there is none, to an image of a registry. (Docker also prefers a local image.) A branch of a
-// sandbox is refused if no build made it, because clients without the right to build could make a
-// branch with the name of an image. If base refuses a branch, it does not use the image with the
-// same name either, because the same Dockerfile would then change its meaning when the branch is
-// deleted.
+// there is none, to an image of a registry. (Docker also prefers a local image.) If the snapshot is
+// a branch that no build made, base refuses it: clients without the right to build could make a
+// branch with the name of an image. In this case, base does not use the image with the same name
+// either. If it did, the same Dockerfile would change its meaning when the branch is deleted.
 func (b *Builder) base(ctx context.Context, req Request, name string) (plan.Base, dockerfile.Config, error) {
 	d, err := b.cfg.Manager.Snapshots().Detail(name)
 	switch {

@@ -130,8 +130,8 @@ func (m *Images) Tidy() error {
 }
 
 // fill fills the disk of an image in a builder VM. If no place is reserved, it takes one, or fails
-// with imagevm.ErrNoPlace if none is free. It does not wait for a place, because the caller of fill
-// holds the lock of the image, and another client that has a place may need this lock.
+// with imagevm.ErrNoPlace if none is free. It must not wait for a place: the caller of fill holds
+// the lock of the image, and another client that has a place may need this lock.
 func (m *Images) fill(ctx context.Context, i Image, kernel string, d image.Disk) error {
 	if i.Place == nil {
 		leave, err := m.Filler.Enter(i.Client)
@@ -149,7 +149,7 @@ func (m *Images) fill(ctx context.Context, i Image, kernel string, d image.Disk)
 		Stream: d.Stream})
 }
 
-// writable reports whether images can be added to a cache, which may not exist yet.
+// writable reports whether images can be added to a cache. The cache need not exist yet.
 func writable(cache string) bool {
 	images := filepath.Join(cache, "images")
 	return os.MkdirAll(images, 0o755) == nil && unix.Access(images, unix.W_OK) == nil

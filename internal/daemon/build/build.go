@@ -6,8 +6,8 @@
 //
 // A step either has a snapshot or leaves nothing. If the client disconnects or the daemon is
 // killed, only the steps that are running are lost. The next build runs these steps again, and
-// skips those that have snapshots. Sandboxes of builds carry a mark, so that the next daemon can
-// kill them.
+// skips those that have snapshots. Sandboxes of builds carry a mark. By this mark the next daemon
+// finds them and kills them.
 //
 // Data from clients is interpreted in the guest; the host only stores files of the build context by
 // digest, and decompresses archives. The package does not speak HTTP, and does not decide who may
@@ -249,9 +249,9 @@ func (b *Builder) Enter(who string) (leave func(), err error) {
 	return leave, nil
 }
 
-// Wait is like Enter, but for a build by BuildFrom. It waits for a place until ctx is done. Such
-// builds leave one place for builds of Dockerfiles, which do not wait. The builds of one client
-// leave one place for other clients.
+// Wait is like Enter, but for a build by BuildFrom. It waits for a place until ctx is done. Builds
+// of Dockerfiles do not wait, so builds by BuildFrom leave one place for them. The builds of one
+// client leave one place for other clients.
 func (b *Builder) Wait(ctx context.Context, who string) (leave func(), err error) {
 	all := gate.Share{Key: "templates", Most: gate.Fair(maxBuilds)}
 	own := owner.FairShare(who, all.Most)

@@ -11,7 +11,7 @@ import (
 	"github.com/forkd/forkd/internal/host/invalid"
 )
 
-// An invalid image name and an unreachable registry are errors of the build.
+// If the name of an image is invalid or its registry is unreachable, the build fails.
 func TestBootImage(t *testing.T) {
 	t.Setenv("FORKD_CACHE", t.TempDir())
 	for reference, want := range map[string]string{"": "", "Not An Image": "", "127.0.0.1:1/x:y": "127.0.0.1:1"} {
@@ -22,7 +22,7 @@ func TestBootImage(t *testing.T) {
 	}
 }
 
-// A compressed archive may expand to any size. A context accepts a limited number of bytes,
+// A compressed archive may expand to any size. A build context accepts a limited number of bytes,
 // whatever they contain.
 func TestUnpackIsBounded(t *testing.T) {
 	var z bytes.Buffer

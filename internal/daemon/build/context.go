@@ -144,8 +144,8 @@ func (c *Context) Unpack(ctx context.Context, archive io.Reader, dir string) err
 	return c.unpack(ctx, treetar.NewReader(c.plain(&readUntil{ctx, plain})), "", dir)
 }
 
-// plain returns a reader for the decompressed content of an archive. The reader adds its bytes to a
-// count for the whole build. Reading fails when this count is too large, because a short archive
+// plain() returns a reader for the decompressed content of an archive. The reader adds its bytes to
+// a count for the whole build. Reading fails when this count is too large, because a short archive
 // may decompress to any number of bytes.
 func (c *Context) plain(archive io.Reader) io.Reader { return plainArchive{archive, &c.unpacked} }
 
@@ -310,7 +310,7 @@ func (c *Context) insert(f plan.File) error {
 	return nil
 }
 
-// complete adds the parent directories that are missing for the entries c.files[from:].
+// complete() adds the parent directories that are missing for the entries c.files[from:].
 func (c *Context) complete(from int) error {
 	for i := from; i < len(c.files); i++ {
 		dir := path.Dir(c.files[i].Path)

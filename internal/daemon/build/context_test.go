@@ -51,8 +51,8 @@ func newContext(t *testing.T) *Context {
 	return c
 }
 
-// newStore returns a Builder with two bounds on the total of all contexts, in MiB: lists bounds the
-// memory for lists of files, and contents bounds the disk space.
+// newStore returns a Builder with two bounds on the total of all contexts, in MiB. The parameter
+// lists bounds the memory for lists of files, and the parameter contents bounds the disk space.
 func newStore(t *testing.T, lists, contents int) *Builder {
 	t.Helper()
 	b := &Builder{cfg: Config{Dir: t.TempDir()}, lists: gate.New(lists), contents: gate.New(contents)}
@@ -178,8 +178,8 @@ func TestEntriesAreCountedForTheirMemory(t *testing.T) {
 	}
 }
 
-// The records of a snapshot are removed with the snapshot. Running builds make other snapshots at
-// the same time.
+// The records of a snapshot are removed with the snapshot, even while running builds make other
+// snapshots.
 func TestForgetAsksForEachSnapshot(t *testing.T) {
 	b := &Builder{cfg: Config{Dir: t.TempDir(), Log: slog.New(slog.DiscardHandler)}, busy: make(map[string]bool)}
 	there := make(map[string]bool)
@@ -300,7 +300,7 @@ func (e *endless) Read(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Unpacking stops when its build is replaced.
+// The unpacking of an archive stops when the build is replaced.
 func TestUnpackEndsWithItsContext(t *testing.T) {
 	var head bytes.Buffer
 	big := tar.Header{Name: "x", Typeflag: tar.TypeReg, Size: 1 << 30}

@@ -55,7 +55,7 @@ func (g *guest) copy(ctx context.Context, cp *plan.Copy) error {
 }
 
 // copyTogether copies sources through one directory. The parameter others is true if the COPY has
-// files from elsewhere than the build context, or has unpacked an archive. Then, if a link in the
+// files that do not come from the build context, or has unpacked an archive. Then, if a link in the
 // target leads out of the target, copyTogether puts no directory at the path of this link.
 // copyTogether reports whether an archive was unpacked.
 func (g *guest) copyTogether(ctx context.Context, cp *plan.Copy, sources []plan.Source, others bool) (unpacked bool,
@@ -79,9 +79,9 @@ func (g *guest) copyTogether(ctx context.Context, cp *plan.Copy, sources []plan.
 }
 
 // removeAfter removes the directory dir of the guest, in which the caller has worked. The parameter
-// err is the result of that work. If err is not nil, removeAfter returns it and removes nothing,
-// because the sandbox is then killed. The removal also ends when ctx ends, because the guest may
-// never answer.
+// err is the result of that work. If err is not nil, removeAfter returns it and removes nothing. In
+// this case the sandbox is killed anyway. The removal also ends when ctx ends, because the guest
+// may never answer.
 func (g *guest) removeAfter(ctx context.Context, err error, dir string) error {
 	if err != nil {
 		return err
@@ -91,7 +91,8 @@ func (g *guest) removeAfter(ctx context.Context, err error, dir string) error {
 	return g.c.Remove(ctx, dir, "root")
 }
 
-// flag returns an argument of a script: the given name, or an empty text if set is false.
+// flag returns an argument of a script: the given name, or an empty text if the parameter set is
+// false.
 func flag(set bool, name string) string {
 	if !set {
 		return ""

@@ -112,8 +112,8 @@ func isOut(leave dockerfile.Ignore, name string) bool {
 }
 
 // links holds the paths of the symbolic links that a COPY has unpacked. The COPY unpacks its
-// archives one after another into the same directory. No entry may be unpacked through such a link,
-// because the link can lead anywhere.
+// archives one after another into the same directory. No entry may be unpacked through such a link:
+// the link can lead anywhere.
 type links struct {
 	paths map[string]bool
 	bytes int

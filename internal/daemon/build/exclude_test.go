@@ -46,9 +46,9 @@ func guestArchive(t *testing.T, names ...string) io.Reader {
 	return &text
 }
 
-// An error of the program that reads the files fails the copy, even if the archive looks complete.
-// For example, tar omits files that it cannot read, and reports these files only when it exits. The
-// number of bytes after an archive is bounded.
+// If the program that reads the files reports an error, the copy fails, even if the archive looks
+// complete. For example, tar omits files that it cannot read, and reports these files only when it
+// exits. The number of bytes after an archive is bounded.
 func TestErrorsAfterTheEndOfAnArchive(t *testing.T) {
 	broken := errors.New("tar: secret: cannot open")
 	for want, rest := range map[string]io.Reader{
@@ -196,7 +196,8 @@ func TestAGuestDoesNotChooseNames(t *testing.T) {
 	}
 }
 
-// An absolute directory is refused. Its parents never become ".".
+// If the path of the directory is absolute, the archive is refused, and the check ends. (The
+// parents of an absolute path never become ".".)
 func TestAbsoluteDirectoriesAreRefused(t *testing.T) {
 	r := filtered(guestArchive(t, "./", "./link>file", "./other"), "", dockerfile.Ignore{}, &links{}, "/dir")
 	defer r.Close()

@@ -115,8 +115,8 @@ func (g *guest) request(ctx context.Context, p *plan.Process, within time.Durati
 	return agentclient.ExecRequest{Args: p.Args, Env: p.Env, User: user, Cwd: cmp.Or(p.Dir, "/"), Timeout: within}, nil
 }
 
-// stepVariable marks the processes of a RUN step, so that processes that the step leaves behind can
-// be killed.
+// stepVariable marks the processes of a RUN step. If the step leaves processes behind, they are
+// found by this mark and killed.
 const stepVariable = "FORKD_BUILD_STEP"
 
 var (

@@ -32,7 +32,8 @@ func (w *work) begin(ctx context.Context, i int) (string, error) {
 	return w.forkOf(ctx, from, i)
 }
 
-// reading returns a sandbox for reading the files as they were at the end of a step.
+// reading() returns a sandbox from which the caller can read the files as they were at the end of a
+// step.
 func (w *work) reading(ctx context.Context, i int) (string, error) {
 	if box := w.takeIdle(i); box != "" {
 		return box, nil
@@ -52,8 +53,8 @@ func (w *work) takeIdle(step int) (box string) {
 	return ""
 }
 
-// leave keeps the sandbox of a finished step, if other steps may need it. Otherwise it kills the
-// sandbox.
+// leave() keeps the sandbox of a finished step if other steps may need it. If no other step does,
+// leave() kills the sandbox.
 func (w *work) leave(step int, box string) {
 	end := box
 	w.mu.Lock()

@@ -34,8 +34,9 @@ type mounted struct {
 	made []string // files and directories created for the mount, innermost first
 }
 
-// mount prepares the mounts of a command. It adds to env the secrets that the command gets as
-// variables. The returned function removes the mounts and saves the content of caches.
+// mount prepares the mounts of a command. If the command gets secrets as variables, mount adds
+// these to the parameter env. The returned function removes the mounts and saves the content of
+// caches.
 func (g *guest) mount(ctx context.Context, mounts []plan.Mount, env map[string]string) (unmount func() error,
 	err error) {
 	if len(mounts) == 0 {
@@ -249,7 +250,7 @@ func (g *guest) keepCache(ctx context.Context, m *plan.Mount, dir string) error 
 }
 
 // trimCaches removes caches until the limit for all clients is met. The least recently used caches
-// of clients with more than an equal share are removed first, so that no client can displace other
+// of clients with more than an equal share are removed first. So no client can displace other
 // clients' caches. Temporary files count for their clients, but are not removed. So temporary files
 // may exceed the limit. Saved caches alone never exceed it.
 func (b *Builder) trimCaches() error {

@@ -58,7 +58,7 @@ func (b *Builder) readRecipe(ctx context.Context, r *Recipe, files []plan.File) 
 }
 
 // identityOf returns a text that changes if one of the files is replaced. It does not read the
-// content of the files, because files in the cache are large, and never change in place.
+// content of the files: files in the cache are large, and never change in place.
 func identityOf(b plan.Boot) (string, error) {
 	h := sha256.New()
 	for _, f := range []struct{ field, path string }{{"kernel", b.Kernel}, {"initrd", b.Initrd}, {"rootfs", b.Rootfs}} {
@@ -91,8 +91,8 @@ func settingOf(n *snapshot.Network) (*netclient.Setting, error) {
 }
 
 // forkFor returns the request for a fork in which a step runs. A step that has settings for
-// children always gets a new fork with these settings. The settings are not applied to the sandbox
-// of the warm-up, because the memory use of that sandbox may exceed a limit in the settings.
+// children always gets a new fork with these settings. The sandbox of the warm-up does not get the
+// settings: its memory use may exceed a limit in the settings.
 func (w *work) forkFor(i int, tag string) (sandbox.ForkRequest, error) {
 	req, err := requestOf(tag)
 	if err != nil {

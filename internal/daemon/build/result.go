@@ -34,7 +34,7 @@ func (w *work) announce(box string) error {
 // retract removes the note that announce has written.
 func (w *work) retract() { _ = os.Remove(w.b.announced(w.req.Tag)) }
 
-// done stores the record of the result.
+// done() stores the record of the result.
 func (w *work) done() error {
 	d, err := w.b.cfg.Manager.Snapshots().Detail(w.req.Tag)
 	if err != nil {

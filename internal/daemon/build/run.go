@@ -44,7 +44,7 @@ type work struct {
 	idle  []idle // idle sandboxes, in the order in which the method leave kept them
 	count Result
 
-	within string // prefix of the tags of steps, which is the client's label prefix, or empty
+	within string // prefix of the tags of steps: the client's label prefix, or empty
 }
 
 // progress is the state of one step in a build.
@@ -88,7 +88,7 @@ func (b *Builder) carryOut(ctx context.Context, req Request, p *plan.Plan, files
 		w.isCached(p.Result)
 		return w.count, nil
 	}
-	if req.Encrypt { // the last step would fail after all others
+	if req.Encrypt { // without this, the last step would fail, after all other steps have run
 		if err := b.cfg.Manager.Snapshots().CanEncrypt(req.Tag, !w.memory[p.Result], false); err != nil {
 			return Result{}, err
 		}
@@ -102,7 +102,8 @@ func (b *Builder) carryOut(ctx context.Context, req Request, p *plan.Plan, files
 	return w.count, err
 }
 
-// ensure makes the snapshot of a step unless it exists. In one build, each step is made only once.
+// ensure makes the snapshot of a step if it does not exist. In one build, each step is made only
+// once.
 func (w *work) ensure(ctx context.Context, cancel func(), i int) error {
 	w.steps[i].once.Do(func() {
 		defer func() { // each step has its own goroutine, where a panic would crash the daemon
@@ -178,9 +179,9 @@ func (w *work) provide(ctx context.Context, cancel func(), i int) error {
 	return nil
 }
 
-// attempt executes step i, unless another build has made its snapshot. If place is not nil, a place
-// is reserved for the step's builder VM, and attempt calls place() to give this place back. It
-// calls start() before it executes the step.
+// attempt executes step i if no other build has made its snapshot. If place is not nil, a place is
+// reserved for the step's builder VM, and attempt calls place() to give this place back. It calls
+// start() before it executes the step.
 func (w *work) attempt(ctx context.Context, i int, place, start func()) (there bool, err error) {
 	free, err := w.b.await(ctx, "step "+w.tagOf(i))
 	if err != nil {
@@ -380,7 +381,7 @@ func (b *Builder) fork(ctx context.Context, req sandbox.ForkRequest) (string, er
 
 // forkOf forks the snapshot of step i. The parameter next is the number of the step that the fork
 // is for. If step i stands for an existing snapshot, forkOf checks that snapshot again, because its
-// tag may now name another one.
+// tag may now name another snapshot.
 func (w *work) forkOf(ctx context.Context, i, next int) (string, error) {
 	req, err := w.forkFor(next, w.tag(i))
 	if err != nil {
@@ -432,8 +433,8 @@ func (b *Builder) end(box string) {
 // roomInterval is how often a build checks whether its sandbox is paused because the disk is full.
 const roomInterval = time.Second
 
-// whileRoom returns a context that is cancelled, with bake.ErrFull as its cause, when a sandbox is
-// paused because the disk is full.
+// whileRoom returns a context. If a sandbox is paused because the disk is full, the context is
+// cancelled, with bake.ErrFull as its cause.
 func (b *Builder) whileRoom(ctx context.Context, box string) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	go func() {

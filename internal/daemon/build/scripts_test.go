@@ -44,7 +44,8 @@ func shells(t *testing.T) map[string]func(script string, args ...string) *exec.C
 }
 
 // The script kills processes that a command has left running. It finds these processes by the
-// variable that the build sets for its commands, at any position in the environment.
+// variable that the build sets for its commands. The variable may be at any position in the
+// environment.
 func TestLeftoversAreKilled(t *testing.T) {
 	for name, shell := range shells(t) {
 		mark := stepVariable + "=test of " + name

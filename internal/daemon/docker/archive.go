@@ -61,8 +61,8 @@ func (s *Server) filePath(r *http.Request) (f filePath, err error) {
 	return f, s.wake(r, &f.c)
 }
 
-// wake resumes the sandbox of an exited container, so that its files can be read. The sandbox is
-// suspended again later.
+// wake resumes the sandbox of an exited container, so that clients can read the container's files.
+// The sandbox is suspended again later.
 func (s *Server) wake(r *http.Request, c *found) error {
 	if c.info.State != sandbox.Suspended || c.status() != exited || !c.isOwn() {
 		return nil
@@ -245,8 +245,8 @@ func (f *filePath) rebase(w io.Writer, from io.Reader, stat *pathStat, take func
 }
 
 // links is the tree of the names of the symbolic links in an archive. The keys of a node are the
-// next elements of names, and the node of a link is nil. A client that unpacked an entry below a
-// link, or a second entry with the name of a link, would write to the target of the link.
+// next elements of names, and the node of a link is nil. If a client unpacked an entry below a
+// link, or a second entry with the name of a link, it would write to the target of the link.
 type links map[string]links
 
 // check returns an error if a link has the given name, or if the name is below a link.
@@ -287,7 +287,7 @@ func checkLocal(name string) error {
 	return nil
 }
 
-// writeArchive unpacks a tar archive, which may be compressed with gzip, into a directory.
+// writeArchive unpacks a tar archive into a directory. The archive may be compressed with gzip.
 func (s *Server) writeArchive(w http.ResponseWriter, r *http.Request) error {
 	if boolQuery(r, "copyUIDGID") {
 		return unsupported("copyUIDGID", "copied files belong to root")

@@ -50,9 +50,9 @@ func (s *words) UnmarshalJSON(p []byte) error {
 
 // onlyKnown returns an error if an object has an unknown field with a value. The parameter known
 // lists the known fields. Docker's clients send all fields, so onlyKnown accepts unknown fields
-// without a value. It compares the names of fields exactly, although encoding/json ignores case. So
-// if a field with a value has a known name in another case, onlyKnown refuses it. In the error,
-// prefix precedes the name of the field.
+// without a value. It compares the names of fields exactly, but encoding/json ignores case. So if a
+// field with a value has a known name in another case, onlyKnown refuses it. In the error, the
+// parameter prefix precedes the name of the field.
 func onlyKnown(prefix string, p json.RawMessage, known ...string) error {
 	if len(p) == 0 || string(p) == "null" {
 		return nil

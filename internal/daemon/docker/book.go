@@ -17,7 +17,7 @@ import (
 )
 
 // book has the containers of this daemon, by the ids of their sandboxes. It stores the changing
-// part of a container in a file, so that a later daemon knows it.
+// part of a container in a file, from which a later daemon reads it.
 type book struct {
 	dir string
 
@@ -38,8 +38,9 @@ const (
 // maxRecord bounds the record of a container, in bytes.
 const maxRecord = 64 << 10
 
-// openBook reads the records in a directory, which it makes if it is missing. A power failure may
-// damage a record. openBook then assumes that the container has exited and has no name.
+// openBook reads the records in a directory. If the directory is missing, openBook makes it. A
+// power failure may damage a record. openBook then assumes that the container has exited and has no
+// name.
 func openBook(dir string, log *slog.Logger) (*book, error) {
 	b := &book{dir: dir, all: make(map[string]*container), pending: make(map[givenName]bool)}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -137,8 +138,8 @@ func (b *book) list() (list []*container) {
 	return list
 }
 
-// reserve keeps other requests from giving a name to a container, until release is called. It
-// returns false if another request is giving a container this name.
+// reserve keeps other requests from giving a name to a container, until the returned function is
+// called. It returns false if another request is giving a container this name.
 func (b *book) reserve(n givenName) (release func(), ok bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -180,7 +181,7 @@ func (b *book) change(c *container, f func(*state)) error {
 }
 
 // note is like change, but for a change that has happened already. If the file cannot be written,
-// the change applies nevertheless, and only the next daemon does not know it.
+// the change still applies, but the next daemon will not know it.
 func (b *book) note(c *container, f func(*state)) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -200,7 +201,8 @@ func shortened(text string) string {
 	return strings.ToValidUTF8(text[:maxError], "")
 }
 
-// writeLocked writes the file of a container, unless the container is gone. The caller holds c.mu.
+// writeLocked writes the file of a container. If the container is gone, it does nothing. The caller
+// holds c.mu.
 func (b *book) writeLocked(c *container, s *state) error {
 	if c.gone {
 		return nil

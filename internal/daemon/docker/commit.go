@@ -265,7 +265,8 @@ func (s *Server) prune(w http.ResponseWriter, r *http.Request) error {
 	}{ids, 0})
 }
 
-// pruneOne deletes a container, unless the container was started after prune looked for candidates.
+// pruneOne deletes a container. If the container was started after prune looked for candidates,
+// pruneOne keeps it.
 func (s *Server) pruneOne(ctx context.Context, r *http.Request, c found) bool {
 	unlock, err := c.lock(ctx)
 	if err != nil {

@@ -136,7 +136,8 @@ func TestTags(t *testing.T) {
 // tagsFile returns the path of the file with the names of images.
 func (r *rig) tagsFile() string { return filepath.Join(r.Docker.Dir, "images") }
 
-// nextNames starts the next daemon, which reads the records of this one, and returns its names of images.
+// nextNames starts the next daemon, which reads the records of this daemon. It returns the names of
+// images that the next daemon has.
 func (r *rig) nextNames() string {
 	r.t.Helper()
 	next, err := docker.New(r.Docker.Config)
@@ -204,7 +205,7 @@ func TestLongTags(t *testing.T) {
 	r.call("POST", "/images/a.b/tag?tag="+strings.Repeat("t", 128)+"&repo="+longRepository[2:], "", 201, nil)
 }
 
-// The next daemon can read each name that this one accepts.
+// The next daemon can read each name that this daemon accepts.
 func TestRepeatedBeginningsOfTags(t *testing.T) {
 	r := start(t)
 	for _, to := range []string{"library/library/", "docker.io/library/", "docker.io/docker.io/", "x//y", "/x", "x/"} {

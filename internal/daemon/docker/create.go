@@ -197,8 +197,8 @@ func checkPlatform(r *http.Request) error {
 	}
 }
 
-// checkNetworks accepts an entry without settings for the network of the given mode, because
-// clients send such an entry together with the mode. It refuses all other entries.
+// checkNetworks accepts an entry without settings for the network of the given mode: clients send
+// such an entry together with the mode. It refuses all other entries.
 func checkNetworks(p json.RawMessage, mode string) error {
 	if err := onlyKnown("NetworkingConfig.", p, "EndpointsConfig"); err != nil || len(p) == 0 {
 		return err
@@ -342,7 +342,7 @@ func (req *createRequest) fork(img image) (fork sandbox.ForkRequest, err error) 
 const maxFigure = 1 << 50
 
 // limitsOf returns the limits that a request asks for. If a field of h is 0, the limit keeps its
-// earlier value, from the parameter had.
+// earlier value, which is in the parameter had.
 func limitsOf(h *host, had vm.Limits) (l vm.Limits, err error) {
 	l = had
 	for field, n := range map[string]int64{"Memory": h.Memory, "NanoCpus": h.NanoCPUs, "CpuShares": h.CPUShares,

@@ -4,7 +4,7 @@
 //
 // A container is a sandbox, and an image is a snapshot. Creating a container forks the snapshot. If
 // a container was created with a command, the command runs as the main process of the container: a
-// process of the guest that this package starts, follows and stops. A container without a command
+// process in the guest, which this package starts, follows and stops. A container without a command
 // has no main process, and its programs are those that run in the snapshot. A sandbox that another
 // API has made is a container without a command.
 //

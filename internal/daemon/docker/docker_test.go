@@ -63,8 +63,8 @@ func (r *rig) send(method, path, body string) (*http.Response, string) {
 	return resp, string(p)
 }
 
-// call makes a request that must have the given status and, unless v is nil, decodes the answer into
-// v. The answer of a refused request must be an error in Docker's form.
+// call makes a request. The answer must have the given status. If v is not nil, call decodes the
+// answer into v. The answer of a refused request must be an error in Docker's form.
 func (r *rig) call(method, path, body string, want int, v any) string {
 	r.t.Helper()
 	resp, text := r.send(method, path, body)

@@ -63,8 +63,8 @@ func unsupported(name, instead string) error {
 	return face.BadRequest("%.200s: forkd does not support this: %s", name, instead)
 }
 
-// missingError is an error with status 404 in Docker's words. It has the error code of its cause,
-// which is the error that forkd's own API would return.
+// missingError is an error with status 404 in Docker's words. Its cause is the error that forkd's
+// own API would return. The missingError has the error code of this cause.
 type missingError struct {
 	text  string
 	cause error

@@ -17,7 +17,7 @@ import (
 	"github.com/forkd/forkd/internal/host/tenancy"
 )
 
-// Bounds on execs. They are kept after their end, so that clients can ask for their exit codes.
+// Bounds on execs. Execs are kept after their end. So clients can ask for their exit codes.
 const (
 	maxExecs      = 4096 // execs of all containers
 	maxExecsOfOne = 512  // execs of one container
@@ -171,8 +171,8 @@ func (s *Server) findExec(r *http.Request) (*exec, error) {
 
 func noExec(id string) error { return notFound("No such exec instance: %.100s", id) }
 
-// startExec starts an exec. Unless the client detaches, the connection carries the output and the
-// input until the process ends.
+// startExec starts an exec. If the client does not detach, the connection carries the output and
+// the input until the process ends.
 func (s *Server) startExec(w http.ResponseWriter, r *http.Request) error {
 	e, err := s.findExec(r)
 	if err != nil {
@@ -249,8 +249,8 @@ func (e *exec) start(s *Server, out *output, view *tenancy.View, size *agentclie
 		return nil, conflict("Error: Exec command %s is already running", e.id)
 	}
 	// When the container's status becomes exited, the code that ends the main process kills all
-	// started execs. Check the status while e.mu is locked: otherwise this exec could start after
-	// the others were killed.
+	// started execs. Check the status while e.mu is locked. Without the lock, this exec could start
+	// after the other execs were killed.
 	if st, _, _ := e.of.now(); st.Status == exited {
 		return nil, conflict("container %s is not running", containerID(e.of.id))
 	}

@@ -14,7 +14,7 @@ func execOf(client string, c *container, cmd command) *exec {
 	return &exec{id: newExecID(), of: c, cmd: cmd, client: client, made: time.Unix(1e9, 0)}
 }
 
-// running starts an exec. Its process does not end.
+// running() starts an exec. The process of the exec does not end.
 func (e *exec) running() *exec {
 	e.started, e.proc = true, newProcess(e.of.id, nil, newOutput(0), false, nil)
 	return e
@@ -80,7 +80,8 @@ func TestBytesOfExecs(t *testing.T) {
 	}
 }
 
-// Execs that run are never forgotten. Execs of other clients are forgotten when they are old.
+// Running execs are never forgotten. If an exec of another client was not started, it is forgotten
+// only when it is old.
 func TestExecsThatAreForgotten(t *testing.T) {
 	x, c := newExecs(), newContainer("sb-1")
 	runs := gate.Fair(maxExecsOfOne)

@@ -73,7 +73,7 @@ func (f filters) patterns(kind string) (list []*regexp.Regexp, err error) {
 	return list, nil
 }
 
-// named reports whether one of the patterns matches a name, with or without the slash that Docker
+// named() reports whether one of the patterns matches a name, with or without the slash that Docker
 // puts before it. Without patterns, every name matches.
 func named(patterns []*regexp.Regexp, name string) bool {
 	return len(patterns) == 0 || slices.ContainsFunc(patterns, func(p *regexp.Regexp) bool {
@@ -81,7 +81,7 @@ func named(patterns []*regexp.Regexp, name string) bool {
 	})
 }
 
-// begins reports whether a value begins with one of the conditions of a kind. Without conditions,
+// begins() reports whether a value begins with one of the conditions of a kind. Without conditions,
 // it returns true.
 func (f filters) begins(kind, value string) bool {
 	is := func(begin string) bool { return strings.HasPrefix(value, begin) }

@@ -43,7 +43,7 @@ type stream struct {
 }
 
 // hijack takes over the connection of a request, and sends the beginning of the answer. If the
-// client wants to upgrade the connection, the status is 101. Otherwise it is 200.
+// client wants to upgrade the connection, the status is 101. If not, the status is 200.
 func (s *Server) hijack(w http.ResponseWriter, r *http.Request, tty bool) (*stream, error) {
 	header := "HTTP/1.1 200 OK\r\n"
 	if r.Header.Get("Upgrade") != "" {
@@ -64,9 +64,10 @@ func (s *Server) hijack(w http.ResponseWriter, r *http.Request, tty bool) (*stre
 	return t, nil
 }
 
-// untilRead waits for a limited time until the client has read all bytes that were sent. docker-py
-// loses output that arrives together with the header: it reads the header through a buffer, and the
-// output without the buffer. Docker's daemon starts processes so slowly that this does not happen.
+// untilRead waits until the client has read all bytes that were sent, but only for a limited time.
+// docker-py loses output that arrives together with the header: it reads the header through a
+// buffer, and the output without the buffer. Docker's daemon starts processes so slowly that this
+// does not happen.
 func (t *stream) untilRead() {
 	poll(func() bool {
 		unread := 0
@@ -78,7 +79,7 @@ func (t *stream) untilRead() {
 	})
 }
 
-// poll calls done() until it returns true, or until a time limit. The interval grows, so that many
+// poll calls done() until it returns true, or until a time limit. The interval grows. So even many
 // clients that read nothing take little processor time.
 func poll(done func() bool) {
 	const limit, first, last = 10 * time.Second, 200 * time.Microsecond, 100 * time.Millisecond
@@ -183,10 +184,10 @@ var errDetached = errors.New("the client detaches")
 // inputChunk is how much input is sent to a process at once, in bytes.
 const inputChunk = 64 << 10
 
-// input passes the client's input to a process until the client's input ends. If closes is true and
-// there is no terminal, it then closes the input of the process. If the process has closed its
-// input, the rest of the client's input is dropped. The error is errDetached if the client types
-// the keys that detach it from a terminal.
+// input passes the client's input to a process until the client's input ends. If the parameter
+// closes is true and there is no terminal, it then closes the input of the process. If the process
+// has closed its input, the rest of the client's input is dropped. The error is errDetached if the
+// client types the keys that detach it from a terminal.
 func (t *stream) input(ctx context.Context, p *process, closes bool) error {
 	keys, closed := detachKeys{on: t.tty}, false
 	for buf := make([]byte, inputChunk); ; {

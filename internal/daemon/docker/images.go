@@ -67,7 +67,7 @@ func tagOf(name string) string {
 // imageOf returns the image with a name or an id. The id may be shortened. As in Docker, a whole id
 // always means the image with this id, and a shortened id means an image only if no image has this
 // text as its name. But if the text has shortID digits or more, as in the lists of clients, imageOf
-// looks for an id first, so that a snapshot whose tag looks like an id cannot stand in for another
+// looks for an id first. So a snapshot whose tag looks like an id cannot stand in for another
 // image.
 func (s *Server) imageOf(r *http.Request, name string) (image, error) {
 	digits, isDigest := strings.CutPrefix(name, digestName+":")

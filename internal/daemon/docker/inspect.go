@@ -31,8 +31,8 @@ type summary struct {
 	Mounts []any
 }
 
-// endpoint describes the network of a container. It has no address, because only the daemon reaches
-// it.
+// endpoint describes the network of a container. It has no address, because only the daemon can
+// reach the container.
 type endpoint struct {
 	NetworkID, EndpointID, Gateway, IPAddress, MacAddress string
 	IPPrefixLen                                           int

@@ -19,8 +19,8 @@ const (
 	maxStop     = 24 * 3600        // maximum of this time, in seconds
 	killTime    = 30 * time.Second // time for the end of a process after SIGKILL
 
-	// After its main process has ended, a container's sandbox runs for this time, so that clients can
-	// copy its files at once. Then the sandbox is suspended and takes no memory.
+	// After its main process has ended, a container's sandbox runs for this time, so clients can
+	// copy its files without a delay. Then the sandbox is suspended and takes no memory.
 	suspendAfter = time.Minute
 )
 
@@ -40,8 +40,8 @@ func (s *Server) start(w http.ResponseWriter, r *http.Request) error {
 	return answerChange(w, did, err)
 }
 
-// answerChange answers a request to start or stop a container. If did is false, the container
-// already had the wanted status, and the answer is 304, as in Docker.
+// answerChange answers a request to start or stop a container. If the parameter did is false, the
+// container already had the wanted status, and the answer is 304, as in Docker.
 func answerChange(w http.ResponseWriter, did bool, err error) error {
 	switch {
 	case err != nil:
@@ -100,8 +100,8 @@ func (s *Server) startMain(view *tenancy.View, c *container, sp *spec, args []st
 		return conflict("Container %s is still running", containerID(c.id))
 	}
 	p := newProcess(c.id, view, c.out, sp.Config.TTY, nil)
-	// Write the record before the start. Otherwise, if this daemon is killed now, the next daemon
-	// could start the command a second time.
+	// Write the record before the start. If the record were written later and this daemon were
+	// killed before that, the next daemon could start the command a second time.
 	err := s.book.change(c, func(s *state) {
 		s.Status, s.PID, s.ExitCode, s.Error, s.Started, s.Finished = running, 0, 0, "", time.Now(), time.Time{}
 		c.main = p

@@ -19,7 +19,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// A restart stops a container that removes itself, but does not remove it.
+// If a container removes itself when it ends, a restart stops the container but does not remove it.
 func TestRestartOfAContainerThatRemovesItself(t *testing.T) {
 	r := start(t)
 	for name, command := range map[string]string{"job": `,"Cmd":["sleep","600"]`, "machine": ""} {
@@ -47,7 +47,7 @@ func awaitFile(t *testing.T, file string) {
 	}
 }
 
-// A restart does not end halfway when the client leaves. If it did, a container that removes itself
+// A restart continues if the client leaves. If it ended halfway, a container that removes itself
 // would be removed with its data.
 func TestRestartWhenTheClientLeaves(t *testing.T) {
 	r := start(t)
@@ -114,7 +114,7 @@ func TestLowPortOfAToken(t *testing.T) {
 	}
 }
 
-// The output of a container is in a file when its machine has ended.
+// After the machine of a container has ended, the output of the container is in a file.
 func TestOutputOfAnEndedMachine(t *testing.T) {
 	r := start(t)
 	r.create("?name=job", `,"Cmd":["sh","-c","echo out; sleep 600"]`)
@@ -201,7 +201,7 @@ func TestSilentGuest(t *testing.T) {
 	}
 }
 
-// Requests under all names of a container share the places of its sandbox.
+// Whichever name of a container requests use, they share the places of the container's sandbox.
 func TestNamesShareTheLimitOfASandbox(t *testing.T) {
 	r := startWith(t, apirig.Options{Limits: face.Limits{PerSandbox: 1}})
 	id := r.create("?name=job", `,"Cmd":["sh","-c","trap '' TERM; echo ready; while :; do sleep 0.05; done"]`)
@@ -249,7 +249,7 @@ func TestNamesShareTheLimitOfASandbox(t *testing.T) {
 	<-stopped
 }
 
-// Clients that wait for containers take no places of clients that follow events.
+// Clients that wait for containers take no places that are meant for clients that follow events.
 func TestWaitsAreNotFollowers(t *testing.T) {
 	r := startWith(t, apirig.Options{Limits: face.Limits{Followers: 1}})
 	id := r.create("", `,"Cmd":["sleep","600"]`)
@@ -271,7 +271,8 @@ func TestWaitsAreNotFollowers(t *testing.T) {
 	}
 }
 
-// A port that the host has chosen stays the same for the next daemon, unless it is taken.
+// If the host has chosen a port, the next daemon opens the same port. If that port is taken, the
+// host chooses another port.
 func TestChosenPortOfTheNextDaemon(t *testing.T) {
 	r := start(t)
 	r.create("?name=web", `,"Cmd":["sleep","600"],"HostConfig":{"PortBindings":{"80/tcp":[{}]}}`)
@@ -307,7 +308,7 @@ func TestChosenPortOfTheNextDaemon(t *testing.T) {
 	r.call("POST", "/containers/web/kill", "", 204, nil)
 }
 
-// A kill of a process that is just being started waits until the process runs.
+// If a process is just being started, a kill waits until the process runs.
 func TestKillWhileACommandStarts(t *testing.T) {
 	var slow atomic.Bool
 	begins, goOn := make(chan struct{}, 100), make(chan struct{})

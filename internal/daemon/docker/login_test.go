@@ -11,7 +11,8 @@ import (
 	"github.com/forkd/forkd/internal/daemon/auth"
 )
 
-// docker login asks the registry. Docker's clients send the name or the URL of the registry.
+// docker login asks the registry whether it accepts the credentials. Docker's clients send the name
+// or the URL of the registry.
 func TestLogin(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if user, password, _ := r.BasicAuth(); user != "me" || password != "secret" {

@@ -30,7 +30,7 @@ func startUser(t *testing.T, o apirig.Options) (root, user *rig) {
 	return root, user
 }
 
-// No image name hides another image that a client asks for by its id.
+// If a client asks for an image by its id, no name of another image hides this image.
 func TestImageNamesLikeIDs(t *testing.T) {
 	root, user := startUser(t, apirig.Options{})
 	id := root.imageID("a.b")
@@ -60,8 +60,8 @@ func TestImageNamesLikeIDs(t *testing.T) {
 	root.call("GET", "/images/sha256:"+strings.Repeat("0", 64)+"/json", "", 404, nil)
 }
 
-// A client may take a name that is free. The name does not hide a snapshot that is made later with
-// this tag.
+// A client is allowed to take a name that is free. The name does not hide a snapshot that is made
+// later with this tag.
 func TestLaterSnapshotTakesName(t *testing.T) {
 	root, user := startUser(t, apirig.Options{})
 	evil := user.imageID("evil")
@@ -83,7 +83,7 @@ func TestLaterSnapshotTakesName(t *testing.T) {
 	user.call("POST", "/images/evil/tag?repo=py", "", 403, nil)
 	user.call("POST", "/commit?container=box&repo=py", "{}", 403, nil)
 	user.call("DELETE", "/images/py", "", 403, nil)
-	root.call("POST", "/images/evil/tag?repo=py", "", 201, nil) // root may; the name is then newer than the snapshot py
+	root.call("POST", "/images/evil/tag?repo=py", "", 201, nil) // root may; the name is now newer than the snapshot py
 	if root.imageID("py") != evil {
 		t.Error("root cannot move the name")
 	}
@@ -139,7 +139,7 @@ func TestPullOfATakenName(t *testing.T) {
 	}
 }
 
-// The scope read shows no commands and variables, which may contain secrets.
+// A client with the scope read sees neither commands nor variables. They may contain secrets.
 func TestSecretsAreHidden(t *testing.T) {
 	r := startWith(t, apirig.Options{Tokens: []auth.Token{{Name: "reader", Scope: auth.Read},
 		{Name: "user", Scope: auth.Run}}, Images: []string{"docker.io/library/tool:1"}})
@@ -147,7 +147,7 @@ func TestSecretsAreHidden(t *testing.T) {
 		t.Fatal(text)
 	}
 	id := r.create("?name=box", `,"Entrypoint":["s3cret-program"],"Cmd":["s3cret"],"Env":["PASSWORD=s3cret"]`)
-	r.send("POST", "/containers/box/start", "") // fails, with the name of the program
+	r.send("POST", "/containers/box/start", "") // fails; the error has the name of the program
 	var i struct{ Config struct{ Env []string } }
 	if r.call("GET", "/images/tool:1/json", "", 200, &i); len(i.Config.Env) == 0 {
 		t.Fatal("the image has no variables")
@@ -164,7 +164,8 @@ func TestSecretsAreHidden(t *testing.T) {
 	}
 }
 
-// A request may have an entry only for the network that its network mode names.
+// A request to create a container may have an entry only for the network that its network mode
+// names.
 func TestNetworkEntries(t *testing.T) {
 	r := start(t)
 	body := func(mode, network string) string {
@@ -256,8 +257,8 @@ func TestTagsOfDeletedSnapshot(t *testing.T) {
 	r.call("GET", "/images/other/json", "", 404, nil)
 }
 
-// The record of a container stays small, whatever its command is. With a record that is too long,
-// the container's name would be lost.
+// The record of a container stays small, whatever its command is. If the record were too long, the
+// container's name would be lost.
 func TestLongError(t *testing.T) {
 	r := start(t)
 	for _, program := range []string{strings.Repeat("b", 8000), strings.Repeat("/a", 3000)} {

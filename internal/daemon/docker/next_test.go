@@ -152,8 +152,8 @@ func TestProcessThatIsNotFound(t *testing.T) {
 }
 
 // If a daemon is killed after the end of a container with --rm and before its removal, the next
-// daemon removes the container. A damaged record removes nothing, and neither does the end of a
-// daemon during a restart.
+// daemon removes the container. If the record is damaged, or if the daemon ended while it restarted
+// the container, the next daemon removes nothing.
 func TestNextDaemonRemoves(t *testing.T) {
 	r := start(t)
 	sandboxes := map[string]string{}

@@ -34,7 +34,8 @@ func (e *entry) isComplete() bool {
 
 // output passes the output of a process to its readers, and keeps the end of it. The process waits
 // for a reader that is slow, until the reader's connection is closed. After a process is killed, it
-// waits at most rushTime for all of its readers together, so that slow readers cannot hide its end.
+// waits at most rushTime for all of its readers together. So slow readers cannot hide the end of
+// the process.
 type output struct {
 	limit int // bytes to keep
 
@@ -151,9 +152,9 @@ func (r *reader) offer(c chunk) {
 // rushTime is the maximum time for which a killed process waits for its readers.
 const rushTime = 5 * time.Second
 
-// rush limits the time for which a killed process waits for its readers. If ended is closed, the
-// process has already ended. Then rush does nothing, because it would limit the time of the next
-// process with this output.
+// rush limits the time for which a killed process waits for its readers. If the channel ended is
+// closed, the process has already ended. Then rush does nothing. If it did not check this, it would
+// limit the time of the next process with this output.
 func (o *output) rush(ended <-chan struct{}) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -234,7 +235,7 @@ func (o *output) loadLocked() ([]entry, error) {
 }
 
 // store moves the output to the file, so that it takes no memory. If the file cannot be read, its
-// output is lost. If it cannot be written, the output in memory is lost.
+// output is lost. If the file cannot be written, the output in memory is lost.
 func (o *output) store() error {
 	o.mu.Lock()
 	defer o.mu.Unlock()

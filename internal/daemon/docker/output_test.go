@@ -38,7 +38,7 @@ func TestOutputKeepsItsEnd(t *testing.T) {
 	}
 }
 
-// Parts of lines of both streams become whole lines.
+// If the lines of both streams arrive in parts, they become whole lines.
 func TestOutputJoinsLines(t *testing.T) {
 	o := newOutput(maxLog)
 	o.write(agentclient.Stdout, []byte("a"))
@@ -105,7 +105,7 @@ func TestSplit(t *testing.T) {
 	}
 }
 
-// Each line of a log has a frame of its own, and one time.
+// Each line of a log has one frame of its own, with one time.
 func TestLogLines(t *testing.T) {
 	w := httptest.NewRecorder()
 	l := &logWriter{w: w, rc: http.NewResponseController(w), stamps: true, within: map[agentclient.Stream]bool{}}
@@ -166,7 +166,8 @@ func TestRushAfterTheEnd(t *testing.T) {
 	}
 }
 
-// A killed process waits once for all of its readers, even if none of them reads.
+// A killed process waits for all of its readers together, and not for each of them in turn, even if
+// none of them reads.
 func TestRushOfManyReaders(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := newOutput(0)

@@ -37,7 +37,7 @@ type publication struct {
 // Bounds on published ports.
 const (
 	maxPorts     = 64   // of one container
-	maxListeners = 2048 // of all running containers together; one owner may have three quarters of them
+	maxListeners = 2048 // of all running containers together; one owner can have three quarters of them
 )
 
 // Addresses on which ports may be published. The default is loopback.
@@ -123,9 +123,9 @@ func firstPort() int {
 	return n
 }
 
-// mayPublish refuses ports of the host below first to clients without the scope admin. Without this
-// rule, a client could take the port of one of the host's servers that is not running at the
-// moment.
+// mayPublish checks the ports of the host that a client wants to publish. Ports lower than the
+// parameter first need the scope admin. Without this rule, a client could take the port of one of
+// the host's servers that is not running at the moment.
 func mayPublish(who auth.Principal, list []publication, first int) error {
 	for _, p := range list {
 		n, err := strconv.Atoi(p.HostPort)
@@ -296,7 +296,7 @@ func (c *container) listPorts() []listedPort {
 }
 
 // adoptPorts opens the ports of a container that an earlier daemon has started. Ports that the host
-// has chosen stay the same, unless another program has taken them.
+// has chosen stay the same if no other program has taken them.
 func (s *Server) adoptPorts(c *container, of string, sp *spec) {
 	wanted, err := publications(&sp.Host, sp.Config.ExposedPorts)
 	if err == nil {

@@ -66,7 +66,7 @@ func TestPortsOpenedTooLate(t *testing.T) {
 	}
 }
 
-// Only an administrator publishes ports that other users of the host may not open.
+// Only an administrator can publish ports that other users of the host are not allowed to open.
 func TestLowPorts(t *testing.T) {
 	run, admin := auth.Principal{Who: "token:ann", Scope: auth.Run}, auth.Principal{Who: "token:root", Scope: auth.Admin}
 	for port, refused := range map[string]bool{"": false, "0": false, "1": true, "0080": true, "1023": true, "1024": false,
@@ -108,8 +108,8 @@ func TestListenersAreShared(t *testing.T) {
 	}
 }
 
-// Only publications whose port the host chooses keep their earlier addresses, and each keeps its
-// own.
+// If the host chooses the port of a publication, the publication keeps its own earlier address.
+// Other publications do not.
 func TestKeepChosen(t *testing.T) {
 	wanted := []publication{{port: 80}, {port: 80}, {port: 80, binding: binding{HostPort: "8080"}}, {port: 80},
 		{port: 81, binding: binding{HostIP: loopback6, HostPort: "0"}}, {port: 82}, {port: 83}}

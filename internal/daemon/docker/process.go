@@ -142,7 +142,7 @@ func (s *Server) retry(p *process) bool {
 	return pause.For(s.life, reattach) == nil
 }
 
-// lost returns the error for a process that is not followed any more, because it cannot be reached.
+// lost returns the error for a process that cannot be reached, and so is not followed any more.
 func (s *Server) lost(err error) error {
 	if s.life.Err() != nil {
 		return agentclient.ErrDetached

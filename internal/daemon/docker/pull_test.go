@@ -102,7 +102,7 @@ func TestPullWithATakenSnapshot(t *testing.T) {
 	}
 }
 
-// The credentials of a request are for the registry of its image.
+// The credentials in a request are used for the registry of the request's image.
 func TestPullWithCredentials(t *testing.T) {
 	r := start(t)
 	image, tag, _ := strings.Cut(apirig.PrivateImage, ":")

@@ -234,7 +234,7 @@ func (s *Server) top(w http.ResponseWriter, r *http.Request) error {
 	return face.WriteJSON(w, r, http.StatusOK, list)
 }
 
-// started lists the processes of a guest that were started through its agent.
+// started() lists those processes of a guest that were started through its agent.
 func started(ctx context.Context, guest *agentclient.Client) (processList, error) {
 	list := processList{Titles: []string{"PID", "CMD"}, Processes: [][]string{}}
 	all, err := guest.Processes(ctx)

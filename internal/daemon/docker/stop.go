@@ -70,7 +70,7 @@ func (s *Server) stopLocked(r *http.Request, c *found) (did bool, err error) {
 		limit = maxStop * time.Second
 	}
 	if !p.endsWithin(r.Context(), limit) {
-		// The signal also fails if the process has just ended, and its container removes itself.
+		// If the process has just ended and its container removes itself, the signal also fails.
 		err := p.signal(r.Context(), syscall.SIGKILL)
 		if !p.endsWithin(r.Context(), killTime) {
 			late := face.NewError(http.StatusGatewayTimeout, "the main process does not end after SIGKILL")
@@ -119,7 +119,7 @@ func (s *Server) restart(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	defer unlock()
-	// As with Docker, a restart does not end halfway when the client leaves.
+	// As with Docker, a restart continues if the client leaves.
 	ctx, cancel := context.WithCancel(context.WithoutCancel(r.Context()))
 	defer cancel()
 	defer context.AfterFunc(s.life, cancel)()

@@ -33,7 +33,7 @@ func (r *rig) hijack(path, body string) (*net.UnixConn, *bufio.Reader, *http.Res
 	return conn.(*net.UnixConn), in, resp
 }
 
-// running makes and starts a container that does nothing.
+// running() makes and starts a container that does nothing.
 func (r *rig) running(query string) string {
 	r.t.Helper()
 	id := r.create(query, `,"Cmd":["sleep","600"]`)
@@ -237,7 +237,7 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// The server accepts the fields that Docker's clients send without being asked.
+// The server accepts the fields that Docker's clients send even if their users did not set them.
 func TestEmptyFields(t *testing.T) {
 	r := start(t)
 	r.create("?platform=linux/amd64", `,"Hostname":"","Domainname":"","Volumes":{},"OnBuild":null,"NetworkDisabled":false,

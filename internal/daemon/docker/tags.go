@@ -25,10 +25,10 @@ import (
 
 // tags has those names of images that differ from their snapshots' tags, and stores them in a file.
 // These are names that clients have given with docker tag or docker commit, and names that no
-// snapshot can have. It also has the names of all pulled images. Such a name takes precedence over
-// a snapshot that has this tag and existed before the name was given. The name is removed when its
-// snapshot is deleted. A new snapshot with this tag takes the name, unless an administrator has
-// given the name.
+// snapshot can have. It also has the names of all pulled images. Each of these names takes
+// precedence over a snapshot that has the name as its tag and existed before the name was given. A
+// name is removed when its snapshot is deleted. A new snapshot with this tag takes the name if no
+// administrator has given it.
 type tags struct {
 	path string
 
@@ -49,8 +49,8 @@ const (
 )
 
 // openTags reads the names in a file. If the file is missing, there are no names. openTags renames
-// a file that cannot be read, and omits a name that is not valid, because the daemon must start in
-// any case.
+// a file that cannot be read, and omits a name that is not valid: the daemon must start in any
+// case.
 func openTags(path string, log *slog.Logger) *tags {
 	t := &tags{path: path}
 	all, err := readTags(path)
@@ -229,9 +229,10 @@ func sees(view *tenancy.View, a alias) bool {
 
 // isTaken reports whether a snapshot has taken the name of an alias. Such a snapshot has the name
 // as its tag, and did not exist when the client gave the name. If an alias kept its name, a client
-// could give its alias a free name, and so get the containers of all clients that want a snapshot
-// made later with this tag. A snapshot never takes a name that an administrator has given. If it
-// did, every client that may branch a sandbox could take such a name.
+// could give a free name to its own image. A snapshot may later be made with this tag. Clients that
+// want this snapshot would then get containers of that client's image. A snapshot never takes a
+// name that an administrator has given. If it did, every client that may branch a sandbox could
+// take such a name.
 func isTaken(view *tenancy.View, a alias) bool {
 	tag := tagOf(a.Name)
 	if tag == "" || a.Admin {

@@ -32,8 +32,8 @@ func TestShareOfTags(t *testing.T) {
 	}
 }
 
-// One image has few names, so that its entry in a list of images is small. One client cannot give
-// all of them.
+// The number of names of one image is bounded, so the entry of an image in a list is small. One
+// client cannot give all of these names.
 func TestShareOfTagsOfAnImage(t *testing.T) {
 	tags := &tags{path: filepath.Join(t.TempDir(), "images")}
 	give := func(name, id, who string) error {

@@ -85,7 +85,7 @@ func TestNamesOfOthers(t *testing.T) {
 	}
 }
 
-// The name of a container cannot be the id of another one.
+// The name of a container cannot be the id of another container.
 func TestNamesLikeIDs(t *testing.T) {
 	r := start(t)
 	id := r.create("?name=one", "")

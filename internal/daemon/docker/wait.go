@@ -20,7 +20,7 @@ type waitResult struct {
 }
 
 // wait answers when a container has exited or is removed. Docker's client sends this request before
-// it starts the container, and needs the beginning of the answer first.
+// it starts the container, and needs the beginning of the answer before the start.
 func (s *Server) wait(w http.ResponseWriter, r *http.Request) error {
 	c, err := s.find(r)
 	if err != nil {
@@ -82,9 +82,9 @@ func (s *Server) waitFor(ctx context.Context, c *found, condition string, before
 	}
 }
 
-// sweepEvery is the interval of searches for containers without a sandbox. Such a container may
-// exist, because a request that lists sandboxes may add a container whose sandbox is deleted at the
-// same time.
+// sweepEvery is the interval of searches for containers without a sandbox. Such a container can
+// exist: a request that lists sandboxes can add a container while the container's sandbox is being
+// deleted.
 const sweepEvery = time.Minute
 
 // watch follows the events of sandboxes: it forgets the containers of deleted sandboxes, and wakes

@@ -170,8 +170,8 @@ type startRequest struct {
 }
 
 // baseImage is the image that the SDKs build on by default. Builds use the template baseTemplate
-// instead, so that they need no registry. That template contains the image and everything that E2B
-// adds to every image.
+// instead, so they need no registry. That template contains the image and everything that E2B adds
+// to every image.
 const (
 	baseImage    = "e2bdev/base"
 	baseTemplate = "base"

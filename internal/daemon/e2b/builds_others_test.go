@@ -185,8 +185,8 @@ func TestVariablesAreBounded(t *testing.T) {
 	}
 }
 
-// A build fails at once if its sandbox is paused because the host's disk is full. The build leaves
-// no files.
+// A build fails immediately if its sandbox is paused because the host's disk is full. The build
+// leaves no files.
 func TestBuildOnAFullDisk(t *testing.T) {
 	r := start(t)
 	b := r.request("mine")
@@ -203,7 +203,7 @@ func TestBuildOnAFullDisk(t *testing.T) {
 	r.checkClean("a.b")
 }
 
-// An upload link is valid only as long as the token of the client that requested it.
+// If the token with which a client requested an upload link is removed, the link becomes invalid.
 func TestLinkOfATokenThatIsGone(t *testing.T) {
 	r := startWith(t, apirig.Options{Tokens: []auth.Token{{Name: "runner", Scope: auth.Run}}})
 	r.key = header{"X-API-Key": r.Tokens["runner"]}
@@ -259,7 +259,7 @@ func TestBuildLogs(t *testing.T) {
 	r.call("GET", "/templates/mine/builds/none/logs", "", 404, nil)
 }
 
-// E2B's command line, and its SDKs before September 2026, request two CPUs and 1024 MiB by default.
+// E2B's CLI, and its SDKs before September 2026, request two CPUs and 1024 MiB by default.
 func TestBuildOfTheUsualMachine(t *testing.T) {
 	r := start(t)
 	have, err := r.Store.Detail("a.b")
@@ -281,8 +281,8 @@ func TestBuildOfTheUsualMachine(t *testing.T) {
 	r.checkClean("a.b", "mine")
 }
 
-// E2B's command line requires each line of a log to be an object, and repeats its request with the
-// time of the last line.
+// E2B's CLI requires each line of a log to be an object, and repeats its request with the time of
+// the last line.
 func TestLogs(t *testing.T) {
 	r := start(t)
 	s := r.create(`{"templateID":"a.b"}`)
@@ -339,8 +339,9 @@ func TestWrongBuilds(t *testing.T) {
 	r.checkClean("a.b")
 }
 
-// With the scope run, a client can make a new template from another one. Deleting a template, and
-// fetching an image on the host, require admin. Clients do not see other clients' builds.
+// With the scope run, a client can make a new template from another template. Deleting a template,
+// and fetching an image on the host, require the scope admin. Clients do not see other clients'
+// builds.
 func TestScopesOfBuilds(t *testing.T) {
 	r := startWith(t, apirig.Options{Tokens: []auth.Token{{Name: "runner", Scope: auth.Run},
 		{Name: "team", Scope: auth.Run, Prefix: "team-a/"},

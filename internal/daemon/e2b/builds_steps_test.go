@@ -14,7 +14,7 @@ import (
 	"github.com/forkd/forkd/internal/format/snapshot"
 )
 
-// runs reads the words that steps have written to a file.
+// runs() reads the words that steps have written to a file.
 func runs(t *testing.T, dir string) string {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(dir, "runs"))

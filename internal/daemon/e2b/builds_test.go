@@ -292,7 +292,7 @@ func TestBuildIsCalledOff(t *testing.T) {
 	r.checkClean("mine", "a.b")
 }
 
-// A build can be cancelled although a guest never answers the request to remove the files that a
+// A build can be cancelled even if a guest never answers the request to remove the files that a
 // COPY step has unpacked.
 func TestBuildIsCalledOffDuringARemoval(t *testing.T) {
 	dir := t.TempDir()
@@ -348,7 +348,7 @@ func TestBuildOfAnEarlierDaemon(t *testing.T) {
 	for i := range parts {
 		parts[i] = filepath.Join(r.Plans.Dir, parts[i], ".mine.new-1")
 	}
-	for _, part := range parts { // records that the last daemon did not finish writing
+	for _, part := range parts { // records that the earlier daemon did not finish writing
 		if err := os.WriteFile(part, nil, 0o600); err != nil {
 			t.Fatal(err)
 		}

@@ -207,10 +207,10 @@ func tagOf(template string) (string, error) {
 	return tag, nil
 }
 
-// existing is like tagOf, but for a template that should exist. It also knows the tags that clients
-// have assigned. E2B converts names to lower case. So if no snapshot has exactly the tag that tagOf
-// returns, it ignores the case of letters. It then returns the tag of a snapshot if only one
-// snapshot matches.
+// existing() is like tagOf, but for a template that should exist. It also knows the tags that
+// clients have assigned. E2B converts names to lower case. So if no snapshot has exactly the tag
+// that tagOf returns, it ignores the case of letters. It then returns the tag of a snapshot if only
+// one snapshot matches.
 func (a *Server) existing(r *http.Request, template string) (string, error) {
 	tag, err := tagOf(template)
 	if err != nil {
@@ -223,9 +223,9 @@ func (a *Server) existing(r *http.Request, template string) (string, error) {
 	return a.named(r, tag), nil
 }
 
-// named finds the tag of a snapshot. If no snapshot has exactly the given tag, it ignores the case
-// of letters. If exactly one snapshot then matches, it returns that snapshot's tag. In all other
-// cases it returns the given tag.
+// named() finds the tag of a snapshot. If no snapshot has exactly the given tag, it ignores the
+// case of letters. If exactly one snapshot then matches, it returns that snapshot's tag. In all
+// other cases it returns the given tag.
 func (a *Server) named(r *http.Request, tag string) string {
 	if _, err := a.view(r).Snapshot(tag); err == nil {
 		return tag

@@ -65,7 +65,7 @@ func sharedRoute(r *http.Request) inbound.Route {
 }
 
 // isOwn reports whether E2B's rules apply to the ports of a sandbox, because this package made the
-// sandbox. For a sandbox that does not exist isOwn returns true, so that clients of E2B get E2B's
+// sandbox. For a sandbox that does not exist, isOwn returns true. So clients of E2B get E2B's
 // answer for a missing sandbox.
 func (a *Server) isOwn(id string) bool {
 	i, err := a.Face.Host.Permitted(id).Sandbox(id)
@@ -206,8 +206,8 @@ func (a *Server) permit(r *http.Request, route inbound.Route, i sandbox.Info) er
 }
 
 // isAsleep reports whether a sandbox is suspended, being suspended or being resumed. It also
-// returns true for a sandbox that an operator has paused or that is being rolled back, because the
-// states are the same.
+// returns true for a sandbox that an operator has paused or that is being rolled back, because such
+// a sandbox has one of the same states.
 func isAsleep(i sandbox.Info) bool {
 	return i.State == sandbox.Suspended || i.State == sandbox.Paused || i.State == sandbox.Restoring
 }

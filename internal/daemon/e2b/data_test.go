@@ -42,9 +42,9 @@ func sign(path, operation, user, token string, end int64) string {
 	return "/files?" + q.Encode()
 }
 
-// A file of a signed URL is served at the daemon's own address. An HTML page there gets an opaque
-// origin. Without that, its scripts would have the daemon's origin, and a daemon without tokens
-// accepts requests from its own origin.
+// A file of a signed URL is served at the daemon's own address. An HTML page at this address gets
+// an opaque origin. If it did not, its scripts would have the daemon's origin, and a daemon without
+// tokens accepts requests from its own origin.
 func TestSignedPageHasNoOrigin(t *testing.T) {
 	r := start(t)
 	b := r.create(simple)
@@ -111,11 +111,11 @@ func TestSignedFiles(t *testing.T) {
 }
 
 // A signed URL that names no sandbox is compared with the tokens of all sandboxes. The rate of such
-// searches is limited for each peer, so that forged URLs of one client do not make the daemon
-// refuse the URLs of other clients.
+// searches is limited for each peer. So forged URLs of one client do not make the daemon refuse the
+// URLs of other clients.
 func TestSearchesForASignatureAreLimited(t *testing.T) {
 	o := apirig.Options{}
-	o.Limits.SignedPerSecond, o.Limits.SignedBurst = 1e-9, 10 // one peer may have a fifth
+	o.Limits.SignedPerSecond, o.Limits.SignedBurst = 1e-9, 10 // one peer can have a fifth
 	r := startWith(t, o)
 	b := r.create(simple)
 	path := filepath.Join(t.TempDir(), "a")

@@ -71,7 +71,7 @@ func (r *rig) send(method, path string, h header, body string) (*http.Response, 
 	return resp, string(p)
 }
 
-// call sends a request to the control plane and, unless v is nil, decodes the answer into v.
+// call sends a request to the control plane. If v is not nil, it decodes the answer into v.
 func (r *rig) call(method, path, body string, want int, v any) *http.Response {
 	r.t.Helper()
 	resp, text := r.send(method, path, r.key, body)
@@ -358,7 +358,7 @@ func TestAuditNamesTheSandbox(t *testing.T) {
 	r := start(t)
 	b := r.create(simple)
 	r.send("GET", "/health", b.header(), "")
-	r.Server.Close() // the audit line is written after the answer, and Close waits for both
+	r.Server.Close() // the audit line is written after the answer, and Close waits for it too
 	log, err := os.ReadFile(r.AuditLog)
 	if err != nil || !bytes.Contains(log, []byte(`"host":"49983-`+b.ID+`"`)) ||
 		!bytes.Contains(log, []byte(`"path":"/v2/sandboxes"`)) ||

@@ -66,7 +66,7 @@ func (a *Server) metrics(w http.ResponseWriter, r *http.Request) error {
 	return face.WriteArray(w, out, func(m metric) metric { return m })
 }
 
-// past returns the measurements of a range: one for each minute and, in the last ten minutes, one
+// past() returns the measurements of a range: one for each minute and, in the last ten minutes, one
 // for each interval of metricsEvery.
 func (a *Server) past(i sandbox.Info, view *tenancy.View, in history.Range) (out []metric) {
 	vcpus, disk := view.Machine(i)
@@ -214,7 +214,7 @@ func (a *Server) logs(w http.ResponseWriter, r *http.Request) error {
 	return face.WriteJSON(w, r, http.StatusOK, map[string]any{"logs": entries})
 }
 
-// logsV1 answers like logs, with objects instead of text lines. E2B's command line uses it.
+// logsV1 answers like logs, with objects instead of text lines. E2B's CLI uses it.
 func (a *Server) logsV1(w http.ResponseWriter, r *http.Request) error {
 	entries, err := a.logEntries(r)
 	if err != nil {

@@ -26,7 +26,8 @@ func (m measured) isWhole() bool {
 		m.MemTotal != nil && m.MemCache != nil && m.DiskUsed != nil && m.DiskTotal != nil
 }
 
-// The last measurement is the guest's own, if the range includes now.
+// If the time range of a request includes now, the last measurement in the answer comes from the
+// guest.
 func TestMetricsOfATime(t *testing.T) {
 	r := start(t)
 	id := r.create(`{"templateID":"a.b"}`).ID

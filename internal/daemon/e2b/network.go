@@ -36,7 +36,8 @@ type strictConfig struct{ networkConfig }
 // UnmarshalJSON implements json.Unmarshaler.
 func (c *strictConfig) UnmarshalJSON(p []byte) error { return strictly(p, "network", &c.networkConfig) }
 
-// strictly decodes one JSON value without unknown fields. An error begins with the name of the field.
+// strictly(p, field, v) decodes one JSON value, and refuses unknown fields. An error begins with
+// the name of the field.
 func strictly(p []byte, field string, v any) error {
 	d := json.NewDecoder(bytes.NewReader(p))
 	d.DisallowUnknownFields()

@@ -11,7 +11,7 @@ import (
 	"github.com/forkd/forkd/internal/apirig"
 )
 
-// A sandbox with auto-resume is resumed by a request, with a new timeout.
+// A request resumes a sandbox that has auto-resume, and gives it a new timeout.
 func TestAutoResume(t *testing.T) {
 	r := start(t)
 	b := r.create(`{"templateID":"a.b","autoPause":true,"autoResume":{"enabled":true}}`)

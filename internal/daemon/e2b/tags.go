@@ -118,7 +118,8 @@ func (a *Server) tagger(r *http.Request) tagger {
 	return tagger{a.Tags, a.view(r), auth.From(r.Context())}
 }
 
-// target returns the snapshot of an assigned tag, if it still exists and the client sees it.
+// target returns the snapshot of an assigned tag, if the snapshot still exists and the client sees
+// it.
 func (t tagger) target(at record.TemplateTag) (store.Detail, bool) {
 	d, err := t.view.Snapshot(at.Snapshot)
 	return d, err == nil && d.ID == at.ID && !d.Transient
@@ -201,7 +202,7 @@ func (t tagger) made(name string, tags []string, snapshot string) error {
 	return t.assign(name, tags[1:], d)
 }
 
-// snapshotTag returns the tag of the snapshot that a tag of a template names, unless the tag is
+// snapshotTag returns the tag of the snapshot that a tag of a template names if the tag is not
 // assigned.
 func snapshotTag(name, tag string) string {
 	if tag == "" || tag == defaultTag {

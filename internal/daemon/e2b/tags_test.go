@@ -12,7 +12,7 @@ import (
 	"github.com/forkd/forkd/internal/daemon/e2b"
 )
 
-// runs returns the tag of the snapshot that a new sandbox of a template runs from.
+// runs() returns the tag of the snapshot from which a new sandbox of a template runs.
 func (r *rig) runs(template string) string {
 	r.t.Helper()
 	s := r.create(fmt.Sprintf(`{"templateID":%q}`, template))

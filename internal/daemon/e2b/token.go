@@ -101,7 +101,7 @@ func operationOf(r *http.Request) string {
 	return "write"
 }
 
-// checkSignature returns an error unless the request has a valid signature made with the sandbox's
+// checkSignature returns an error if the request has no valid signature made with the sandbox's
 // token.
 func (a *Server) checkSignature(r *http.Request, id string) error {
 	c, err := claimOf(r, r.URL.Query())
@@ -114,8 +114,8 @@ func (a *Server) checkSignature(r *http.Request, id string) error {
 	return nil
 }
 
-// signer returns the sandbox whose token signed a request to a file, for requests that name no
-// sandbox. At an address that all sandboxes share, only the signature identifies the sandbox of
+// signer returns the sandbox whose token signed a request to a file. It is for requests that name
+// no sandbox. At an address that all sandboxes share, only the signature identifies the sandbox of
 // such a request. signer returns "" if no token matches. The search hashes a few bytes for each
 // sandbox, so its rate is limited.
 func (a *Server) signer(r *http.Request) (string, error) {

@@ -7,7 +7,8 @@ import (
 	"github.com/forkd/forkd/internal/host/volume"
 )
 
-// Without a domain, the SDKs would send the files of volumes to E2B's servers.
+// Even a daemon without a domain reports a domain for the files of volumes. Without a domain, the
+// SDKs would send these files to E2B's servers.
 func TestDomainOfContent(t *testing.T) {
 	if d := (&Server{}).detailOf(volume.Info{ID: "vol-1", Name: "data"}); !strings.HasSuffix(d.Domain, ".invalid") {
 		t.Errorf("%+v: want a domain that does not exist", d)

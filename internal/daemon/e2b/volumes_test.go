@@ -137,7 +137,8 @@ func TestVolumesOfTenants(t *testing.T) {
 	}
 }
 
-// A sandbox writes to a volume that it mounts, unless the name ends with a mode.
+// If the name of a volume in a request does not end with a mode, the sandbox can write to the
+// volume.
 func TestVolumesOfSandboxes(t *testing.T) {
 	r := startSlots(t, apirig.Options{})
 	data := r.createVolume("data")

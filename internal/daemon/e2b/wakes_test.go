@@ -50,8 +50,8 @@ func TestWakes(t *testing.T) {
 	}
 }
 
-// The number of requests that wait for the sandboxes of one owner is bounded. Requests of strangers
-// can be only a part of this number.
+// The number of requests that wait for the sandboxes of one owner is bounded. Only some of these
+// requests can be requests of strangers.
 func TestWaitingRequestsOfOneOwner(t *testing.T) {
 	w := newWakes()
 	enter := func(who string, stranger bool) (n int) { // returns how many requests are accepted before one is refused

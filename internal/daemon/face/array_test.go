@@ -20,8 +20,8 @@ func (w *firstWrite) Write(p []byte) (int, error) {
 	return w.ResponseRecorder.Write(p)
 }
 
-// WriteArray describes each member just before it writes the description, and not all members
-// before the first write.
+// WriteArray describes each member just before it writes the description. It does not describe all
+// members before the first write.
 func TestMembersAreDescribedAsTheyAreWritten(t *testing.T) {
 	const member = 10 << 10
 	text := strings.Repeat("x", member)

@@ -49,8 +49,8 @@ func TestOperatorFindsAPlace(t *testing.T) {
 	})
 }
 
-// Two addresses that keep all of their places for requests without a token leave places for the
-// probes of a third address.
+// Even if two addresses keep all of their places for requests without a token, the probes of a
+// third address find a place.
 func TestProbesFindAPlace(t *testing.T) {
 	f := New(Config{})
 	for _, attacker := range []string{"from 192.0.2.1", "from 192.0.2.2"} {

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// WhileConnected notices that a client has left before the end of its request's body, although the
+// If a client leaves before it has sent its whole body, WhileConnected notices this, even if the
 // daemon does not read the body.
 func TestClientsThatHangUpAreNoticed(t *testing.T) {
 	begun, ended := make(chan bool), make(chan bool)

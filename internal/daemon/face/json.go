@@ -31,7 +31,8 @@ const MaxBody = 2 << 20
 const BodyTimeout = time.Minute
 
 // bodyOf returns a reader of a request's body. Reading fails after limit bytes, after BodyTimeout,
-// or if the request's share of memory is used up. The caller calls done after reading.
+// or if the request's share of memory is used up. The caller calls the returned function after
+// reading.
 func bodyOf(w http.ResponseWriter, r *http.Request, limit int64) (body io.Reader, done func()) {
 	rc := http.NewResponseController(w)
 	_ = rc.SetReadDeadline(time.Now().Add(BodyTimeout)) // connections of some tests have no deadlines
@@ -60,8 +61,8 @@ func ReadLongJSON(w http.ResponseWriter, r *http.Request, v any, limit int64) er
 }
 
 // StrictJSON decodes one JSON object into v. In errors, the object is called by the name in the
-// parameter what. If nulls is true, a value may be null, which marks an entry to remove. StrictJSON
-// returns io.EOF for empty input.
+// parameter what. If the parameter nulls is true, a value may be null, which marks an entry to
+// remove. StrictJSON returns io.EOF for empty input.
 func StrictJSON(r io.Reader, v any, what string, nulls bool) error {
 	var raw bytes.Buffer
 	dec := json.NewDecoder(io.TeeReader(r, &raw))

@@ -27,7 +27,7 @@ type Limits struct {
 	SignedBurst     int     // 1000, because a page of a development server loads hundreds of files
 
 	// Maximum number of concurrent event streams, and also maximum number of concurrent answers
-	// with console output. One client may have half of each; 128.
+	// with console output. One client can have half of each; 128.
 	Followers int
 	Keepalive time.Duration // interval of keepalive comments in idle event streams; 15 seconds
 }

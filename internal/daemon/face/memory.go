@@ -23,8 +23,8 @@ type Memory struct {
 
 func newMemory(total int) *Memory { return &Memory{total, gate.New(total)} }
 
-// smallShare is the number of bytes that every request may hold without being counted, so that
-// small requests are served while large ones use up the memory. The gates bound the number of
+// smallShare is the number of bytes that every request may hold without being counted. So small
+// requests are served even while large requests use up the memory. The gates bound the number of
 // requests.
 const smallShare = 64 << 10
 

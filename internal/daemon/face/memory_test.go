@@ -52,7 +52,8 @@ func TestMemory(t *testing.T) {
 	}
 }
 
-// If one client holds all the memory that it may, bodies of other clients can still be read.
+// If one client holds all the memory that it is allowed to hold, bodies of other clients can still
+// be read.
 func TestMemoryOfOneClientLeavesSomeForAnother(t *testing.T) {
 	m := newMemory(1000)
 	requestOf := func(name string) *Share {

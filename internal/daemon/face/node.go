@@ -6,7 +6,7 @@ import (
 )
 
 // NodeError says that a node of a cluster did not answer a request of a router. It does not unwrap
-// to Err, because the code of Err would hide the code of the NodeError.
+// to Err: the code of Err would hide the code of the NodeError.
 type NodeError struct {
 	Node string
 	Sent bool // the node may have executed the request

@@ -76,7 +76,7 @@ func TestKeptAnswersAreCounted(t *testing.T) {
 	}
 }
 
-// A request for the answer to an earlier request is never carried out.
+// If a request asks only for the answer to an earlier request, it is never carried out.
 func TestRepeatOnly(t *testing.T) {
 	answers, err := once.Open(t.TempDir())
 	if err != nil {

@@ -64,13 +64,13 @@ func (s *SSE) Flush() error {
 	return s.rc.Flush()
 }
 
-// Text sends raw text at once, as AddText and Flush do.
+// Text sends raw text immediately: it calls AddText and Flush.
 func (s *SSE) Text(text string) error {
 	s.AddText(text)
 	return s.Flush()
 }
 
-// Send sends an event at once, as Add and Flush do.
+// Send sends an event immediately: it calls Add and Flush.
 func (s *SSE) Send(id, name string, v any) error {
 	if err := s.Add(id, name, v); err != nil {
 		return err

@@ -62,8 +62,8 @@ const (
 	sweepEvery = time.Second
 )
 
-// sweepAt is a number of limiters. If there are more, the limiters that no stranger used lately are
-// dropped.
+// sweepAt is a number of limiters. If there are more limiters than this, the limiters that no
+// stranger used lately are dropped.
 const sweepAt = 1000
 
 // ErrTooOften refuses a stranger's request.
@@ -119,7 +119,7 @@ func (s *Strangers) peerLocked(peer string) *rate.Limiter {
 	return s.peers[peer]
 }
 
-// isFull reports whether nothing of a limiter's burst is in use.
+// isFull reports whether a limiter's whole burst is available.
 func isFull(_ string, l *rate.Limiter) bool { return l.Tokens() >= float64(l.Burst()) }
 
 // Enter counts a request to a sandbox of an owner, or returns the error that refuses it.

@@ -19,8 +19,8 @@ func flood(s *Strangers, owner string) (came int) {
 	return came
 }
 
-// Strangers' requests to one owner's sandboxes leave some of the rate for other owners, however
-// many sandboxes the owner has.
+// Strangers' requests to one owner's sandboxes leave a part of the rate for the sandboxes of other
+// owners, however many sandboxes the first owner has.
 func TestStrangersToOneOwnerLeaveSomeForAnother(t *testing.T) {
 	const burst = 10
 	s := newStrangers(1e-9, burst)
@@ -96,7 +96,7 @@ func TestSearchesOfPeers(t *testing.T) {
 	}
 }
 
-// Concurrent searches of many peers do not exceed, in total, the bursts for all peers.
+// Many peers together cannot begin more concurrent searches than the bursts for all peers allow.
 func TestSearchesAtTheSameTime(t *testing.T) {
 	const burst = 10
 	for _, found := range []bool{false, true} {

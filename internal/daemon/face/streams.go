@@ -140,8 +140,8 @@ func (f *Face) FailInbound(w http.ResponseWriter, r *http.Request, _ inbound.Rou
 	WriteProblem(w, err)
 }
 
-// CarryHTTP carries a permitted request to a port of a sandbox. If that fails, it calls fail to
-// send the answer.
+// CarryHTTP carries a permitted request to a port of a sandbox. If it cannot do this, it calls
+// fail(…), which sends the answer.
 func (f *Face) CarryHTTP(w http.ResponseWriter, r *http.Request, route inbound.Route, fail FailStream) {
 	w.Header().Del(audit.RequestIDHeader) // the guest's answer may have this header itself
 	f.carry(w, r, "http", route, func(ctx context.Context, dial inbound.Dial) (bool, error) {

@@ -59,10 +59,10 @@ func (p *Proxy) request(pr *httputil.ProxyRequest, route *Route) {
 }
 
 // authorization returns the values of Authorization that are passed to the guest. It withholds the
-// tokens of the daemon. A client may send one as a bearer token or, like clients of registries, as
-// the password of Basic credentials. authorization passes other bearer tokens only if the request
-// has the header TokenHeader, or if the request needed no token, because it is signed or because the
-// port is open.
+// tokens of the daemon. A client may send such a token as a bearer token or, like clients of
+// registries, as the password of Basic credentials. authorization passes other bearer tokens only
+// if the request has the header TokenHeader or needed no token. A request needs no token if it is
+// signed, or if the port is open.
 func (p *Proxy) authorization(h http.Header, signed bool) (values []string) {
 	otherwise := signed || h.Get(auth.TokenHeader) != ""
 	for _, v := range h["Authorization"] {
@@ -82,7 +82,7 @@ func (p *Proxy) hasToken(authorization string) bool {
 	return basic && (p.IsToken(user) || p.IsToken(password))
 }
 
-// contain removes the headers of an answer whose effect goes beyond the guest's port. If a page is
+// contain removes headers from an answer if their effect goes beyond the guest's port. If a page is
 // at an address of the daemon itself, contain also makes the page's origin opaque, so that the page
 // does not have the daemon's origin.
 func contain(resp *http.Response, in *http.Request, route *Route) {
@@ -170,8 +170,8 @@ var originWide = []string{
 }
 
 // ownLocation returns the target of a redirect if it is below the route's prefix. Other redirects
-// are not passed on, because the client would follow them with its token, method and body. Over a
-// unix socket, a redirect to any host would reach the daemon.
+// are not passed on: the client would follow them with its token, method and body. Over a unix
+// socket, a redirect to any host would reach the daemon.
 func ownLocation(location, host string, route *Route) (string, bool) {
 	base := &url.URL{Scheme: "http", Host: host, RawPath: route.Path}
 	var err error

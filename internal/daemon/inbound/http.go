@@ -41,8 +41,8 @@ func Fields(h http.Header) (n int) {
 var errFields = fmt.Errorf("the server's answer has more than %d headers", MaxFields)
 
 // HTTP carries one request and its answer. If the request is an upgrade, HTTP then carries the
-// bytes of the new protocol. If answered is false, nothing has been written, and the caller must
-// answer with the error. If answered is true, an error means that the answer was cut off.
+// bytes of the new protocol. If the result answered is false, nothing has been written, and the
+// caller must answer with the error. If it is true, an error means that the answer was cut off.
 func (p *Proxy) HTTP(w http.ResponseWriter, r *http.Request, route Route, dial Dial) (answered bool, err error) {
 	switch {
 	case r.Method == http.MethodConnect:
@@ -133,8 +133,8 @@ func isGRPC(r *http.Request) bool {
 }
 
 // transport returns a transport for one request. The transport closes its connection after the
-// request, so that no idle connection is part of the guest's state when the guest is forked. Only
-// gRPC uses HTTP/2 without TLS: other servers that support HTTP/2 also support HTTP/1.1.
+// request. So no idle connection is part of the guest's state when the guest is forked. Only gRPC
+// uses HTTP/2 without TLS: other servers that support HTTP/2 also support HTTP/1.1.
 func (p *Proxy) transport(grpc bool, dial func(context.Context) (net.Conn, error)) *http.Transport {
 	t := &http.Transport{
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -193,8 +193,8 @@ func (b *requestBody) isLeft() bool {
 	return b.left
 }
 
-// forsake makes a Read of the remaining body fail at once. Without this, the transport would wait
-// for the client's data although the guest has closed the connection.
+// forsake makes a Read of the remaining body fail immediately. Without this, the transport would
+// wait for the client's data even after the guest has closed the connection.
 func (b *requestBody) forsake() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -234,9 +234,10 @@ type answer struct {
 	hijacked func(*clientConn) // called with the client's connection after an upgrade
 }
 
-// last() makes the server close the connection after the answer, unless the answer has begun. On an
-// open connection, the server would parse the rest of the body as the next request. Behind a
-// reverse proxy, the rest of the body could be mistaken for the request of another client.
+// last() makes the server close the connection after the answer. If the answer has begun, last()
+// has no effect. If the connection stayed open, the server would parse the rest of the body as the
+// next request. Behind a reverse proxy, the rest of the body could be mistaken for the request of
+// another client.
 func (a *answer) last() {
 	if a.http1 && !a.begun {
 		a.Header().Set("Connection", "close")

@@ -4,9 +4,9 @@
 // Neither the server in the guest nor a client with a signed URL is trusted. The package bounds the
 // resources of the daemon that the server or the client can hold: a stream has one buffer for each
 // direction, and the idle time and the size of headers are limited. The package keeps the daemon's
-// token from the guest. It removes the headers of an answer that would affect more than the guest's
-// port; see header.go. It does not decide which client may reach which port (see package front),
-// counts nothing, and rewrites no bodies.
+// token from the guest. It removes headers from an answer if they would affect more than the
+// guest's port; see header.go. It does not decide which client may reach which port (see package
+// front), counts nothing, and rewrites no bodies.
 package inbound
 
 import (

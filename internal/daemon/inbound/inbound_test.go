@@ -87,8 +87,8 @@ func TestWhatTheGuestSees(t *testing.T) {
 	}
 }
 
-// A request with an ambiguous length is refused, so that the guest does not find a second request
-// in its body.
+// A request with an ambiguous length is refused. So the guest cannot find a second request in the
+// body.
 func TestNothingIsSmuggled(t *testing.T) {
 	requests := make(chan string, 10)
 	guest := serve(t, func(_ http.ResponseWriter, r *http.Request) {
@@ -126,7 +126,8 @@ func TestNothingIsSmuggled(t *testing.T) {
 	}
 }
 
-// Headers of a guest's answer that would affect more than the guest's port do not reach the client.
+// If headers of a guest's answer would affect more than the guest's port, they do not reach the
+// client.
 func TestWhatTheClientSees(t *testing.T) {
 	guest := serve(t, func(w http.ResponseWriter, r *http.Request) {
 		h := w.Header()

@@ -129,7 +129,7 @@ func serve(t *testing.T, h http.HandlerFunc) net.Listener {
 	return s.Listener
 }
 
-// says returns the handler of a guest that writes a text to every connection and then reads until
+// says() returns the handler of a guest that writes a text to every connection and then reads until
 // the end of the client's data.
 func says(text string) func(*net.TCPConn) {
 	return func(conn *net.TCPConn) {

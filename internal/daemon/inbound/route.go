@@ -62,8 +62,8 @@ func ParsePort(text string) (uint16, error) {
 // ports have no host names.
 type Domain struct{ scheme, name, port string }
 
-// domainName matches a DNS name in lower case. Labels begin with a letter, which excludes IP
-// addresses.
+// domainName matches a DNS name in lower case. Labels begin with a letter, so an IP address does
+// not match.
 var domainName = regexp.MustCompile(`^[a-z]([a-z0-9-]*[a-z0-9])?(\.[a-z]([a-z0-9-]*[a-z0-9])?)*$`)
 
 // ParseDomain parses the address at which clients reach the daemon: NAME or NAME:PORT, perhaps

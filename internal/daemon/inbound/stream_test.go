@@ -122,7 +122,7 @@ func testTrailersOnly(t *testing.T, guest net.Listener) {
 	}
 }
 
-// summing reads to the end of the data and answers with the digest.
+// summing() reads to the end of the data and answers with the digest of the data.
 func summing(conn io.ReadWriter) {
 	sum := sha256.New()
 	if _, err := io.Copy(sum, conn); err == nil {

@@ -55,8 +55,8 @@ func (p *Proxy) TCP(w http.ResponseWriter, r *http.Request, dial Dial) (answered
 type Stream = halfConn
 
 // Carry connects a stream of a client to the port. When the port is connected, Carry calls
-// accept(), which returns the stream, and a channel that is closed when the client has closed the
-// stream. Carry reports whether it has called accept.
+// accept(). This function returns the stream, and a channel that is closed when the client has
+// closed the stream. Carry reports whether it has called accept().
 func (p *Proxy) Carry(ctx context.Context, dial Dial, accept func() (Stream, <-chan struct{}, error)) (accepted bool,
 	err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -135,7 +135,7 @@ func (p *Proxy) join(a, b halfConn) error {
 	return err
 }
 
-// pass carries one direction until its data ends, and then ends the data on the other side. On an
+// pass() carries one direction until its data ends, and then ends the data on the other side. On an
 // error, it closes both connections.
 func (p *Proxy) pass(to, from halfConn) error {
 	buf := p.Get()

@@ -22,9 +22,9 @@ type aliveWriter struct {
 	ended  bool
 }
 
-// alive returns the writer for a handler, and a function that the caller must call when the handler
-// has returned. If a comment cannot be written because the client has left, the writer calls
-// gone().
+// alive() returns the writer for a handler, and a function that the caller must call when the
+// handler has returned. If a comment cannot be written because the client has left, the writer
+// calls gone().
 func alive(w http.ResponseWriter, every time.Duration, gone func()) (*aliveWriter, func()) {
 	a := &aliveWriter{ResponseWriter: w, header: http.Header{}, every: every}
 	a.mu.Lock()
@@ -39,7 +39,7 @@ func alive(w http.ResponseWriter, every time.Duration, gone func()) (*aliveWrite
 
 // say writes a comment. If the handler has written nothing yet, say() first begins a stream of
 // events. The handler's own answer will be a stream too, because only errors have another form, and
-// the handler returns errors at once.
+// the handler returns errors immediately.
 func (a *aliveWriter) say() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -26,8 +26,8 @@ import (
 const defaultKeepalive = 15 * time.Second
 
 // New returns a function for v1.Config.MCP. That function returns the handler of messages. The
-// tools of this handler call api. The parameter keepalive is the interval of comments in an idle
-// stream; 0 means 15 seconds. A panic of api is logged.
+// tools of this handler call the handler api. The parameter keepalive is the interval of comments
+// in an idle stream; 0 means 15 seconds. A panic of api is logged.
 func New(version string, keepalive time.Duration, log *slog.Logger) func(api http.Handler) http.Handler {
 	return func(api http.Handler) http.Handler {
 		f := &messages{api: api, log: log, catalog: mcp.New(version), shared: map[mcp.Scope]func() *sdk.Server{}}
@@ -53,7 +53,7 @@ func protocol(serverOf func(*http.Request) *sdk.Server) http.Handler {
 	})
 }
 
-// kept returns a handler that writes comments into idle streams of h.
+// kept() returns a handler that writes comments into idle streams of h.
 func kept(h http.Handler, keepalive time.Duration) http.Handler {
 	keepalive = cmp.Or(keepalive, defaultKeepalive)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

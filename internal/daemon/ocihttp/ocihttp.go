@@ -81,8 +81,9 @@ func New(f *face.Face, h *hub.Hub) *Server {
 // after the name distinguishes such a path from paths of E2B's API, which also begin with /v2/.
 var form = regexp.MustCompile(`^/v2/[^/]+/(manifests|blobs|referrers|tags)/`)
 
-// ofE2B matches the path of E2B's API that also has this form, if a template's id is the name of
-// such a part. The distribution API has no such path, because a reference has no slash.
+// ofE2B matches a path of E2B's API. Such a path also matches form if the template's id is
+// manifests, blobs, referrers or tags. No path of the distribution API matches ofE2B, because a
+// reference has no slash.
 var ofE2B = regexp.MustCompile(`^/v2/templates/[^/]+/builds/[^/]+$`)
 
 // Serves reports whether a request is for the distribution API.
@@ -135,7 +136,8 @@ func (s *Server) version(w http.ResponseWriter, _ *http.Request) error {
 	return send(w, "application/json", []byte("{}"))
 }
 
-// serve calls handle with the name of the client, if the client may take the snapshot to another host.
+// serve calls handle(…) with the name of the client, if the client may take the snapshot to another
+// host.
 func (s *Server) serve(r *http.Request, handle func(who, tag string) error) error {
 	tag := r.PathValue("name")
 	return s.face.View(r.Context()).Serve(tag, func(who string) error { return handle(who, tag) })

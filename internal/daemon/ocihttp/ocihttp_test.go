@@ -79,7 +79,7 @@ func pullOf(url, name, token string) client.PullRequest {
 	return req
 }
 
-// isCode fails the test unless err is an API error with this code and text.
+// isCode fails the test if err is not an API error with this code and text.
 func isCode(t *testing.T, err error, code, text string) {
 	t.Helper()
 	var api *client.Error
@@ -318,7 +318,8 @@ func TestAnswers(t *testing.T) {
 	}
 }
 
-// A client that asks for the list of hot frames of a snapshot gets the list that is kept for it.
+// A client that asks for the list of hot frames of a snapshot gets the list that is kept for the
+// snapshot.
 func TestHotFramesOfALocalSnapshot(t *testing.T) {
 	dir := t.TempDir()
 	a := source(t, apirig.Options{Dir: dir})

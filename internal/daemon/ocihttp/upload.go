@@ -159,7 +159,7 @@ func (s *Server) end(w http.ResponseWriter, r *http.Request) error {
 	})
 }
 
-// created answers that a blob or a manifest has been stored.
+// created() answers that a blob or a manifest has been stored.
 func created(w http.ResponseWriter, location string, d digest.Digest) {
 	w.Header().Set("Location", location)
 	w.Header().Set("Docker-Content-Digest", d.String())

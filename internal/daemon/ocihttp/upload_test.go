@@ -36,8 +36,9 @@ func signer(t *testing.T, dir string) *sigstore.PrivateKey {
 	return key
 }
 
-// A snapshot of a daemon can be signed there. Another daemon whose policy requires a signature pulls it, and a copy
-// to a registry has the signature.
+// A snapshot can be signed in the daemon that has it. Another daemon, whose policy requires a
+// signature, can then pull the snapshot. A copy of the snapshot in a registry also has the
+// signature.
 func TestSignatureOfALocalSnapshot(t *testing.T) {
 	t.Setenv("DOCKER_CONFIG", t.TempDir())
 	keys := t.TempDir()

@@ -1,5 +1,5 @@
-// Package once stores the answers to requests that must be executed only once, for clients that
-// repeat a request because they did not receive the first answer.
+// Package once stores the answers to requests that must be executed only once. If a client did not
+// receive the answer, it can repeat the request, and gets the stored answer.
 //
 // An answer is kept for a day in a file, so that it outlives the daemon. A request is recorded
 // before it is executed. If the daemon exits before it has recorded the answer, a repetition of the
@@ -28,7 +28,7 @@ import (
 
 // Bounds on the answers kept for all clients: how long an answer is kept, how many there are, and
 // their size in bytes. If maxAnswers or maxBytes is exceeded, the client with the largest share
-// loses its oldest answer, so that no client can displace other clients' answers.
+// loses its oldest answer. So no client can displace other clients' answers.
 const (
 	Keep       = 24 * time.Hour
 	maxAnswers = 4096
@@ -166,11 +166,11 @@ func (b *Book) sizeOf(key Key) int64 {
 
 // Do executes a request by calling do(). If there is an earlier request with the same key, Do
 // returns the answer to that request instead, and true. If the earlier request is still running, Do
-// waits for its end. An answer is stored if do returns no error. If do returns ErrUnanswered, a
+// waits for its end. An answer is stored if do() returns no error. If do() returns ErrUnanswered, a
 // repetition of the request fails with ErrUnknown. After any other error, a repetition of the
 // request is executed. Before Do reads a record, it calls take(size) with the record's size. If
-// take returns an error, Do returns this error. Other errors come from do, from ctx or from a file,
-// or are ErrOther or ErrUnknown.
+// take returns an error, Do returns this error. Other errors come from do(), from ctx or from a
+// file, or are ErrOther or ErrUnknown.
 func (b *Book) Do(ctx context.Context, key Key, request Request, take func(size int64) error,
 	do func() (Answer, error)) (a Answer, again bool, err error) {
 	for {
@@ -192,8 +192,8 @@ func (b *Book) Do(ctx context.Context, key Key, request Request, take func(size 
 	}
 }
 
-// Find returns the answer to an earlier request with the same key, or nil if there was none. It is
-// otherwise like Do, but executes nothing and records nothing.
+// Find returns the answer to an earlier request with the same key, or nil if there was none. In all
+// other respects it is like Do, but it executes nothing and records nothing.
 func (b *Book) Find(ctx context.Context, key Key, request Request, take func(size int64) error) (*Answer, error) {
 	for {
 		mine, wait, err := b.take(key, request)
@@ -296,7 +296,7 @@ func (b *Book) carryOut(key Key, request Request, do func() (Answer, error)) (a 
 	defer func() {
 		switch {
 		case err == nil:
-			_ = b.write(key, request, &a) // if this fails, a repeated request gets ErrUnknown, because do has run
+			_ = b.write(key, request, &a) // if this fails, a repeated request gets ErrUnknown, because do() has run
 		case !errors.Is(err, ErrUnanswered):
 			b.drop(key)
 		}

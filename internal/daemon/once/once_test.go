@@ -25,7 +25,7 @@ func open(t *testing.T, dir string) *Book {
 // free lets Do read a record of any size.
 func free(int64) error { return nil }
 
-// made returns a request whose answer is n.
+// made(n) returns a request whose answer is n.
 func made(n string) func() (Answer, error) {
 	return func() (Answer, error) { return Answer{Status: 201, Body: json.RawMessage(n)}, nil }
 }
@@ -118,7 +118,7 @@ func TestRecordsOfOtherVersions(t *testing.T) {
 	check(t, b, Key{1}, Request{1}, made("4"), "4", false)
 }
 
-// Records of the time before records had versions can still be read, and their answers are returned.
+// Records from before records had versions can still be read, and their answers are returned.
 func TestRecordsOfVersion0(t *testing.T) {
 	const golden = "../../format/record/testdata/once"
 	b := open(t, t.TempDir())

@@ -55,8 +55,8 @@ type sniffed struct {
 }
 
 // Read implements net.Conn. It answers an unencrypted request itself and then closes the
-// connection. It recognizes such a request by its first byte, because every HTTP method begins with
-// a capital letter, and no TLS record does.
+// connection. It recognizes such a request by its first byte: every HTTP method begins with a
+// capital letter, and no TLS record begins with one.
 func (c *sniffed) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
 	if c.looked || n == 0 {
@@ -88,8 +88,8 @@ func (c *sniffed) redirect(from io.Reader) {
 		status, location = "308 Permanent Redirect", fmt.Sprintf("Location: https://%s%s\r\n", r.Host, path)
 	}
 	const text = "This port speaks HTTPS only: use https://\n"
-	// The status is not 308: browsers cache a 308, and would use https:// even after the daemon is
-	// started without TLS.
+	// Without "no-store", browsers would cache the 308, and would use https:// even after the
+	// daemon is started without TLS.
 	_, err = fmt.Fprintf(c.Conn,
 		"HTTP/1.1 %s\r\n%sContent-Type: text/plain\r\nCache-Control: no-store\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s",
 		status, location, len(text), text)

@@ -39,7 +39,7 @@ func (c *client) accept(id uint32) (*channel, error) {
 		return nil, errLeft
 	}
 	// The process cannot send messages about the channel before it has received this message. The
-	// process always receives this message, unless it exits.
+	// process always receives this message, or it exits.
 	if err := c.peer.Send(&sshproto.Accept{ID: id}, int(theirs.Fd())); err != nil {
 		stream.Release()
 		return nil, errLeft

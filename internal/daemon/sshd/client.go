@@ -186,7 +186,7 @@ func (c *client) use(ctx context.Context, f func(context.Context, *agentclient.C
 	})
 }
 
-// ended counts a channel of the given kind, and writes its audit line.
+// ended() counts a channel of the given kind, and writes its audit line.
 func (c *client) ended(kind, path string, begun time.Time, err error) {
 	outcome := "ok"
 	var left *leftError

@@ -360,7 +360,7 @@ func TestStuckClients(t *testing.T) {
 	}
 }
 
-// A process that does not read its input makes forkd hold only a bounded amount of input.
+// If a process does not read its input, forkd holds only a bounded amount of this input.
 func TestUnreadInput(t *testing.T) {
 	r := start(t, apirig.Options{}, sshd.Limits{})
 	s := r.session(r.client())

@@ -22,8 +22,8 @@ var errRefused = face.NewError(http.StatusForbidden, "the key is not registered,
 
 // login decides whether a client may log in. The client has proved that it has the key, which is in
 // the wire format. If the client may log in, the error is nil. If a known principal may not log in,
-// login returns the refused login and the reason, which may be sent to this client. Other clients
-// always get errRefused.
+// login returns the refused login and the reason. The caller may send the reason to this client.
+// Other clients always get errRefused.
 func (s *Server) login(name string, key []byte) (refused *login, reason error) {
 	account, id, wrong := parseLogin(name)
 	reason = errRefused

@@ -51,7 +51,8 @@ func TestOldestLoginGivesWay(t *testing.T) {
 	}
 }
 
-// Processes before the login take at most half of the memory of all processes.
+// The processes of clients that have not logged in take at most half of the memory of all
+// processes.
 func TestLoginsFitMemory(t *testing.T) {
 	for _, c := range []struct {
 		memory uint64

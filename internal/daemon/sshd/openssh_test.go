@@ -110,7 +110,8 @@ func tree(t *testing.T) string {
 	return dir
 }
 
-// same compares two directories with diff, and the mode of the file a.
+// same() compares two directories with diff, and compares the mode of the file "a" in both
+// directories.
 func same(t *testing.T, a, b string) {
 	t.Helper()
 	needs(t, "diff")

@@ -158,7 +158,7 @@ const (
 	maxLogged      = 4096
 )
 
-// log writes a line about a connection, unless there were too many lines.
+// log writes a line about a connection. If there were too many lines, it omits this line.
 func (s *Server) log(level slog.Level, msg string, args ...any) {
 	if !s.lines.Allow() {
 		s.leftOut.Add(1)
@@ -167,8 +167,8 @@ func (s *Server) log(level slog.Level, msg string, args ...any) {
 	s.Log.Log(context.Background(), level, msg, append(args, "left_out", s.leftOut.Swap(0))...)
 }
 
-// killed returns how many processes the kernel has killed for their memory usage since the last
-// call, and counts these processes. Such processes leave no output.
+// killed() returns how many processes the kernel has killed for their memory usage since the
+// previous call, and counts these processes. Such processes leave no output.
 func (s *Server) killed() uint64 {
 	killed := s.counted.more(s.oomKills)
 	for range killed {
@@ -184,7 +184,7 @@ type counted struct {
 	seen uint64
 }
 
-// more calls number(), and returns how much its result has grown since the last such call.
+// more() calls number(), and returns how much its result has grown since the previous call.
 func (c *counted) more(number func() uint64) uint64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -165,7 +165,7 @@ func (r *rig) dial(user string, k ssh.Signer) (c *ssh.Client, banner string, err
 	return c, banner, err
 }
 
-// client logs in with a new key of the token with all rights.
+// client logs in with a new key of the token that has all rights.
 func (r *rig) client() *ssh.Client {
 	r.t.Helper()
 	k := newKey(r.t)
@@ -214,7 +214,7 @@ func (r *rig) openSSH(k key, program string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// plain returns a command that is killed after a minute.
+// plain() returns a command that is killed after a minute.
 func (r *rig) plain(program string, args ...string) *exec.Cmd {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	r.t.Cleanup(cancel)
@@ -240,7 +240,7 @@ func output(t *testing.T, cmd *exec.Cmd) string {
 	return string(out)
 }
 
-// eventually waits until f returns true.
+// eventually() waits until f returns true.
 func eventually(t *testing.T, what string, f func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(20 * time.Second); !f(); time.Sleep(10 * time.Millisecond) {

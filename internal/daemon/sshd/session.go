@@ -297,7 +297,7 @@ func (s *session) ended(ctx context.Context, kind string, payload []byte) {
 	_ = s.send(ctx, func() error { return s.channel.Exit(kind, payload) })
 }
 
-// signaled tells the client the signal that ended the process.
+// signaled() tells the client the signal that ended the process.
 func (s *session) signaled(ctx context.Context, r agentclient.ExecResult) {
 	s.ended(ctx, "exit-signal", ssh.Marshal(struct {
 		Signal   string

@@ -20,8 +20,8 @@ type Plan struct {
 	Force        bool   // whether all steps are run, even if their snapshots exist
 	MayReplace   bool   // whether the build may replace a template that another client made
 	StartCmd     string // command that keeps running in the template; empty: none
-	// Command that succeeds when the template is ready. If it is empty, the template is ready at
-	// once or, if there is a StartCmd, some time after the start of this command.
+	// Command that succeeds when the template is ready. If it is empty, the template is ready
+	// immediately or, if there is a StartCmd, some time after the start of this command.
 	ReadyCmd string
 }
 
@@ -154,7 +154,7 @@ func (s *Step) text() string {
 }
 
 // sourceOf returns the path, in the step's archive, of the files that a COPY step copies. This path
-// is the part of pattern before its first wildcard. The SDKs archive the files that match the
+// is the part of the pattern before its first wildcard. The SDKs archive the files that match the
 // pattern, with paths relative to the client's directory.
 func sourceOf(pattern string) string {
 	var fixed []string

@@ -20,8 +20,8 @@ import (
 // neither this account nor a default user, the steps run as root.
 const defaultUser = "user"
 
-// readyAfter is how long, in seconds, a start command without a ready command runs before the
-// template is saved. E2B uses the same time.
+// readyAfter is a number of seconds. If a template has a start command but no ready command, the
+// start command runs for this time before the template is saved. E2B uses the same time.
 const readyAfter = "20"
 
 //go:embed user.sh
@@ -39,7 +39,7 @@ type reader struct {
 
 	words    *dockerfile.Expander
 	env      map[string]string
-	envBytes int               // size of env; see dockerfile.Put
+	envBytes int               // size of the field env; see dockerfile.Put
 	elses    map[string]string // root's values of variables that no step has set
 	entries  int               // number of archive entries in all sources so far
 
@@ -241,8 +241,8 @@ func (r *reader) search(name string) int {
 	return i
 }
 
-// count adds the given number to the number of entries in all sources. It returns an error above
-// the limit.
+// count adds the given number to the number of entries in all sources. It returns an error if the
+// sum is above the limit.
 func (r *reader) count(entries int) error {
 	if r.entries += entries; r.entries > dockerfile.MaxCopied(len(r.files)) {
 		return fmt.Errorf("the steps copy the %d files that were sent too many times: want at most %d files in all",

@@ -197,8 +197,8 @@ func (b *Builder) Request(who string, ask Ask) (*Build, error) {
 	return bd, nil
 }
 
-// Find returns the build of a template with the given id, if the client has requested that build.
-// If id is empty, Find returns the client's waiting build of the template.
+// Find returns the template's build with the given id, if the client has requested that build. If
+// id is empty, Find returns the client's waiting build of the template.
 func (b *Builder) Find(who, template, id string) (*Build, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -308,7 +308,7 @@ func (b *Builder) endLocked(bd *Build, err error) {
 		}
 		bd.status, bd.reason = Failed, Reason{at.step, printable(at.err.Error())}
 		bd.Log.add(levelError, at.step, bd.reason.Message)
-		if ran { // a client can request and cancel any number of builds without running them
+		if ran { // other builds are not logged: a client can request and cancel any number of them
 			b.logFailureLocked(bd, at)
 		}
 	}
@@ -324,7 +324,7 @@ func (b *Builder) endLocked(bd *Build, err error) {
 		}
 		if ended++; ended > maxEnded {
 			b.builds[n].timer.Stop()
-			b.builds = slices.Concat(b.builds[:n], b.builds[n+1:]) // callers may be in a loop over the old slice
+			b.builds = slices.Concat(b.builds[:n], b.builds[n+1:]) // a caller may still loop over the old slice
 		}
 	}
 }

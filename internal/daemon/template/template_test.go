@@ -72,8 +72,8 @@ func TestEndedBuildsAreForgotten(t *testing.T) {
 	})
 }
 
-// A client that ends more builds than are remembered affects neither later requests nor the
-// daemon's shutdown. Builds that never ran do not fill the daemon's log.
+// If a client ends more builds than are remembered, later requests and the daemon's shutdown still
+// work. Builds that never ran do not fill the daemon's log.
 func TestManyEndedBuilds(t *testing.T) {
 	var log bytes.Buffer
 	b, err := New(Config{Dir: filepath.Join(t.TempDir(), "x"), Log: slog.New(slog.NewTextHandler(&log, nil))})
@@ -301,7 +301,7 @@ func TestPanicOfABuild(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := b.Start(t.Context(), bd, Plan{FromTemplate: "base"}); err != nil { // without Config.Builds, it panics
+	if err := b.Start(t.Context(), bd, Plan{FromTemplate: "base"}); err != nil { // no Config.Builds: the build panics
 		t.Fatal(err)
 	}
 	b.running.Wait()
@@ -315,7 +315,7 @@ func TestPanicOfABuild(t *testing.T) {
 	}
 }
 
-// A client that starts builds which fail at once cannot fill the daemon's log.
+// If a client starts builds that fail at once, it cannot fill the daemon's log.
 func TestLinesAboutFailedBuilds(t *testing.T) {
 	var log strings.Builder
 	b := &Builder{cfg: Config{Log: slog.New(slog.NewTextHandler(&log, nil))}, lines: loglimit.New(0, 3)}

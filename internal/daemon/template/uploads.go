@@ -156,7 +156,8 @@ func (u *uploads) drop(bd *Build) {
 // Has reports whether an archive has been uploaded for a build.
 func (b *Builder) Has(bd *Build, hash string) bool { return b.uploads.has(bd.ID, hash) }
 
-// Waiting returns the build with an id, of any client, if the build has not been started.
+// Waiting returns the build with the given id if the build has not been started. The build may
+// belong to any client.
 func (b *Builder) Waiting(id string) (*Build, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

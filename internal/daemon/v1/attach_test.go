@@ -92,8 +92,8 @@ func TestAttachToATerminal(t *testing.T) {
 	}
 }
 
-// A rollback ends the stream of a process, with a reason. A process of the restored guest may have
-// the same process id and is not affected.
+// A rollback ends the stream of a process, with a reason. If a process of the restored guest has
+// the same process id, that process is not affected.
 func TestStreamOverARollback(t *testing.T) {
 	cl, _, id := forked(t)
 	r := run(t, shell(cl, t.Context(), id, "echo $$; exec sleep 1000", nil))

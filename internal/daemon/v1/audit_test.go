@@ -25,7 +25,7 @@ func TestAuditTellsNoSecrets(t *testing.T) {
 	type request struct {
 		method, host, path, body string
 		headers                  []string
-		want                     audit.Entry // only fields other than zero are compared
+		want                     audit.Entry // only nonzero fields are compared
 	}
 	who := "token:default"
 	requests := []request{

@@ -24,7 +24,7 @@ func branchMode(r *apiv1.BranchRequest) (vm.BranchMode, error) {
 		return vm.BranchDisk, nil
 	}
 	mode := vm.BranchLive
-	diff := r.Diff || r.MeasureDiff // measure_diff of forkd 0.5 is diff with measurements, which every answer has now
+	diff := r.Diff || r.MeasureDiff // every answer has the measurements that measure_diff of forkd 0.5 requests
 	if diff {
 		mode = vm.BranchDiff
 	}
@@ -119,7 +119,7 @@ func (a *api) promote(r *http.Request, req *apiv1.PromoteRequest) (out apiv1.Rol
 			return out, err
 		}
 	}
-	if _, err := a.view(r).Sandbox(req.From); err == nil { // text that names no sandbox may be a secret
+	if _, err := a.view(r).Sandbox(req.From); err == nil { // a text that names no sandbox may be a secret
 		audit.From(r.Context()).From = req.From
 	}
 	if err := unique.Strict(req.Unique).Check(); err != nil {

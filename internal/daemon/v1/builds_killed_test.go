@@ -435,7 +435,7 @@ func (d *mortalDaemon) dropAll(t *testing.T, dir string) {
 	}
 }
 
-// A daemon that is killed while it receives a build context leaves nothing of the context.
+// If a daemon is killed while it receives a build context, nothing of the context remains.
 func TestUploadsToKilledDaemons(t *testing.T) {
 	dir := t.TempDir()
 	d := startMortal(t, dir, 0)

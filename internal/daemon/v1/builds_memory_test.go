@@ -34,8 +34,8 @@ func kept(t *testing.T, r *apirig.Rig) (text string) {
 	return text
 }
 
-// Snapshots of steps have no memory until a step warms the guest up, unless their base has memory.
-// If a result has no memory, a sandbox forked from it boots.
+// If the base has no memory, the snapshots of steps have none either until a step warms the guest
+// up. If a result has no memory, a sandbox forked from it boots.
 func TestStepsHaveADiskOnly(t *testing.T) {
 	r, _ := builder(t)
 	const steps = "RUN true\nRUN true 2\n"

@@ -112,7 +112,7 @@ warmup:
 		t.Errorf("with another command: %+v, %v, %q\n%s", res, err, log(), out)
 	}
 	req.Recipe = recipe("other", "memory_mib: 64\nvcpus: 2\nvolume_slots: 3\n")
-	// The warm-up has no network, as in the build with the mode none.
+	// The warm-up has no network, as in the build whose network mode is "none".
 	if res, out, err = built(t, r.Client, req, files); err != nil || res.Run != 3 {
 		t.Errorf("without a network: %+v, %v\n%s", res, err, out)
 	}

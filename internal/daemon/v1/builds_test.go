@@ -153,8 +153,8 @@ CMD ["x"]
 	}
 }
 
-// A build that fails keeps the completed steps, names the file and line of the failed step, and
-// leaves no sandbox.
+// If a build fails, its completed steps are kept, the error names the file and line of the failed
+// step, and no sandbox remains.
 func TestBuildsThatFail(t *testing.T) {
 	r, dir := builder(t)
 	text := "FROM a.b\nRUN echo one >> " + dir + "/runs\nRUN echo out; echo bad >&2; exit 3\n"

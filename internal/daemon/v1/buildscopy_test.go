@@ -52,7 +52,8 @@ func TestCopyFromAHostileStageStaysInItsTarget(t *testing.T) {
 	copyEvil(t, r, t.TempDir(), "COPY --from=evil DIR/src/* DIR/dst/", "x")
 }
 
-// A link that one COPY has written does not redirect the files of a later COPY out of its target.
+// If one COPY has written a link, the link does not redirect the files of a later COPY out of the
+// later COPY's target.
 func TestCopyThroughALinkOfAnEarlierCopy(t *testing.T) {
 	r, dir := builder(t)
 	copyEvil(t, r, dir, "COPY --from=evil DIR/src/1 DIR/dst/\nCOPY --from=evil DIR/src/2 DIR/dst/", "DIR/dst/")

@@ -12,8 +12,8 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// A command that is detached from its answer in lines continues. The limit of an hour no longer
-// applies to it.
+// If a command is detached from its answer in lines of JSON, the command continues, and the limit
+// of an hour no longer applies to it.
 func TestDetachFromLines(t *testing.T) {
 	cl, _, id := forked(t)
 	var out started

@@ -181,8 +181,8 @@ func TestDiffNeedsRun(t *testing.T) {
 	}
 }
 
-// The targets of links and the names of attributes count against the memory of a request, with
-// their length in JSON.
+// The targets of links and the names of attributes count against the memory of a request. What
+// counts is their length in JSON.
 func TestDiffsAreCounted(t *testing.T) {
 	const files, memory = 200, 8 << 20
 	long := strings.Repeat("\x01", diffproto.MaxPath)

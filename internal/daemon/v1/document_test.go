@@ -40,7 +40,7 @@ func TestDocumentHasTheRoutes(t *testing.T) {
 	}
 }
 
-// The page shows every operation and every schema, and loads nothing.
+// The page shows every operation and every schema, and loads no other resource.
 func TestPageOfTheDocument(t *testing.T) {
 	w := httptest.NewRecorder()
 	if err := documentPage(w, nil); err != nil {

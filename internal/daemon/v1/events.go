@@ -39,7 +39,8 @@ func (f *eventFilter) wants(e *event.Event) bool {
 const maxGather = time.Second
 
 // events streams the events of sandboxes and snapshots. The stream ends when the client leaves,
-// when it receives nothing for the time limit of stalled transfers, or when the daemon stops.
+// when the client receives nothing for the time limit of stalled transfers, or when the daemon
+// stops.
 func (a *api) events(w http.ResponseWriter, r *http.Request) error {
 	labels, err := selectorOf(r)
 	if err != nil {

@@ -160,7 +160,8 @@ func TestEventStreamsAreBounded(t *testing.T) {
 	}
 }
 
-// With records, an event has the record of a new object, as a client would read it.
+// If a client requests records, an event contains the record of a new object, as a read of the
+// object would return it.
 func TestEventsHaveRecords(t *testing.T) {
 	cl, _, id := forked(t)
 	ctx := t.Context()

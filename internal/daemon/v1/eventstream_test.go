@@ -67,7 +67,8 @@ func eventText(id string, e *event.Event) (string, error) {
 	return face.EventText(id, string(e.Kind), face.EventOf(id, e))
 }
 
-// stream starts the stream s with a ring's events after a place. Its keepalive interval is a minute.
+// stream starts the stream s with the events of a ring that follow a place. Its keepalive interval
+// is a minute.
 func stream(ctx context.Context, ring *event.Ring, after string, s eventStream) *seen {
 	client := &seen{header: http.Header{}}
 	if s.text == nil {
@@ -80,7 +81,7 @@ func stream(ctx context.Context, ring *event.Ring, after string, s eventStream) 
 }
 
 // A client is told that it missed events if it resumes at a place that is no longer in the ring, or
-// if an event for it has no text.
+// if an event that it should receive has no text.
 func TestNoGapIsSilent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())

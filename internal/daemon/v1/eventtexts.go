@@ -15,8 +15,8 @@ const (
 	maxShared = 2 << 10
 )
 
-// eventTexts has the texts of the latest events. Streams of the same principal share a text, because
-// encoding an event costs the daemon more than the other work for a stream that gathers events. The
+// eventTexts has the texts of the latest events. Streams of the same principal share a text,
+// because for a stream that gathers events, encoding costs the daemon more than all other work. The
 // zero value is ready for use. Its methods may be called concurrently.
 type eventTexts struct {
 	mu sync.Mutex
@@ -78,8 +78,9 @@ func (a *api) textOf(view *tenancy.View, records bool) func(id string, e *event.
 	}
 }
 
-// addRecords adds to an event the present records of the objects that it has changed, if the other
-// fields of the event do not say what has changed. It omits records that the principal may not see.
+// addRecords adds present records to an event. It adds the records of the objects that the event
+// has changed, but only if the other fields of the event do not say what has changed. It omits
+// records that the principal may not see.
 func (a *api) addRecords(view *tenancy.View, about *apiv1.Event, kind event.Kind) {
 	switch kind {
 	case event.SandboxCreated, event.SandboxAdopted, event.SandboxRunning:

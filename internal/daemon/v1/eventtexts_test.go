@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// Many streams cause one encoding of an event for each principal.
+// An event is encoded once for each principal, however many streams send the event.
 func TestTextsOfEventsAreShared(t *testing.T) {
 	var texts eventTexts
 	var mu sync.Mutex

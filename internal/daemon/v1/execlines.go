@@ -19,7 +19,8 @@ type output struct {
 	data    func(agentclient.Stream, []byte) error
 }
 
-// follower passes what a command prints to the functions of an output, until the command exits.
+// follower passes everything that a command prints to the functions in the given struct output. It
+// returns when the command exits.
 type follower func(context.Context, *agentclient.Client, output) (agentclient.ExecResult, error)
 
 // streamLines answers with the events of a command as they occur, as lines of JSON. An error before
@@ -70,8 +71,9 @@ func dataEvent(s agentclient.Stream, p []byte) apiv1.ExecEvent {
 }
 
 // isText reports whether an output is sent as text in JSON. Such an output is UTF-8 without NUL
-// bytes, and has no more control characters than coloring needs. A control character takes six
-// bytes in JSON, so a guest could otherwise make the daemon hold six times the bound on outputs.
+// bytes, and has no more control characters than coloring needs. Without this rule, a guest could
+// make the daemon hold six times the bound on outputs, because a control character takes six bytes
+// in JSON.
 func isText(p []byte) bool {
 	controls := 0
 	for _, c := range p {

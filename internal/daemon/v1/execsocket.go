@@ -80,8 +80,8 @@ func (a *api) serveSocket(w http.ResponseWriter, r *http.Request, op string,
 		work.Go(func() { s.feed(ctx) })
 		work.Go(func() { s.keepAlive(ctx) })
 		res, err = a.runOn(ctx, r, op, func(ctx context.Context, guest *agentclient.Client) (agentclient.ExecResult, error) {
-			// When ctx has ended, a write to a client that no longer receives fails after
-			// Limits.Stall.
+			// When ctx has ended, the client has the time Limits.Stall to receive the rest. Writes
+			// that take longer fail.
 			defer context.AfterFunc(ctx, func() { time.AfterFunc(a.Face.Limits.Stall, die) })()
 			return follow(ctx, guest, output{started: s.started, data: s.output})
 		})
@@ -125,8 +125,8 @@ type socket struct {
 	sending chan struct{} // full while feed is sending a part to the process, and after settle
 }
 
-// inputBuffers is 2, so that one part of the input can be received from the client while another is
-// sent to the guest.
+// inputBuffers is 2, so that one part of the input can be received from the client while another
+// part is sent to the guest.
 const inputBuffers = 2
 
 // part is a part of the input, or its end.

@@ -42,7 +42,7 @@ func run(t *testing.T, start func() (*client.Process, error)) running {
 	if err != nil {
 		t.Fatal(err)
 	}
-	out, w, err := os.Pipe() // output is received into the pipe's buffer although nothing reads it
+	out, w, err := os.Pipe() // the pipe's buffer receives output even if nothing reads it
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -186,8 +186,8 @@ func TestSignalsOfACommand(t *testing.T) {
 	}
 }
 
-// A command is killed when its client disconnects. The command is killed even if the daemon cannot
-// read from the connection because the command reads no input.
+// A command is killed when its client disconnects. It is also killed if it reads no input and the
+// daemon therefore cannot read from the connection any more.
 func TestACommandEndsWithItsClient(t *testing.T) {
 	cl, _, id := forked(t)
 	for _, input := range []int{0, 1 << 20} {

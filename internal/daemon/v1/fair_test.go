@@ -11,7 +11,7 @@ import (
 	"github.com/forkd/forkd/internal/daemon/face"
 )
 
-// If one token has taken all the places that it may, another token is still served.
+// If one token has taken all the places that it is allowed to take, another token is still served.
 func TestOneTokenDoesNotKeepAnotherOut(t *testing.T) {
 	silent := mute{make(chan struct{}, 10)}
 	r := start(t, apirig.Options{Guest: silent, Limits: face.Limits{Calls: 4, PerSandbox: 4, Followers: 4},

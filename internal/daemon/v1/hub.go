@@ -168,7 +168,8 @@ func judged(r apiv1.HubResult, v hub.Verdict) apiv1.HubResult {
 	return r
 }
 
-// findSnapshot describes a snapshot in a registry. Of its files, it fetches only the saved state.
+// findSnapshot describes a snapshot in a registry. The only file of the snapshot that it fetches is
+// the saved state.
 func (a *api) findSnapshot(r *http.Request, ask *apiv1.FindRequest) (out apiv1.RemoteSnapshot, err error) {
 	from, err := remoteOf(ask.Reference, ask.RegistryAuth)
 	if err != nil {
@@ -278,8 +279,8 @@ func (a *api) verifySignature(r *http.Request, ask *apiv1.SignatureRequest) (out
 	return apiv1.Signature{Reference: at.At(d.String()), Digest: d.String(), SignedBy: k.Name, KeyDigest: k.ID()}, nil
 }
 
-// moved calls the function run, which unpacks, pushes, pulls or copies a snapshot. moved sends the
-// progress and the result to the client.
+// moved calls the function run, which unpacks, pushes, pulls or copies a snapshot. The method moved
+// also sends the progress and the result to the client.
 func (a *api) moved(w http.ResponseWriter, r *http.Request,
 	run func(context.Context, func(hub.Progress)) (apiv1.HubResult, error),
 ) error {
@@ -289,7 +290,7 @@ func (a *api) moved(w http.ResponseWriter, r *http.Request,
 	stop := out.keepAlive(apiv1.HubEvent{Keepalive: true}, a.Face.Limits.Keepalive, cancel)
 	defer stop()
 	q := reports{wake: make(chan struct{}, 1)}
-	var sender sync.WaitGroup // its goroutine ends before moved returns, because the answer must not be used later
+	var sender sync.WaitGroup // ends before this function returns, because the answer must not be used later
 	ended := make(chan struct{})
 	sender.Go(func() {
 		if err := q.send(ended, func(p hub.Progress) error {

@@ -392,7 +392,7 @@ func TestArchivesNeedRights(t *testing.T) {
 	}
 }
 
-// A client that leaves or stalls during an upload leaves neither a snapshot nor its tag.
+// If a client leaves or stalls during an upload, neither the snapshot nor its tag remains.
 func TestUploadThatEndsLeavesNothing(t *testing.T) {
 	r := start(t, apirig.Options{Limits: face.Limits{Stall: time.Second}, Unchecked: true})
 	archive := packed(t, r)

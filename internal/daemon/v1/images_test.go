@@ -83,7 +83,7 @@ func TestImagesBecomeDisks(t *testing.T) {
 	}
 	nothingOfDisks(t, r)
 
-	for range 20 { // a refused request leaves nothing on the connection that the next request could read
+	for range 20 { // a refused request leaves no bytes that the server would read as the next request
 		_, err = r.FillImage(t.Context(), req, layerOf(t, "../evil"))
 		if !client.IsStatus(err, http.StatusBadRequest) || !strings.Contains(err.Error(),
 			`image: layer 1: archive entry "../evil": refused`) {

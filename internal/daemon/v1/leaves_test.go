@@ -31,9 +31,9 @@ func (unconfirmed) Dial(context.Context, uint32) (net.Conn, error) {
 	return nil, errors.New("it is deaf")
 }
 
-// leave calls f, which sends a request to route. It then calls the function begun and cancels the
-// request. When the client has disconnected, leave closes the channel left. Then it waits for the
-// request's audit line, which the daemon writes at the end of the request.
+// leave calls f, which sends a request to the given route. It then calls the function begun and
+// cancels the request. When the client has disconnected, leave closes the channel left. Then it
+// waits for the request's audit line, which the daemon writes at the end of the request.
 func leave(t *testing.T, r *apirig.Rig, route string, left chan struct{}, f func(context.Context) error, begun func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -103,8 +103,8 @@ func TestBakeWithoutItsClient(t *testing.T) {
 	}
 }
 
-// A branch that has begun is completed even if its client disconnects, because the sandbox has
-// already continued.
+// If a client disconnects after its branch has begun, the branch is still completed, because the
+// sandbox has already continued.
 func TestBranchWithoutItsClient(t *testing.T) {
 	r := start(t, apirig.Options{})
 	id := fork(t, r, 1)[0].ID

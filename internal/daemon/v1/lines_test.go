@@ -12,8 +12,8 @@ import (
 	apiv1 "github.com/forkd/forkd/api/v1"
 )
 
-// A client receives the last message only when the handler has returned, and so has given back its
-// places. This does not depend on the length of the message.
+// A client receives the last message only after the handler has returned and its places are free
+// again. This does not depend on the length of the message.
 func TestTheLastLineComesLast(t *testing.T) {
 	for _, text := range []string{"short", strings.Repeat("long ", 100_000)} {
 		var returns atomic.Bool

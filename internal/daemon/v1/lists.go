@@ -13,9 +13,10 @@ func selectorOf(r *http.Request) (face.Selector, error) {
 	return s, s.Check("label")
 }
 
-// list is a list that is sorted by the keys of its members. If the query asks for a page, the list may
-// lack the members before the page, and all but one of those after the page. It describes each member
-// only when it writes the member, because all descriptions together would take much memory.
+// list is a list that is sorted by the keys of its members. If the query asks for a page, the list
+// may lack all members before the page, and all members after the page except the first. It
+// describes each member only when it writes the member, because all descriptions together would
+// take much memory.
 type list[M, T any] struct {
 	members  []M
 	key      func(M) string

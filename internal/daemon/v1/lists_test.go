@@ -103,7 +103,8 @@ func (w *partsWriter) Write(p []byte) (int, error) {
 	return w.ResponseRecorder.Write(p)
 }
 
-// A member that exists all the time is on exactly one page, even if others are added or removed.
+// A member that exists all the time is on exactly one page, even if other members are added or
+// removed.
 func TestPages(t *testing.T) {
 	cl, _, _ := forked(t)
 	ctx := t.Context()

@@ -106,8 +106,8 @@ func checkValues(message []byte) (nested int, err error) {
 }
 
 // pacedWriter gives each part of a stream its own time to be received, and counts the largest part
-// against the share of its message. It sends the header only with the first part. So if there is no
-// memory for the answer, the client gets an error instead.
+// against the memory share of the message that it answers. It sends the header only with the first
+// part. So if there is no memory for the answer, the client gets an error instead.
 type pacedWriter struct {
 	http.ResponseWriter
 	rc    *http.ResponseController

@@ -46,8 +46,8 @@ func TestDeleteDuringAnUpload(t *testing.T) {
 	more.Close()
 }
 
-// A client that goes on sending a file after the sandbox was deleted gets the answer when the
-// client begins to read.
+// If a client goes on sending a file after the sandbox was deleted, it gets the answer when it
+// begins to read.
 func TestUploadToADeletedSandboxIsAnswered(t *testing.T) {
 	cl, url, id := forked(t)
 	dir := t.TempDir() // the guest has the host's file system
@@ -118,7 +118,7 @@ func TestDocumentIsServed(t *testing.T) {
 	}
 }
 
-// A client that sends a large body before it reads the answer does receive the answer.
+// If a client sends a large body before it reads the answer, it still receives the answer.
 func TestLargeBodyIsAnswered(t *testing.T) {
 	_, url, _, _ := serve(t)
 	conn, err := net.Dial("tcp", strings.TrimPrefix(url, "http://"))

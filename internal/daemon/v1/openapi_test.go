@@ -12,7 +12,7 @@ import (
 	apiv1 "github.com/forkd/forkd/api/v1"
 )
 
-// The document has all fields that the code reads or writes, and no others.
+// The document has all fields that the code reads or writes, and no other fields.
 func TestOpenAPIHasTheFieldsOfTheCode(t *testing.T) {
 	p, err := apidoc.FS.ReadFile("openapi.yaml")
 	if err != nil {

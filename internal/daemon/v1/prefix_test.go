@@ -239,7 +239,7 @@ func TestPrefixOfEvents(t *testing.T) {
 // received the same event.
 func TestPrefixOfRecords(t *testing.T) {
 	w := startTenants(t)
-	for name, cl := range map[string]*client.Client{"team-a/job": w.a, "team-b/job": w.b} { // each sees a deletion
+	for name, cl := range map[string]*client.Client{"team-a/job": w.a, "team-b/job": w.b} { // one deletion per client
 		f, err := cl.Fork(t.Context(), client.ForkRequest{SnapshotTag: "a.b", N: 1, Labels: map[string]string{name: "8"}})
 		must(t, err)
 		must(t, cl.Kill(t.Context(), f.Sandboxes[0].ID))
@@ -295,8 +295,8 @@ func TestPrefixOfLabelsOfBranches(t *testing.T) {
 	}
 }
 
-// If an admin moves a sandbox to another prefix, the former client cannot use the name of the
-// workspace to reach the sandbox.
+// If an admin moves a sandbox to another prefix, the client that had the sandbox before cannot use
+// the name of the workspace to reach the sandbox.
 func TestWorkspaceOfSandboxTakenAway(t *testing.T) {
 	w := startTenants(t)
 	must(t, second(w.ChangeLabels(t.Context(), w.within, map[string]*string{"team-b/owner": nil})))

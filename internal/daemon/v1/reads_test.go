@@ -71,8 +71,9 @@ func (g *greedy) get(path string) string {
 	}
 }
 
-// A client that sends many requests over one HTTP/2 connection, and never receives an answer's
-// body, takes at most its share of the places. Another token is still served. Streams do not count.
+// If a client sends many requests over one HTTP/2 connection and never receives the body of an
+// answer, it takes at most its share of the places. Another token is still served. Streams do not
+// count.
 func TestReadsAreBoundedOverHTTP2(t *testing.T) {
 	r := start(t, apirig.Options{Limits: face.Limits{Reads: 4, Followers: 8},
 		Tokens: []auth.Token{{Name: "a", Scope: auth.Run}, {Name: "b", Scope: auth.Run}}})

@@ -169,7 +169,8 @@ func (a *api) changeLabels(r *http.Request, change *map[string]*string) (apiv1.S
 }
 
 // setTTL changes the time at which a sandbox is deleted. If the creator of the sandbox chose
-// suspension, the sandbox is suspended instead. The sandbox of a workspace cannot have such a time.
+// suspension, the sandbox is suspended at this time instead. The sandbox of a workspace cannot have
+// such a time.
 func (a *api) setTTL(r *http.Request, req *apiv1.TTLRequest) (s apiv1.Sandbox, err error) {
 	if req.TTLSecs == nil {
 		return s, invalid.Errorf("ttl_secs", "missing: want seconds from now, or 0 for no end")

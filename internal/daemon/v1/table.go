@@ -55,7 +55,7 @@ func (a *api) routes() []route {
 
 		{"POST /v1/diff", auth.Run, nil, work, a.diff}, // reads files of guests
 		{"POST /v1/export", auth.Run, nil, work, a.export},
-		{"POST /v1/builds", auth.Admin, nil, work, a.build}, // fetches images, and makes snapshots that others fork
+		{"POST /v1/builds", auth.Admin, nil, work, a.build}, // fetches images, makes snapshots that other clients fork
 
 		// Admin is required, because POST boots a kernel of the host, and GET and DELETE concern
 		// images of all clients.

@@ -267,7 +267,7 @@ func (a *api) tryEnd(view *tenancy.View, keep fanout.Keep, done fanout.Outcome) 
 		end.Winner = &done.Winner
 	}
 	for _, id := range done.Kept {
-		if i, err := view.Sandbox(id); err == nil { // otherwise another client has killed it
+		if i, err := view.Sandbox(id); err == nil { // if this fails, another client has killed it
 			end.Kept = append(end.Kept, a.sandboxOf(view, i))
 		}
 	}

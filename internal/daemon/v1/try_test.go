@@ -281,8 +281,8 @@ func TestTryWithAKilledChild(t *testing.T) {
 	}
 }
 
-// A try removes a child even if the client of the try no longer sees it, because another client has
-// changed the labels of the child.
+// During a try, another client changes the labels of a child, so the client of the try no longer
+// sees the child. The try removes this child nevertheless.
 func TestTryWithAChildOfOtherLabels(t *testing.T) {
 	w := startTenants(t)
 	before, err := w.Sandboxes(t.Context())
@@ -302,8 +302,7 @@ func TestTryWithAChildOfOtherLabels(t *testing.T) {
 	}
 }
 
-// The audit line of a try names all children, although none of them stays, and although the client
-// leaves.
+// The audit line of a try names all children, even if none of them stays and the client leaves.
 func TestTryIsAudited(t *testing.T) {
 	r := start(t, apirig.Options{})
 	id := fork(t, r, 1)[0].ID

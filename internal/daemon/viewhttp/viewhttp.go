@@ -118,8 +118,9 @@ func namedBy(serverName, host string) bool {
 // bodyTime limits the time for the body of a request that the view answers itself.
 const bodyTime = 10 * time.Second
 
-// own audits and limits the requests that the view answers itself, like those to open routes of the
-// API. The path of a session is known only to its browser, so the audit log omits it.
+// own audits and limits the requests that the view answers itself, in the same way as requests to
+// open routes of the API. The path of a session is known only to its browser, so the audit log
+// omits it.
 func (v *View) own(h http.Handler) http.Handler {
 	return v.face.Audited(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		e := audit.From(r.Context())

@@ -285,7 +285,7 @@ func TestAddresses(t *testing.T) {
 			}
 		})
 	}
-	// Over TLS the cookie is sent over TLS only.
+	// If the view is served over TLS, a browser sends the cookie over TLS only.
 	r := at(outside, "POST", "/ui/session", `{"token": "`+apirig.Token+`"}`)
 	r.Host, r.TLS = "forkd.example.com", named
 	r.Header.Set("Origin", "https://forkd.example.com")

@@ -35,7 +35,7 @@ type settings struct {
 	plain bool // the server does not use TLS
 }
 
-// wrap returns an error that names the webhook and a field of it.
+// wrap returns an error that names the webhook and one of its fields.
 func (s *settings) wrap(field string, err error) error {
 	return fmt.Errorf("--webhooks: webhook %q: %s: %w", s.Name, field, err)
 }

@@ -9,8 +9,8 @@ import (
 	"github.com/forkd/forkd/internal/host/event"
 )
 
-// Events whose texts the server refuses delay later events by only a few requests. Clients choose
-// these texts.
+// If the server refuses some events because of their texts, these events delay later events by only
+// a few requests. Clients choose these texts.
 func TestRefusedEvents(t *testing.T) {
 	s := receive(t, httptest.NewServer)
 	asked := map[string]int{}

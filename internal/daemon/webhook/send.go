@@ -46,9 +46,9 @@ type statusError int
 
 func (e statusError) Error() string { return fmt.Sprintf("the server answered %d", int(e)) }
 
-// refuses reports whether a status is about the message. The other statuses are about the
-// credentials, the URL or the state of the server. Statuses of 500 and above are among these, because
-// a server that is out of order for some minutes must not lose events.
+// refuses reports whether a status is about the message. All other statuses are about the
+// credentials, the URL or the state of the server. These include the statuses of 500 and above,
+// because a server that is out of order for some minutes must not lose events.
 func (e statusError) refuses() bool {
 	switch int(e) {
 	case http.StatusUnauthorized, http.StatusNotFound, http.StatusRequestTimeout, http.StatusTooEarly,

@@ -133,8 +133,8 @@ func (h *hook) run(ctx context.Context, events Events) error {
 	}
 }
 
-// deliverEvent sends an event or, if the server does not accept it, the message that it is missing.
-// The parameter place is the place of the event.
+// deliverEvent sends an event. If the server does not accept the event, deliverEvent sends the
+// message that the event is missing. The parameter place is the place of the event.
 func (h *hook) deliverEvent(ctx context.Context, m message, place string) error {
 	err := h.deliver(ctx, m, h.pace.giveUp)
 	if errors.Is(err, errRefused) {

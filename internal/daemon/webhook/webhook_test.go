@@ -315,11 +315,12 @@ func TestRedirect(t *testing.T) {
 	}
 }
 
-// A server that does not answer, and a server that is gone, delay neither events nor other servers.
-// The webhook stores no events, so the server learns later that it missed events.
+// If one server does not answer and another server is gone, neither events nor messages to other
+// servers are delayed. The webhook stores no events, so the server learns later that it missed
+// events.
 func TestSlowServer(t *testing.T) {
 	slow, fast := receive(t, httptest.NewServer), receive(t, httptest.NewServer)
-	gone := httptest.NewServer(nil) // the last one, so that no other server gets its port
+	gone := httptest.NewServer(nil) // started after the other servers, so that none of them gets its port
 	gone.Close()
 	stuck, release := make(chan struct{}), make(chan struct{})
 	slow.answer = func(_ http.ResponseWriter, _ *http.Request, got request) bool {
@@ -363,7 +364,7 @@ func TestGone(t *testing.T) {
 	set := open(t, settings{URL: s.URL})
 	ring := event.NewRing(4)
 	emit(ring, "a")
-	set.Run(t.Context(), follow(ring), &counts{}) // returns, although its context has not ended
+	set.Run(t.Context(), follow(ring), &counts{}) // returns before its context ends
 	if requests != 1 {
 		t.Errorf("%d requests", requests)
 	}
@@ -401,7 +402,7 @@ func TestStop(t *testing.T) {
 	stop()
 }
 
-// A server that does not answer reaches the time limit of a request. Of an endless answer, only the
+// If a server does not answer, the request ends at its time limit. Of an endless answer, only the
 // status and the first bytes are read.
 func TestHostileAnswers(t *testing.T) {
 	s := receive(t, httptest.NewServer)
