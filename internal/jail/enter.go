@@ -54,8 +54,8 @@ func Enter(c Config) error {
 		{"become another user", func() error { return becomeUser(how) }, !strings.HasPrefix(how, ownUser)},
 		{"drop capabilities", dropCapabilities, false},
 		{"limit resources", func() error { return limit(c, how != noNamespaces) }, false},
-		// Keep the process dumpable, because otherwise a daemon that is not root could neither
-		// inspect the process nor set its OOM score.
+		// Without namespaces, the process stays dumpable. If it did not, a daemon that is not root
+		// could neither inspect the process nor set its OOM score.
 		{"hide memory from other processes", func() error { return unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0) },
 			how == noNamespaces},
 		{"share no core with others", shareNoCore, false},
@@ -160,9 +160,9 @@ func swapRoot() error {
 	case unix.EINVAL, unix.EPERM:
 		// pivot_root fails on a host that runs from its initramfs. It also fails in a container,
 		// because the seccomp profile of containerd and Docker forbids it, whatever capabilities
-		// the container has. The following calls are permitted in both cases. They mount the new
-		// root directory over the old one, and without capabilities a process cannot get below a
-		// mount.
+		// the container has. The following calls are permitted on such a host and in such a
+		// container. They mount the new root directory over the old one, and without capabilities a
+		// process cannot get below a mount.
 		if err := unix.Mount(".", "/", "", unix.MS_MOVE, ""); err != nil {
 			return err
 		}

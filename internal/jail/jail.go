@@ -40,8 +40,8 @@ type Options struct {
 }
 
 // The environment variable that tells Enter how the process was started, and its values. Without
-// the variable, Enter returns an error, because otherwise it could unmount the root directory of
-// the host.
+// the variable, Enter returns an error. If it continued, it could unmount the root directory of the
+// host.
 const (
 	environment  = "FORKD_JAIL"    // name of the variable
 	noNamespaces = "no-namespaces" // the process is in the daemon's namespaces

@@ -16,10 +16,10 @@ const (
 )
 
 // OnTime makes the timers of this process punctual. A Starter's thread starts processes with late
-// timers, because otherwise Go's monitor thread would wake up every 20 us during a start, and take
-// a tenth of the start's CPU time. The monitor would also take the processor of the Go scheduler
-// from each blocking system call, although no other goroutine waits for a processor. Once there are
-// other goroutines, the monitor must be punctual.
+// timers. If timers were punctual during a start, Go's monitor thread would wake up every 20 us,
+// and take a tenth of the start's CPU time. The monitor would also take the processor of the Go
+// scheduler from each blocking system call, although no other goroutine waits for a processor. Once
+// there are other goroutines, the monitor must be punctual.
 //
 // In a jail, the filter must permit OnTimeCall. OnTime does nothing in a process that was not
 // started by a Starter's thread, because it might not work in such a process. For example, a test

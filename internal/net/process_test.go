@@ -52,7 +52,8 @@ func startProcess(t *testing.T, env ...string) (path string, p *os.Process) {
 	return path, p
 }
 
-// anonymous returns how much anonymous memory a process has in RAM, in KiB (proc_pid_status(5)).
+// The function anonymous returns how much anonymous memory a process has in RAM, in KiB
+// (proc_pid_status(5)).
 func anonymous(t *testing.T, p *os.Process) (kib int) {
 	t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.Pid))
@@ -90,9 +91,9 @@ func TestMemoryOfEndedStacksIsFreed(t *testing.T) {
 	waitFor(t, fmt.Sprintf("less than half of %d KiB", full), func() bool { return anonymous(t, p) < full/2 })
 }
 
-// A VM that neither reads nor closes its former frame sockets gets no new one, because the data in
-// these sockets counts as memory of forkd-net. A VM that closes its former frame socket, or reads
-// all of its data, gets a new one.
+// If a VM neither reads nor closes its former frame sockets, it gets no new one: the data in these
+// sockets counts as memory of forkd-net. If the VM closes its former frame socket, or reads all
+// data from it, it gets a new one.
 func TestVMThatHoldsItsSockets(t *testing.T) {
 	path, _ := startProcess(t)
 	d := connect(t, path)

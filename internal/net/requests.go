@@ -109,8 +109,8 @@ func (s *server) config(r *codec.Reader, files *donated) error {
 // distribution have 220 KiB.
 const maxRoots = 16 << 20
 
-// trust handles a request that sets two things: the CA with which forkd-net acts as a server
-// towards guests, and the root certificates with which it verifies real servers.
+// The method trust handles a request that sets two things: the CA with which forkd-net acts as a
+// server towards guests, and the root certificates with which forkd-net verifies real servers.
 func (s *server) trust(r *codec.Reader, files *donated) error {
 	var m netproto.Trust
 	if err := parse(r, &m); err != nil {
@@ -133,10 +133,10 @@ func (s *server) trust(r *codec.Reader, files *donated) error {
 	return nil
 }
 
-// maxHeld is the maximum number of frame sockets that this process has closed and from which a VM
-// has not read all data. A working VM has no such socket, because it closes its end of the previous
-// socket before it uses a new one. The kernel counts the data in each such socket, up to 2 *
-// frame.BufferBytes, as memory of this process.
+// maxHeld is the maximum number of frame sockets of one VM that this process has closed and from
+// which the VM has not read all data. A working VM has no such socket, because it closes its end of
+// the previous socket before it uses a new one. The kernel counts the data in each such socket, up
+// to 2 * frame.BufferBytes, as memory of this process.
 const maxHeld = 1
 
 func (s *server) attach(r *codec.Reader, files *donated) error {
@@ -216,7 +216,8 @@ func (s *server) stats(r *codec.Reader, w *codec.Writer) error {
 	return nil
 }
 
-// effects writes the held requests of a sandbox. A sandbox without a stack has none.
+// The method effects writes the held requests of a sandbox. A sandbox without a stack has no such
+// requests.
 func (s *server) effects(r *codec.Reader, w *codec.Writer) error {
 	var m netproto.ID
 	if err := parse(r, &m); err != nil {

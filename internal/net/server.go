@@ -59,8 +59,8 @@ func newServer(host *stack.Host, loneliness time.Duration) (*server, error) {
 	return s, nil
 }
 
-// companyLocked stops the timer that makes the process exit, or restarts the timer if there is
-// neither a daemon nor a sandbox.
+// If there is neither a daemon nor a sandbox, companyLocked restarts the timer that makes the
+// process exit. If there is a daemon or a sandbox, it stops this timer.
 func (s *server) companyLocked() {
 	if s.daemons > 0 || len(s.sandboxes) > 0 {
 		s.alone.Stop()
@@ -142,8 +142,8 @@ func (s *server) wake(fd int) {
 
 // wakeLocked drops frames that need no stack, and creates a stack if a frame needs one. One
 // goroutine does this for all sandboxes. So if a guest has sent as many useless frames as the
-// constant patience permits, wakeLocked also creates a stack, which limits the rate of the guest's
-// frames.
+// constant patience permits, wakeLocked also creates a stack. The stack limits the rate of the
+// guest's frames.
 func (s *server) wakeLocked(b *sandbox) {
 	var head [inspect.WakeBytes]byte
 	for {

@@ -88,7 +88,8 @@ func (s *server) rebase(r *codec.Reader, files *donated, w *codec.Writer) error 
 	return err
 }
 
-// branched tells the daemon that a live branch has ended. Without a daemon, the report is dropped.
+// The method branched tells the daemon that a live branch has ended. Without a daemon, the report
+// is dropped.
 func (s *server) branched(b vmmproto.Branched) {
 	var w codec.Writer
 	b.Append(&w)

@@ -9,9 +9,9 @@ import (
 	"github.com/forkd/forkd/internal/rawcall"
 )
 
-// dials has the streams that the guest may open to the host: those that the daemon has sent with the
-// last boot, and none after a restore. Only a bake boots a guest. No program in a running sandbox
-// has a reason to open a stream.
+// dials has the streams that the guest may open to the host: those that the daemon has sent with
+// the latest boot, and none after a restore. Only a bake boots a guest. No program in a running
+// sandbox has a reason to open a stream.
 type dials struct {
 	forward func(kind vmmproto.Kind, body []byte) error
 

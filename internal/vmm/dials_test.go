@@ -11,8 +11,8 @@ import (
 	"github.com/forkd/forkd/internal/vmm/machine"
 )
 
-// A guest may open the streams of the last boot, each once, and none after a restore. If the daemon
-// reads nothing, the device does not wait.
+// A guest may open each stream of the latest boot once, and no stream after a restore. If the
+// daemon reads nothing, the device does not wait.
 func TestGuestDialsAreBounded(t *testing.T) {
 	told, proceed := make(chan vmmproto.GuestConn, 100), make(chan struct{})
 	d := &dials{forward: func(kind vmmproto.Kind, body []byte) error {
@@ -73,8 +73,8 @@ func TestGuestDialsAreBounded(t *testing.T) {
 	}
 }
 
-// As soon as a restore begins, the guest may open no more streams, even if the restore then fails.
-// In this test, the restore fails because the state is empty.
+// As soon as a restore begins, the guest is not allowed to open further streams, even if the
+// restore then fails. In this test, the restore fails because the state is empty.
 func TestRestoreEndsDials(t *testing.T) {
 	s := &server{machine: &machine.Machine{}, limitFiles: func(uint64) error { return nil }}
 	s.dials.forward, s.frames = s.event, listenForFrames(t).frames

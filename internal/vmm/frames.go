@@ -21,7 +21,7 @@ type frames int
 const none = -1
 
 // newest accepts all connections that wait. It requests the usual size for their send buffers,
-// returns the descriptor of the newest connection, and closes all others.
+// returns the descriptor of the newest connection, and closes all other connections.
 func (f frames) newest() (fd int, err error) {
 	fd = none
 	for {

@@ -62,8 +62,8 @@ func isOpen(t *testing.T, fd int) bool {
 	return poll[0].Revents&unix.POLLHUP == 0
 }
 
-// The VMM uses the newest of several frame sockets that wait, and closes the others. If none waits,
-// it keeps its present frame socket.
+// If several frame sockets wait, the VMM uses the newest and closes the other waiting sockets. If
+// no frame socket waits, it keeps its present frame socket.
 func TestNewestFrameSocket(t *testing.T) {
 	l := listenForFrames(t)
 	sockets := []int{l.dial(t), l.dial(t), l.dial(t)}

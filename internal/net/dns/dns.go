@@ -1,5 +1,6 @@
-// Package dns answers the DNS queries of a sandbox. It asks the host's resolvers, remembers the
-// names of the returned addresses, and limits the data that questions and answers can carry.
+// Package dns answers the DNS queries of a sandbox. It asks the host's resolvers, remembers which
+// addresses it has returned for which names, and limits the data that questions and answers can
+// carry.
 //
 // A name that the policy denies is refused and not looked up. An answer that contains a name of the
 // host's network is refused if the policy denies that name. The package copies only the question of a
@@ -43,8 +44,8 @@ const (
 // over UDP (RFC 1035 §4.2.1).
 const plainAnswer = 512
 
-// maxPrivate bounds the names of one answer that are compared with the policy. Resolvers follow fewer
-// aliases.
+// maxPrivate bounds how many names of one answer are compared with the policy. Resolvers follow
+// fewer aliases.
 const maxPrivate = 32
 
 // Reason is the reason why this package refused a query.

@@ -227,8 +227,8 @@ func TestAnswersAreForwardedAndRemembered(t *testing.T) {
 	}
 }
 
-// Questions for IPv6 and for service bindings are answered with empty answers, because sandboxes
-// cannot connect by IPv6, and keys in service bindings would let clients hide the server's name.
+// Questions for IPv6 and for service bindings get empty answers. Sandboxes cannot connect by IPv6,
+// and keys in service bindings would let clients hide the server's name.
 func TestWhatIsAnsweredWithNothing(t *testing.T) {
 	u := newUpstream(t, "example.com=93.184.216.34")
 	g := newGuest(t, all, u)
@@ -310,8 +310,8 @@ func TestOnlyTheQuestionGetsOut(t *testing.T) {
 	}
 }
 
-// TestTunnelVolume checks that a guest is refused when it has sent or received too many bytes in
-// names or text records, and when it has sent too many queries.
+// TestTunnelVolume checks that a guest's queries are refused when the guest has sent or received
+// too many bytes in names or text records, and when the guest has sent too many queries.
 func TestTunnelVolume(t *testing.T) {
 	u := newUpstream(t)
 	long := strings.Repeat("a", 60) + "." + strings.Repeat("b", 60) + "." + strings.Repeat("c", 60) + ".example.com"
@@ -393,8 +393,8 @@ func FuzzAnswer(f *testing.F) {
 	})
 }
 
-// FuzzRemember remembers arbitrary answers, because a guest's owner may run the server that sends
-// them.
+// FuzzRemember passes arbitrary answers to remember. The server that sends such answers may belong
+// to the guest's owner.
 func FuzzRemember(f *testing.F) {
 	u := &upstream{zone: map[string]string{"example.com": "93.184.216.34"}}
 	query := pack(f, "example.com", dnsmessage.TypeA, 0)
@@ -404,8 +404,8 @@ func FuzzRemember(f *testing.F) {
 	f.Fuzz(func(_ *testing.T, p []byte) { new(Guest).remember(q, p) })
 }
 
-// A name with non-ASCII letters must not count as an allowed ASCII name, because some letters, such
-// as the Kelvin sign, become ASCII letters in lower case.
+// A name with non-ASCII letters must not count as an allowed ASCII name, because the conversion to
+// lower case turns some letters, such as the Kelvin sign, into ASCII letters.
 func TestNamesAreASCII(t *testing.T) {
 	u := newUpstream(t)
 	g := newGuest(t, all, u)

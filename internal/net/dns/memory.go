@@ -16,9 +16,9 @@ const (
 	// each name with each rule, and a new policy decides about all connections in one step.
 	maxNames = 128
 
-	// A pair is kept for its TTL, but at least for minKeep and at most for maxKeep. minKeep is long
-	// because many programs look up a name once and then connect to the address for as long as they
-	// run.
+	// A pair is kept for its TTL, but at least for minKeep and at most for maxKeep. minKeep is
+	// long: many programs look up a name once, and then connect to the address for as long as the
+	// program runs.
 	minKeep = 10 * time.Minute
 	maxKeep = 24 * time.Hour
 )
@@ -26,7 +26,7 @@ const (
 // memory holds the names and addresses that a sandbox received.
 type memory struct {
 	mu    sync.Mutex
-	addrs map[netip.Addr][]given // names of each address; the latest is last
+	addrs map[netip.Addr][]given // names of each address, the newest last
 	order []pair                 // oldest first
 }
 

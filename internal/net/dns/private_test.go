@@ -11,9 +11,9 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// TestPrivateNamesOfAnswers checks the answers to a guest that asks for a permitted name. They must
-// not contain a name of the host's network that the policy refuses, either as an alias or in
-// additional records.
+// TestPrivateNamesOfAnswers checks the answers to a guest that asks for a permitted name. The
+// answers must not contain a name of the host's network that the policy refuses, either as an alias
+// or in additional records.
 func TestPrivateNamesOfAnswers(t *testing.T) {
 	name := func(text string) dnsmessage.Name { return dnsmessage.MustNewName(text + ".") }
 	a := &dnsmessage.AResource{A: [4]byte{10, 1, 2, 3}}

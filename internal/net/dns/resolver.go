@@ -20,8 +20,8 @@ const (
 	tries      = 2               // number of rounds over all resolvers, as in resolv.conf(5)
 	tryTimeout = 2 * time.Second // time limit for one resolver to answer
 
-	// udpBytes is the largest answer requested by UDP, in bytes. An answer of this size passes
-	// every path unfragmented (DNS flag day 2020).
+	// udpBytes is the maximum size of the answer that a query by UDP requests, in bytes. An answer
+	// of this size passes every path unfragmented (DNS flag day 2020).
 	udpBytes = 1232
 	maxBytes = 65535 // maximum size of an answer by TCP, in bytes (RFC 1035 §4.2.2)
 )

@@ -2,8 +2,8 @@
 // decides which requests these are, answers them in place of the server, and lists them.
 //
 // The package sees requests only after package inject has parsed them and has checked their host.
-// It neither connects to servers nor knows policies. Package stack refuses the connections to held
-// hosts whose requests cannot be read.
+// It neither connects to servers nor knows policies. If the requests of a connection to a held host
+// cannot be read, package stack refuses the connection.
 package effect
 
 import (
@@ -42,8 +42,9 @@ const Header = "Forkd-Held"
 
 // List holds the requests of one sandbox. Its methods may be called concurrently.
 type List struct {
-	// take takes memory from the room of all sandboxes. The parameter own is the total of this
-	// list, including these bytes. take returns false if there is no room.
+	// The function take reserves memory in the room that all sandboxes share. The parameter own is
+	// the total of this list, including these bytes. The function returns false if there is too
+	// little room.
 	take func(bytes, own int64) bool
 	give func(bytes int64)
 	wait time.Duration // waitTime, except in tests
@@ -65,8 +66,9 @@ func New(hold netproto.Hold, take func(bytes, own int64) bool, give func(bytes i
 	return &List{take: take, give: give, wait: waitTime, hold: hold, ended: make(chan struct{}), since: time.Now()}
 }
 
-// Set replaces the hold. If the new hold is off, waiting requests go to their servers. If it is on,
-// they keep waiting: the caller resets their connections if the holds differ.
+// Set replaces the hold. If the new hold is off, waiting requests go to their servers. If the new
+// hold is on, they keep waiting. If the holds differ, the caller resets the connections of the
+// waiting requests.
 func (l *List) Set(hold netproto.Hold) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -156,8 +158,8 @@ func refuse(w http.ResponseWriter, status int, outcome, text string) {
 	http.Error(w, "forkd: "+text, status)
 }
 
-// record first reads the rest of the request's body, because clients do not expect an answer before
-// they have sent it. Then it answers the request.
+// The method record first reads the rest of the request's body: clients do not expect an answer
+// before they have sent the whole body. Then it answers the request.
 func (l *List) record(w http.ResponseWriter, r *http.Request, e *netproto.Effect) {
 	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(drainTime)) // never fails
 	if _, err := io.Copy(io.Discard, r.Body); err != nil {
@@ -176,9 +178,10 @@ func (l *List) record(w http.ResponseWriter, r *http.Request, e *netproto.Effect
 
 // await waits until the hold ends. It reports whether the request may then go to its server.
 //
-// Until the body has been read, or once the guest has sent another request, package http does not
-// notice that the guest has closed the connection. So await also asks the function open. Without
-// this check, if a guest repeated a request after a time limit, both requests would be sent.
+// Package http does not notice that the guest has closed the connection while the request's body is
+// unread, or after the guest has sent another request. So await also asks the function open.
+// Without this check, both requests would be sent if a guest gave up after a time limit and
+// repeated its request.
 func (l *List) await(w http.ResponseWriter, r *http.Request, e *netproto.Effect, ended <-chan struct{},
 	open func() bool) bool {
 	defer func() {
@@ -213,7 +216,8 @@ func (l *List) await(w http.ResponseWriter, r *http.Request, e *netproto.Effect,
 	return true
 }
 
-// read returns the request in the form for the list. Afterwards r.Body has the complete body again.
+// The function read returns a request in the form in which the list holds it. Afterwards r.Body has
+// the complete body again.
 func read(w http.ResponseWriter, r *http.Request, url string) (*netproto.Effect, error) {
 	e := &netproto.Effect{Unix: time.Now().Unix(), Method: r.Method[:min(len(r.Method), maxMethod)],
 		URL: url[:min(len(url), netproto.MaxEffectHead)]}
@@ -257,15 +261,15 @@ func sortedNames(h http.Header) []string {
 	return names
 }
 
-// hides reports whether the value of a header is usually a credential.
+// The function hides reports whether the value of a header is usually a credential.
 func hides(name string) bool {
 	name = strings.ToLower(name)
 	return slices.ContainsFunc([]string{"auth", "cookie", "token", "key", "secret", "password", "credential", "signature"},
 		func(part string) bool { return strings.Contains(name, part) })
 }
 
-// add lists a request. It returns false if there is no room for it, or if it would have to wait and
-// too many requests wait already.
+// The method add lists a request. It returns false if there is no room for the request. It also
+// returns false if the request would have to wait, but too many requests wait already.
 func (l *List) add(e *netproto.Effect) bool {
 	n := int64(overhead + len(e.Method) + len(e.URL) + len(e.Body))
 	for _, h := range e.Headers {

@@ -81,7 +81,8 @@ func (l *Log) write() {
 	}
 }
 
-// line writes a record in one call, so that lines of several writers are not interleaved.
+// The method line writes a record in one call, so that lines of several writers are not
+// interleaved.
 func (l *Log) line(r *Record) {
 	l.mu.Lock()
 	to := l.to

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// full is a file whose first writes fail as on a full disk.
+// The type full is a file whose first writes fail, as if the disk were full.
 type full struct {
 	*os.File
 	times int

@@ -67,7 +67,7 @@ func Pair(t testing.TB) (mine, theirs *os.File) {
 }
 
 // polled returns a file for a copy of f's descriptor, and closes f. The new file uses Go's poller,
-// like the file that a process makes for a descriptor from a socket.
+// like a file for a descriptor that a process has received over a socket.
 func polled(t testing.TB, f *os.File) *os.File {
 	t.Helper()
 	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)

@@ -1,6 +1,6 @@
 // Package inject serves one HTTP or HTTPS connection in place of its server. It terminates the
-// guest's TLS with its own certificate. It adds headers with secrets, which the guest does not
-// know, to each request, and can ask its caller whether the request is allowed to go on. Then it
+// guest's TLS with its own certificate. To each request, it adds headers with secrets that the
+// guest does not know. It can ask its caller whether the request is allowed to go on. Then it
 // forwards the request to the real server, whose certificate it checks.
 //
 // It speaks HTTP/1.1 on both sides, with net/http. It parses a request completely and writes a new
@@ -103,8 +103,8 @@ func (p *Proxy) greet(ctx context.Context, conn net.Conn) (*tls.Conn, error) {
 	return secure, nil
 }
 
-// silent discards the log of net/http, which a guest could fill, and which could quote the guest's
-// data.
+// silent discards the log of net/http. A guest could fill this log, and the log could quote the
+// guest's data.
 var silent = log.New(io.Discard, "", 0)
 
 // transport carries requests to the server, over one connection at a time.
@@ -152,7 +152,7 @@ func (p *Proxy) dial(ctx context.Context) (net.Conn, error) {
 	return h, nil
 }
 
-// answers is a RoundTripper that bounds the headers of each answer.
+// The type answers is a RoundTripper that bounds the headers of each answer.
 type answers struct {
 	http.RoundTripper
 	server *atomic.Pointer[headed] // the present connection; there is only one at a time
@@ -230,8 +230,8 @@ func (p *Proxy) check(r *http.Request) (text string, status int) {
 }
 
 // rewrite builds the request to the server. ReverseProxy has already removed the headers that the
-// guest's Connection header names. The secret headers are added afterwards, so a guest cannot name
-// them there.
+// guest's Connection header names. The secret headers are added afterwards, so a guest cannot have
+// them removed by naming them in that header.
 func (p *Proxy) rewrite(r *httputil.ProxyRequest) {
 	r.Out.URL.Scheme, r.Out.URL.Host, r.Out.Host = p.scheme(), p.Host, p.Host
 	r.Out.URL.RawQuery = r.In.URL.RawQuery // copied even if it does not parse

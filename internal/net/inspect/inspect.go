@@ -108,8 +108,9 @@ func Message(p []byte) (Packet, Reason) {
 	return Packet{}, Ethertype
 }
 
-// Wakes reports whether a message needs a network stack, given its first WakeBytes bytes. A Linux
-// guest that does not use its network still sends a little IPv6, for which no stack is needed.
+// Wakes reports whether a message needs a network stack. The parameter p has the first WakeBytes
+// bytes of the message. A Linux guest that does not use its network still sends a little IPv6, for
+// which no stack is needed.
 func Wakes(p []byte) bool {
 	if len(p) < WakeBytes {
 		return false

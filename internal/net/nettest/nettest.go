@@ -124,8 +124,8 @@ func ipProgram() string {
 	return ""
 }
 
-// IP runs the program ip in the test's namespace. Devices that it adds are removed with the world,
-// or when the process exits.
+// IP runs the program ip in the test's namespace. Devices that the program adds are removed with
+// the world, or when the process exits.
 func IP(t testing.TB, args string) {
 	t.Helper()
 	if out, err := exec.Command(ipProgram(), strings.Fields(args)...).CombinedOutput(); err != nil {

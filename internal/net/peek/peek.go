@@ -39,8 +39,8 @@ type Seen struct {
 }
 
 // Server reads from r until it knows which server the client names. If the data is neither TLS nor
-// HTTP, or r ends, it returns no name and no error. The result is unclear if later bytes could name
-// a server, but a read has failed or MaxBytes have been read.
+// HTTP, or r ends, it returns no name and no error. If a read has failed or MaxBytes have been
+// read, and later bytes could still name a server, the result is unclear.
 func Server(r io.Reader) (Seen, error) {
 	t := &tee{from: r}
 	in := bufio.NewReaderSize(t, 4096)
@@ -62,8 +62,8 @@ func Server(r io.Reader) (Seen, error) {
 	return seen, t.failure()
 }
 
-// maxLines bounds the lines of a request, which are mostly headers. In memory, a short parsed line
-// takes twenty times its length. Browsers send thirty lines.
+// maxLines bounds the number of lines of a request. Most lines are headers. In memory, a short
+// parsed line takes twenty times its length. Browsers send thirty lines.
 const maxLines = 256
 
 // readHead reads to the end of a request's headers, and reports whether the headers are complete.

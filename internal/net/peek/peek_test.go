@@ -97,7 +97,8 @@ func TestServerReportsAReaderThatFails(t *testing.T) {
 	}
 }
 
-// If a client stops before it has named a server, it may name one later.
+// A read fails before the client has named a server. If later bytes could still name a server, the
+// result is unclear.
 func TestServerOfASlowClient(t *testing.T) {
 	late := errors.New("late")
 	for sent, want := range map[string]bool{"": true, "\r\n": true, "G": true, "GET": true, "GET ": true, "GET /x": true,

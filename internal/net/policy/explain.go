@@ -60,7 +60,7 @@ func Explain(p *netproto.Policy, f *Flow, reason Reason) (why, fix string) {
 func ExplainName(p *netproto.Policy, name string, reason Reason) (why, fix string) {
 	switch reason {
 	case NoRule, PrivateName:
-		if _, err := netproto.ParseRule(name); err == nil { // the name comes from the guest, so it may not be a valid rule
+		if _, err := netproto.ParseRule(name); err == nil { // the guest chooses the name; it may be an invalid rule
 			return whys[reason], "allow it with " + withMode(p, "--allow "+name)
 		}
 		return whys[reason], ""
@@ -92,8 +92,8 @@ func address(f *Flow, withPort bool) string {
 }
 
 // narrowest returns a rule that would permit a flow, but as few other flows as possible. It returns
-// a rule by name only for the server that the connection itself names. The guest chooses the other
-// names of an address, and the owner of such a name can later move it to another address.
+// a rule for a name only if the connection itself names its server by this name. The guest chooses
+// the other names of an address, and the owner of such a name can later move it to another address.
 func narrowest(f *Flow) string {
 	if peekable(f) && slices.Contains(f.Names, f.Server) {
 		return f.Server

@@ -60,14 +60,14 @@ const (
 	Denied      Reason = "deny-rule"    // a rule of Deny matches
 	NoRule      Reason = "no-rule"      // the mode is allow, and no rule of Allow matches
 	ForeignDNS  Reason = "foreign-dns"  // DNS at an address other than the gateway (port 53 or 853)
-	NoName      Reason = "no-name"      // the address is allowed only by name, and the connection names no server
+	NoName      Reason = "no-name"      // only a rule for a name matches, but the connection names no server
 	OtherName   Reason = "other-name"   // the connection names a server that is not allowed
 	NameAddress Reason = "name-address" // DNS did not give the address for the server that the connection names
 	IPv6        Reason = "ipv6"         // sandboxes cannot connect by IPv6
 	PrivateName Reason = "private-name" // the mode is public, and the name belongs to the host's network
 	Unclear     Reason = "unclear-name" // a rule denies a name, and the connection may be for this name
-	ECH         Reason = "ech"          // a rule by name decides, and the connection may contain an encrypted name
-	QUIC        Reason = "quic"         // a rule by name decides, but UDP at port 443 shows no name
+	ECH         Reason = "ech"          // a rule for a name decides, and there may be an encrypted name
+	QUIC        Reason = "quic"         // a rule for a name decides, but UDP at port 443 shows no name
 
 	Host       Reason = netproto.Host
 	SandboxNet Reason = netproto.SandboxNet
@@ -96,7 +96,7 @@ const (
 //     addresses of the rule are within this range. So the rule 0.0.0.0/0 opens the internet, but not
 //     this host.
 //  4. Remaining closed ranges, and DNS that bypasses the gateway, are refused.
-//  5. Modes public and open permit all other flows. Mode allow requires a rule by name.
+//  5. Modes public and open permit all other flows. Mode allow requires a rule for a name.
 //
 // If the verdict on TCP at port 80 or 443 depends on a name, the verdict is Peek until the
 // connection has named its server. A connection that may contain another, encrypted name is
@@ -280,7 +280,7 @@ func peekable(f *Flow) bool {
 }
 
 // isQUIC reports whether the destination of a flow is the port of HTTP/3 (RFC 9114 §3.1). If a rule
-// by name would decide about such a flow, the flow is refused. The flow is not peeked: its first
+// for a name would decide about such a flow, the flow is refused. The flow is not peeked: its first
 // packet could be decrypted (RFC 9001 §5.2), but the server's name may be spread over several
 // packets in any order.
 func isQUIC(f *Flow) bool { return f.Protocol == UDP && f.To.Port() == 443 }

@@ -158,7 +158,7 @@ func TestDecide(t *testing.T) {
 		{listed, "example.com:22", "tcp/169.254.169.254:22 names=example.com", Refuse, Metadata},
 		{listed, "example.com", "tcp/1.1.1.1:443 own names=example.com server=example.com", Refuse, Host},
 
-		// Mode allow: rules by address.
+		// Mode allow: rules for addresses.
 		{listed, "", "tcp/1.1.1.1:443", Refuse, NoRule},
 		{listed, "1.1.1.1", "tcp/1.1.1.1:443", Pass, ByRule},
 		{listed, "1.1.1.1", "udp/1.1.1.1:443", Pass, ByRule},
@@ -173,7 +173,7 @@ func TestDecide(t *testing.T) {
 		{listed, "0.0.0.0/0", "tcp/8.8.4.4:443", Pass, ByRule},
 		{listed, "0.0.0.0/0", "tcp/10.1.1.1:443", Refuse, Private},
 		{listed, "10.0.0.0/8", "tcp/172.16.0.1:1", Refuse, Private},
-		// Mode allow: rules by name. DNS must have returned the address for the name, and the
+		// Mode allow: rules for names. DNS must have returned the address for the name, and the
 		// connection must name the server.
 		{listed, "example.com", "tcp/1.1.1.1:443", Refuse, NoRule},
 		{listed, "example.com", "tcp/1.1.1.1:443 server=example.com", Refuse, NoRule},
@@ -316,8 +316,8 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// FuzzDecide checks three rules. If the server is known, the verdict is never Peek. Mode none
-// permits nothing. Loopback is permitted only by a rule for loopback.
+// FuzzDecide checks three properties of Decide. If the server is known, the verdict is never Peek.
+// Mode none permits nothing. Loopback is permitted only by a rule for loopback.
 func FuzzDecide(f *testing.F) {
 	f.Add(uint8(2), []byte{1, 1, 1, 1}, uint16(443), uint8(0), "a.example", "a.example", "a.example")
 	f.Add(uint8(4), []byte{127, 0, 0, 1}, uint16(53), uint8(1), "", "", "0.0.0.0/0")

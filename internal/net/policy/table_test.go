@@ -58,7 +58,7 @@ var places = []place{
 	{"192.0.2.3", false, SandboxNet, true, ""},
 }
 
-// said holds the facts about the server's name that are known when Decide is called.
+// The type said holds what is known about the server's name when Decide is called.
 type said struct {
 	peeked  bool
 	server  string

@@ -43,7 +43,7 @@ func TestAllowedNamePasses(t *testing.T) {
 }
 
 // TestAttackRebinding changes the address of an allowed name to a private address, or to an address
-// of the host.
+// of the host. Connections to this address must be refused.
 func TestAttackRebinding(t *testing.T) {
 	w := newWorld(t)
 	for _, a := range []string{web, private, metadata} {
@@ -70,7 +70,7 @@ func TestAttackRebinding(t *testing.T) {
 }
 
 // TestAttackForgedSNI sends an allowed name by TLS to an address that DNS has not returned for this
-// name.
+// name. The connection must be refused.
 func TestAttackForgedSNI(t *testing.T) {
 	w := newWorld(t)
 	nettest.Serve(w.Listen(t, web+":443"), echo)
@@ -319,7 +319,7 @@ func TestAttackDeniedNameAsProxy(t *testing.T) {
 
 // TestAttackPrivateNames looks up names of the host's network, and makes a reverse lookup of a
 // private address, under a policy that permits the internet. It also looks up a public name that is
-// an alias for such a name.
+// an alias for a name of the host's network.
 func TestAttackPrivateNames(t *testing.T) {
 	w := newWorld(t)
 	h := NewHost(10000)

@@ -79,8 +79,8 @@ func TestAttackKernelBuffers(t *testing.T) {
 	}
 }
 
-// Only the first flows of a sandbox let Linux enlarge the buffer for data from the server, and only
-// if the sandbox's share has room for the largest size.
+// Linux may enlarge the buffer for data from the server only for the first flows of a sandbox, and
+// only if the sandbox's share has room for the largest size.
 func TestFarBuffersAreCounted(t *testing.T) {
 	w := newWorld(t)
 	for _, c := range []struct{ memory, receive, far int64 }{

@@ -39,7 +39,7 @@ func (c *Counters) note(r netproto.Refusal) {
 	c.recent = toFront(c.recent, i, r)
 }
 
-// pass adds the destination of a permitted connection that has ended.
+// The method pass adds the destination of a permitted connection that has ended.
 func (c *Counters) pass(p netproto.Passage) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -55,8 +55,8 @@ func (c *Counters) pass(p netproto.Passage) {
 	c.passed = toFront(c.passed, i, p)
 }
 
-// toFront removes element i of a list, unless i is -1, and inserts an element at its front. If the
-// list is full, the new element replaces the oldest one.
+// toFront removes element i of a list (nothing if i is -1), and inserts an element at the front of
+// the list. If the list is full, the new element replaces the oldest one.
 func toFront[T any](list []T, i int, first T) []T {
 	switch {
 	case i >= 0:

@@ -11,11 +11,11 @@ import (
 // The kernel counts this data as memory of this process.
 type ends struct {
 	mu sync.Mutex
-	of map[string]*linger.Set // nil until the first one
+	of map[string]*linger.Set // nil until the first socket is closed
 }
 
-// close closes a frame socket of a sandbox. It calls the function gone when the socket no longer
-// contains data.
+// The method close closes a frame socket of a sandbox. It calls the function gone when the socket
+// no longer contains data.
 func (e *ends) close(id string, end *os.File, gone func()) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

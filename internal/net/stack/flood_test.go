@@ -58,9 +58,9 @@ func TestAttackSYNFlood(t *testing.T) {
 	flooder.mustCount(t, openRate, 1)
 }
 
-// TestAttackHalfOpen opens connections to a server that is allowed only by name, so that the guest
-// must send the name first. The guest sends nothing. The stack ends such connections after some
-// time, and bounds their number.
+// TestAttackHalfOpen opens connections to a server that only a rule for a name allows. So the guest
+// must send the name first, but it sends nothing. The stack ends such connections after some time,
+// and bounds their number.
 func TestAttackHalfOpen(t *testing.T) {
 	w := newWorld(t)
 	h := NewHost(10000)
@@ -122,7 +122,7 @@ type zeros struct{}
 
 func (zeros) Read(p []byte) (int, error) { return len(p), nil }
 
-// moving returns how many bytes the open flows have carried.
+// The method moving returns how many bytes the open flows have carried.
 func (c *Counters) moving(s *Stack) (n uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -189,8 +189,8 @@ func badUDP(to string, port uint16) []byte {
 	return guesttest.IPv4(frame.Guest, to, uint8(header.UDPProtocolNumber), p)
 }
 
-// TestAttackManyUDPFlows checks that a new flow replaces the least recently used flow if there are
-// too many flows.
+// TestAttackManyUDPFlows opens too many UDP flows. Each further flow must replace the least
+// recently used flow.
 func TestAttackManyUDPFlows(t *testing.T) {
 	w := newWorld(t)
 	w.ListenUDP(t, web+":123")
@@ -220,7 +220,7 @@ func TestLimitsSlowDown(t *testing.T) {
 		t.Errorf("%d bytes, %v", len(got), err)
 	}
 	for _, limiter := range []*rate.Limiter{r.up, r.down} {
-		left := limiter.TokensAt(time.Time{}) // tokens that were left at the last send; by now there may be more
+		left := limiter.TokensAt(time.Time{}) // tokens left after the latest send; there may be more by now
 		if limiter.Limit() != 1<<20 || left >= minBurst {
 			t.Errorf("a limit of %v has %v bytes left", limiter.Limit(), left)
 		}
@@ -269,7 +269,7 @@ func FuzzFrames(f *testing.F) {
 	})
 }
 
-// All sandboxes together may use only a limited number of the host's UDP ports.
+// The number of the host's UDP ports that all sandboxes use in total is limited.
 func TestUDPFlowsOfTheHostAreBounded(t *testing.T) {
 	h := NewHost(2 * maxHostUDP)
 	for range maxHostUDP {

@@ -40,7 +40,7 @@ type flow struct {
 	started time.Time
 	last    atomic.Int64 // time of the latest data, in nanoseconds since 1970
 	half    atomic.Bool  // whether one side has ended and the other has not
-	held    atomic.Bool  // whether a request was held and none has reached the server
+	held    atomic.Bool  // whether a request was held and no request has reached the server
 	up      atomic.Uint64
 	down    atomic.Uint64
 	place   int // number of flows that the stack had, including this one, when this one was added
@@ -55,8 +55,8 @@ type flow struct {
 	err     error
 }
 
-// enter counts a task that is started by a goroutine other than the stack's own, so that Close
-// waits for the task. It returns false if the stack is closed.
+// enter counts a task that a goroutine other than the stack's own starts. Close then waits for the
+// task. If the stack is closed, enter returns false.
 func (s *Stack) enter() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -110,7 +110,7 @@ func (s *Stack) refuse(f *flow, reason string) {
 	f.verdict, f.reason = policy.Refuse.String(), reason
 }
 
-// end removes a flow from the list and logs it.
+// The method end removes a flow from the list and logs it.
 func (s *Stack) end(f *flow) {
 	f.cancel()
 	if f.room != nil {
@@ -141,7 +141,7 @@ func (s *Stack) end(f *flow) {
 }
 
 // nameLocked returns the name that the connection gave for its server, or else the name that the guest
-// looked up. It is empty if there is neither.
+// looked up. If there is neither, the result is "".
 func (f *flow) nameLocked() string {
 	if f.Server == "" && len(f.Names) > 0 {
 		return f.Names[len(f.Names)-1]
@@ -150,8 +150,9 @@ func (f *flow) nameLocked() string {
 }
 
 // Flows returns the open connections that the policy permits, except those whose requests were all
-// held. If there are more than netproto.MaxFlows, it returns those with the latest data. They are
-// sorted by the time of this data, the latest first.
+// held. If there are more than netproto.MaxFlows, it returns the connections that have carried data
+// most recently. The list is sorted by the time at which a connection last carried data, the most
+// recent first.
 func (s *Stack) Flows() (list []netproto.Flow) {
 	type timed struct {
 		f    *flow
@@ -175,7 +176,7 @@ func (s *Stack) Flows() (list []netproto.Flow) {
 	return list
 }
 
-// fail records why a permitted flow failed to start or ended early.
+// The method fail records why a permitted flow failed to start or ended early.
 func (f *flow) fail(err error) {
 	f.stack.mu.Lock()
 	defer f.stack.mu.Unlock()
@@ -198,7 +199,7 @@ var (
 	errHold    = errors.New("the sandbox was given another hold")
 )
 
-// given reports whether our DNS has returned the flow's address for the given name.
+// The method given reports whether our DNS has returned the flow's address for the given name.
 func (f *flow) given(name string) bool { return slices.Contains(f.Names, name) }
 
 func (f *flow) touch() { f.last.Store(time.Now().UnixNano()) }
@@ -234,7 +235,7 @@ func (r *record) addressText() string {
 	return r.address.String()
 }
 
-// refused counts and logs a refusal.
+// The method refused counts and logs a refusal.
 func (s *Stack) refused(r record, reason string) {
 	if limit, ok := limitReasons[reason]; ok {
 		r.why, r.fix = limit.why, limit.fix

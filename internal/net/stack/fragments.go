@@ -132,7 +132,7 @@ func (p *partial) place(next *piece, more bool) (at int, fits bool) {
 	return at, fits
 }
 
-// whole returns the packet, which has the header of the first piece.
+// The method whole returns the packet. Its header is that of the first piece.
 func (p *partial) whole() []byte {
 	packet := make([]byte, 0, header.IPv4MinimumSize+p.wants)
 	packet = append(packet, p.pieces[0].packet[:header.IPv4MinimumSize]...)

@@ -184,7 +184,7 @@ func TestFragmentsGo(t *testing.T) {
 }
 
 // TestAttackFragmentsOfManySandboxes sends fragments that never become whole packets. The limits
-// for the fragments of one sandbox and of all sandboxes must hold, and must also count the memory
+// for the fragments of one sandbox and of all sandboxes must hold. They must also count the memory
 // of the records about the fragments.
 func TestAttackFragmentsOfManySandboxes(t *testing.T) {
 	earlier := runtime.MemProfileRate

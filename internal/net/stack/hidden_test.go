@@ -15,8 +15,9 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// TestAttackEncryptedName sends an allowed name unencrypted, and the name of another server at the
-// same address encrypted.
+// TestAttackEncryptedName sends two names in a ClientHello: an unencrypted name that is allowed,
+// and the encrypted name of another server at the same address. Such a connection passes only with
+// AllowECH.
 func TestAttackEncryptedName(t *testing.T) {
 	w := newWorld(t)
 	nettest.Serve(w.Listen(t, web+":443"), echo)
@@ -43,8 +44,8 @@ func TestAttackEncryptedName(t *testing.T) {
 	}
 }
 
-// TestAttackQUIC uses HTTP/3 to an address of an allowed name, and to other addresses. The client
-// receives an error at once, so that it uses TCP instead.
+// TestAttackQUIC tries HTTP/3 with an address of an allowed name and with other addresses. The
+// client must receive an error at once, so that it uses TCP instead.
 func TestAttackQUIC(t *testing.T) {
 	w := newWorld(t)
 	heard := w.ListenUDP(t, web+":443")

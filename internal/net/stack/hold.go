@@ -12,7 +12,8 @@ import (
 // host without forkd-net reading its requests.
 const heldHost = "held-host"
 
-// heldRequests is the reason for refusing a connection to a held host whose requests were all held.
+// heldRequests is the reason for refusing a connection to a held host if all requests of the
+// connection were held.
 const heldRequests = "held"
 
 // setHoldLocked replaces the hold, and the policy for flows whose requests cannot be held. It must be

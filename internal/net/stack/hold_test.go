@@ -55,7 +55,7 @@ func post(host, path, body string) string {
 	return fmt.Sprintf("POST %s HTTP/1.1\r\nHost: %s\r\nCookie: c00kie\r\nContent-Length: %d\r\n\r\n%s", path, host, len(body), body)
 }
 
-// both dials api.example with TLS and without.
+// The method both dials api.example twice, with TLS and without.
 func (v *vault) both(t testing.TB) map[string]net.Conn {
 	t.Helper()
 	plain, err := v.dial(t, web+":80")
@@ -188,7 +188,7 @@ func TestAWaitingRequestWhoseGuestHasGone(t *testing.T) {
 	_, _ = io.WriteString(late, requests[0])
 	waitFor(t, "it waits", func() bool { return len(v.Effects().List) == 5 })
 	_ = late.Close()
-	time.Sleep(100 * time.Millisecond) // shorter than the time after which the stack looks
+	time.Sleep(100 * time.Millisecond) // shorter than the interval at which the stack checks the connection
 	v.hold(t, "")
 	waitFor(t, "it has given up", func() bool { return gone(5) })
 	if got := s.heard(); len(got) != 0 {
@@ -284,7 +284,8 @@ func TestAttackHeldRequest(t *testing.T) {
 	}
 }
 
-// TestAttackHeldElsewhere tries to reach a held host in ways in which its requests cannot be read.
+// TestAttackHeldElsewhere tries to reach a held host in ways in which forkd-net cannot read the
+// requests.
 func TestAttackHeldElsewhere(t *testing.T) {
 	v, s := newHeld(t, "public", "refuse")
 	v.zone.set("other.example", web)
@@ -425,7 +426,7 @@ func TestAWaitingRequestIsBounded(t *testing.T) {
 	waitFor(t, "the room is given back", func() bool { return v.grown.used.Load() == 0 })
 }
 
-// A connection that could name a denied server does not pass by sending the name late.
+// If the policy denies a server, a connection cannot reach it by sending the server's name late.
 func TestAttackLateName(t *testing.T) {
 	v, s := newHeld(t, "public !evil.example", "refuse")
 	v.hold(t, "")

@@ -47,8 +47,8 @@ type Host struct {
 // host cannot use. The bound is a quarter of Linux's ephemeral ports (ip_local_port_range).
 const maxHostUDP = 7000
 
-// maxHostQueries limits how many DNS queries over UDP may wait for an answer, in all sandboxes
-// together. Each query takes a port. The limit is separate from maxHostUDP, so that flows and
+// maxHostQueries limits how many DNS queries over UDP may wait for an answer, in total for all
+// sandboxes. Each query takes a port. The limit is separate from maxHostUDP, so that flows and
 // queries cannot block each other. If the process may open only a few files, the limit is smaller:
 // the maximum number of flows divided by queryPart. When half of the limit is in use, no more than
 // fewQueries queries of one sandbox may wait, so that sandboxes with slow queries leave room for
@@ -107,7 +107,7 @@ func (h *Host) SetOwn(addrs []netip.Addr) { h.own.Store(&addrs) }
 // isOwn reports whether packets to an address would stay on the host.
 func (h *Host) isOwn(addr netip.Addr) bool { return h.listed(addr) || hostroute.IsLocal(addr) }
 
-// listed reports whether an address is in the list that SetOwn has set.
+// The method listed reports whether an address is in the list that SetOwn has set.
 func (h *Host) listed(addr netip.Addr) bool {
 	own := h.own.Load()
 	return own != nil && slices.Contains(*own, addr)

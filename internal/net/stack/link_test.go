@@ -60,7 +60,7 @@ func testLink(t *testing.T, host *Host) (l *link, vm *os.File) {
 	return l, vm
 }
 
-// outstanding returns how much memory the data in the frame socket of a link takes.
+// The function outstanding returns how much memory the data in the frame socket of a link takes.
 func outstanding(t *testing.T, l *link) (n int) {
 	t.Helper()
 	if err := l.raw.Control(func(fd uintptr) { n, _ = unix.IoctlGetInt(int(fd), unix.SIOCOUTQ) }); err != nil {
@@ -69,7 +69,7 @@ func outstanding(t *testing.T, l *link) (n int) {
 	return n
 }
 
-// fillLink sends packets to a VM that does not read, until one has to wait in the queue.
+// fillLink sends packets to a VM that does not read, until a packet has to wait in the queue.
 func fillLink(t *testing.T, l *link, size int) {
 	t.Helper()
 	for range 10_000 {
@@ -147,7 +147,7 @@ func TestClosedFrameSocketsCount(t *testing.T) {
 	}
 }
 
-// drain reads all packets for a VM, and waits until none waits in the queue.
+// drain reads all packets for a VM. It returns when no packet waits in the queue.
 func drain(t *testing.T, l *link, vm *os.File) {
 	t.Helper()
 	vm.SetReadDeadline(time.Now().Add(time.Minute))

@@ -31,7 +31,8 @@ func (r *room) add(n int64) { r.used.Add(n) }
 
 // takeFor is like take, for bytes of a sandbox. The parameter own is the number of places that the
 // sandbox then has in the room. If this number is above the parameter few, the sandbox cannot use
-// the second half of the room. So a sandbox with many places cannot use up the room of all.
+// the second half of the room. So a sandbox with many places cannot use up the room that all
+// sandboxes share.
 func (r *room) takeFor(n int64, own, few int) bool {
 	if own > few && r.used.Load()+n > r.most/2 {
 		return false
@@ -52,15 +53,15 @@ type chunk struct {
 	room  *room // the room that counts the chunk; may be nil
 }
 
-// chunks provides chunks. The reader of a frame socket has a chunk while it reads. Each direction
-// of a flow has a chunk while it forwards bytes, and keeps the chunk for as long as the receiver
-// accepts no bytes. So the chunks of flows are counted in a room. If the room is full, a direction
-// has a small chunk.
+// The type chunks provides chunks. The reader of a frame socket has a chunk while it reads. Each
+// direction of a flow has a chunk while it forwards bytes, and keeps the chunk for as long as the
+// receiver accepts no bytes. So the chunks of flows are counted in a room. If the room is full, a
+// direction has a small chunk.
 type chunks struct{ large, small sync.Pool }
 
 // take returns a chunk with chunkBytes bytes or, if the given room is full, with smallChunk bytes.
-// A caller that does not wait while it has the chunk passes nil as the room, because such a chunk
-// needs no limit.
+// If a caller does not wait while it has the chunk, it passes nil as the room: such a chunk needs
+// no limit.
 func (c *chunks) take(in *room) *chunk {
 	pool, size := &c.large, chunkBytes
 	if in != nil && !in.take(chunkBytes) {

@@ -105,9 +105,9 @@ func TestChunksAreGivenBack(t *testing.T) {
 	}
 }
 
-// All flows of a host together may take at most half of the process's memory, and may use no more
-// files than the process may open. Even on the smallest host, one sandbox may have the default
-// number of connections.
+// The flows of all sandboxes may take at most half of the process's memory in total, and may use at
+// most as many files as the process may open. Even on the smallest host, one sandbox may have the
+// default number of connections.
 func TestSocketsAreBoundedByMemory(t *testing.T) {
 	if n := Sockets(1<<20, LeastMemory); n != LeastMemory/flowShare/flowBytes || gate.Fair(n) < defaultConnections {
 		t.Errorf("%d sockets of %d bytes, in half of %d, and less for one sandbox", n, flowBytes, LeastMemory)

@@ -35,8 +35,8 @@ func (h *Host) SetProxy(p netproto.Proxy) {
 	h.proxy.Store(&upstream{p, config.ProxyFunc()})
 }
 
-// uses reports whether connections to an address use the proxy. The parameter names has the names
-// for which DNS returned that address.
+// The method uses reports whether connections to an address use the proxy. The parameter names has
+// the names for which DNS returned that address.
 func (u *upstream) uses(to netip.AddrPort, names []string) bool {
 	hosts := append(slices.Clone(names), to.Addr().String())
 	return !slices.ContainsFunc(hosts, func(host string) bool {
@@ -46,8 +46,8 @@ func (u *upstream) uses(to netip.AddrPort, names []string) bool {
 }
 
 // dial connects a permitted flow to its server. If a proxy is used, dial makes the proxy connect to
-// the server's address. It does not pass a name, because the proxy could resolve the name to an
-// address that the policy has not approved.
+// the server's address. It does not pass a name to the proxy, because the proxy could resolve the
+// name to an address that the policy has not approved.
 func (h *Host) dial(ctx context.Context, f *flow) (*net.TCPConn, error) {
 	u := h.proxy.Load()
 	if u == nil || !u.uses(f.To, f.Names) {

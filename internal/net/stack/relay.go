@@ -55,10 +55,11 @@ func (r *relay) drain() {
 	}
 }
 
-// unacknowledged is called after both sides have ended. It reports whether the guest or the server
-// has not acknowledged the end of the data that it receives (RFC 9293 §3.3.2). gVisor leaves the
-// states Established and CloseWait only when it sends the end of the data, so a connection in one
-// of these states counts as unacknowledged. Linux leaves these states when it queues the end.
+// unacknowledged is called after both sides have ended. It reports whether an acknowledgement of
+// the end of the data (RFC 9293 §3.3.2) is still missing from the guest or from the server. gVisor
+// leaves the states Established and CloseWait only when it sends the end of the data, so a
+// connection in one of these states counts as unacknowledged. Linux leaves these states when it
+// queues the end.
 func (r *relay) unacknowledged() bool {
 	switch tcp.EndpointState(r.ep.State()) {
 	case tcp.StateEstablished, tcp.StateCloseWait, tcp.StateFinWait1, tcp.StateClosing, tcp.StateLastAck:
@@ -80,7 +81,7 @@ func (r *relay) unacknowledged() bool {
 	return false
 }
 
-// broke resets the flow after an error in either direction, and records the first error.
+// The method broke resets the flow after an error in either direction, and records the first error.
 func (r *relay) broke(err error) {
 	if err == nil {
 		return
@@ -103,7 +104,7 @@ func breakOff(c *net.TCPConn) {
 	_ = c.Close()
 }
 
-// ended records that one side has ended.
+// The method ended records that one side has ended.
 func (r *relay) ended() {
 	r.half.Store(true)
 	r.touch()

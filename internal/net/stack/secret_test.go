@@ -57,7 +57,7 @@ func testSecretIsAdded(t *testing.T, policy string) {
 	}
 }
 
-// The answer may begin before the end of the request.
+// The server's answer may begin before the guest has sent the end of its request.
 func TestEarlyAnswerWhereASecretIsAdded(t *testing.T) {
 	v := newVault(t, "public")
 	server := &http.Server{ErrorLog: log.New(io.Discard, "", 0), Handler: http.HandlerFunc(func(w http.ResponseWriter,

@@ -101,7 +101,8 @@ func (s *site) serve(w http.ResponseWriter, r *http.Request) {
 	_, _ = io.WriteString(w, "hello")
 }
 
-// heard returns the requests that the server has received since the last call.
+// The method heard returns the requests that the server has received since the previous call of
+// heard.
 func (s *site) heard() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -240,8 +241,8 @@ func get(host, path string) string {
 	return "GET " + path + " HTTP/1.1\r\nHost: " + host + "\r\nAuthorization: " + placeholder + "\r\n\r\n"
 }
 
-// clean waits until the log contains the given text. It fails the test if the log contains the
-// secret.
+// The method clean waits until the log contains the given text. It fails the test if the log
+// contains the secret.
 func (v *vault) clean(t testing.TB, logged string) {
 	t.Helper()
 	waitFor(t, "the log has "+logged, func() bool { return strings.Contains(v.flows.String(), logged) })

@@ -3,7 +3,7 @@
 // to the server, and forwards the data between the two connections.
 //
 // Package policy decides about every flow before it is opened, and again when the policy changes.
-// If the policy has rules by name, the guest's first bytes are read before the stack connects to
+// If the policy has rules for names, the guest's first bytes are read before the stack connects to
 // the server. Only IPv4 is supported. The package bounds the resources that a guest can use in the
 // process: open and half-open connections, waiting bytes, fragments, and packets per second. Idle
 // flows end. The package knows neither the daemon nor other sandboxes.
@@ -190,10 +190,10 @@ func (s *Stack) Close() {
 }
 
 // SetPolicy replaces policy, limits, secrets and hold. It resets flows that the new policy denies.
-// If the new policy needs the server's name of a flow that was not peeked, SetPolicy also resets
-// that flow. If the secrets change, it resets all flows to which the old or the new secrets could
-// apply. If there is a new hold, SetPolicy resets all flows to which the hold could apply. If the
-// hold ends, requests that wait go to their servers.
+// If the new policy needs to know the server's name for a flow that was not peeked, SetPolicy also
+// resets that flow. If the secrets change, it resets all flows to which the old or the new secrets
+// could apply. If there is a new hold, SetPolicy resets all flows to which the hold could apply. If
+// the hold ends, requests that wait go to their servers.
 func (s *Stack) SetPolicy(to *netproto.SetPolicy) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -237,8 +237,8 @@ func (s *Stack) Redecide() {
 const maxComparisons = 16 << 20
 
 // decideAgainLocked resets a flow that the policy no longer permits. The decision may take at most
-// *left comparisons of names, which are subtracted from *left. If it would need more comparisons,
-// the flow is also reset.
+// *left comparisons of names. Their number is subtracted from *left. If the decision would need
+// more comparisons, the flow is also reset.
 func (s *Stack) decideAgainLocked(f *flow, why string, left *int) {
 	if !f.decided || f.ctx.Err() != nil {
 		return

@@ -228,8 +228,9 @@ func TestResetsPassBothWays(t *testing.T) {
 	}
 }
 
-// Flows lists open connections with what they have sent so far. The connection with the latest data
-// is first. Flows lists only connections that the policy permits.
+// Flows lists open connections with the numbers of bytes that they have carried so far. The
+// connection that has carried data most recently is first. Flows lists only connections that the
+// policy permits.
 func TestOpenConnectionsAreListed(t *testing.T) {
 	w := newWorld(t)
 	nettest.Serve(w.Listen(t, web+":80"), echo)

@@ -26,7 +26,7 @@ type conn struct {
 	wq *waiter.Queue
 }
 
-// open reports whether both directions of the connection are still open.
+// The method open reports whether both directions of the connection are still open.
 func (c *conn) open() bool { return tcp.EndpointState(c.ep.State()) == tcp.StateEstablished }
 
 func destination(addr tcpip.Address, port uint16) netip.AddrPort {
@@ -141,7 +141,7 @@ func (s *Stack) peekFirst(f *flow, r *tcp.ForwarderRequest) {
 	(&relay{flow: f, conn: c, out: out, begun: done}).run(seen.Sent)
 }
 
-// mayPeek waits until the sandbox may have another connection that has not named its server, and
+// mayPeek waits until the sandbox is allowed another connection that has not named its server, and
 // counts the connection and its first bytes. The caller must call done when the connection and its
 // bytes no longer count. The caller may call done more than once. If all sandboxes together have
 // too many such connections, mayPeek refuses the flow, see room.takeFor.

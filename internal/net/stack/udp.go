@@ -31,8 +31,8 @@ type udpFlow struct {
 	raw syscall.RawConn // raw form of out, for sends that do not block
 }
 
-// takeUDP handles each UDP packet of the guest. If it returns false, the stack answers that the
-// port is unreachable, unless the packet is malformed.
+// takeUDP handles each UDP packet of the guest. If it returns false and the packet is not
+// malformed, the stack answers that the port is unreachable.
 func (s *Stack) takeUDP(id ports, pkt *gvisor.PacketBuffer) bool {
 	payload, ok := udpPayload(pkt)
 	if !ok {

@@ -79,8 +79,8 @@ func TestAttackFullSocket(t *testing.T) {
 	}
 }
 
-// TestAttackSmallPackets checks that the packets that wait for a guest that does not read take a
-// bounded amount of memory. Small packets take more memory than their length.
+// TestAttackSmallPackets checks that packets take a bounded amount of memory while they wait for a
+// guest that does not read. Small packets take more memory than their length.
 func TestAttackSmallPackets(t *testing.T) {
 	silent, file := guesttest.Pair(t) // a guest that never reads
 	defer silent.Close()

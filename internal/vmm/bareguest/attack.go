@@ -243,7 +243,7 @@ func Seeds(t Target, pages []uint32) []Program {
 	return list
 }
 
-// right initializes the device and makes a valid request.
+// The method right initializes the device and makes a valid request.
 func (w *writer) right() {
 	w.start()
 	w.request(w.Pages[w.Sends])
@@ -251,7 +251,7 @@ func (w *writer) right() {
 	w.add(Spin, 0, 1000)
 }
 
-// wrong makes an invalid chain available after a valid request.
+// The method wrong makes an invalid chain available after a valid request.
 func (w *writer) wrong(chain []desc) {
 	w.right()
 	for i, d := range chain {

@@ -97,7 +97,7 @@ func (w *writer) badIndices() {
 	}
 }
 
-// changes makes the guest write to the registers of queues that are in use.
+// The method changes makes the guest write to the registers of queues that are in use.
 func (w *writer) changes() {
 	w.start()
 	w.request(w.Pages[w.Sends])
@@ -119,7 +119,8 @@ func (w *writer) changes() {
 	}
 }
 
-// resets makes the guest reset the device while the device serves a request, 16 times.
+// The method resets makes the guest reset the device 16 times, each time while the device serves a
+// request.
 func (w *writer) resets() {
 	for i := range uint64(16) {
 		w.start()
@@ -161,8 +162,8 @@ func (w *writer) race() {
 	}
 }
 
-// registers reads and writes all registers, and addresses around them, in all widths, aligned and
-// unaligned.
+// The method registers reads and writes all registers, and the addresses around them, in all
+// widths, aligned and unaligned.
 func (w *writer) registers(seed uint64) {
 	r := rand.New(rand.NewPCG(seed, uint64(w.Slot)))
 	w.start()
@@ -177,8 +178,8 @@ func (w *writer) registers(seed uint64) {
 	}
 }
 
-// random initializes the device as a driver does, and makes requests with random addresses, lengths
-// and flags.
+// The method random initializes the device as a driver does, and makes requests with random
+// addresses, lengths and flags.
 func (w *writer) random(seed uint64) {
 	r := rand.New(rand.NewPCG(seed, 100+uint64(w.Slot)))
 	addresses := append([]uint64{0, 1<<64 - 1, uint64(boot.VirtioBase), 1 << 40}, wide(w.Pages)...)
@@ -205,7 +206,7 @@ func wide(list []uint32) (out []uint64) {
 	return out
 }
 
-// packets floods the host with vsock connections, and sends invalid packets for existing
+// The method packets floods the host with vsock connections, and sends invalid packets for existing
 // connections.
 func (w *writer) packets() {
 	w.start()

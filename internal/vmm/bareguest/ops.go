@@ -1,8 +1,8 @@
 // Package bareguest provides guests without an operating system, for tests of the machine. A guest
 // executes a Program, which is a list of accesses to memory, ports and registers. Kernel returns a
-// guest for a real VM, which executes a Program with a few instructions. Tests can also execute a
-// Program in other ways: on a machine without KVM, or by a script in a Linux guest. Attacks returns
-// Programs that no real driver would execute.
+// guest for a real VM. This guest executes a Program with a few instructions for each Op. Tests can
+// also execute a Program in other ways: on a machine without KVM, or by a script in a Linux guest.
+// Attacks returns Programs that no real driver would execute.
 //
 // The package knows the machine's addresses and the registers of virtio, but not the implementation
 // of the devices. Its tests check that attacks do not harm the host.

@@ -95,7 +95,7 @@ func loadBzImage(mem *guestmem.Memory, f file, head []byte) (kernel, error) {
 	}, nil
 }
 
-// checkPlace returns an error unless a kernel of size bytes may be loaded at addr.
+// checkPlace returns an error if a kernel of size bytes cannot be loaded at addr.
 func checkPlace(mem *guestmem.Memory, addr guestmem.GPA, size uint64) error {
 	top := lowRAMEnd(mem)
 	if addr < MinKernelAddr {

@@ -125,7 +125,7 @@ const (
 	regEDX
 )
 
-// featureWord is an output register of a CPUID leaf in which every bit is a feature.
+// featureWord is an output register of a CPUID leaf. Every bit of the register is a feature.
 type featureWord struct {
 	function, index uint32
 	reg             register

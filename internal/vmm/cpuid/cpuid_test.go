@@ -161,8 +161,8 @@ func TestHostTemplateHidesWhatIsNotSaved(t *testing.T) {
 	}
 }
 
-// Features that this package does not know are hidden, because snapshots may not contain their
-// state.
+// Features that this package does not know are hidden, because it is possible that snapshots do not
+// contain their state.
 func TestHostTemplateShowsOnlyWhatItKnows(t *testing.T) {
 	future := append(intel(),
 		Entry{Function: leafXSAVE, Index: 9, Flags: FlagIndexed, EAX: 8, EBX: 2688},

@@ -14,10 +14,10 @@ const (
 // result of SavedMSRs to ShownMSRs.
 //
 // A whole vCPU is restored in this order: CPUID entries, KVM_SET_SREGS (which has EFER, FS and GS
-// base and the APIC base), XCRS and XSAVE, KVM_SET_LAPIC, and then these MSRs. The order matters
-// because KVM ignores a deadline unless the local APIC's timer is in deadline mode, and because KVM
-// compares the deadline with the TSC. KVM_SET_CLOCK must also come before the MSRs, because KVM
-// computes kvm-clock's page from the clock and from the TSC.
+// base and the APIC base), XCRS and XSAVE, KVM_SET_LAPIC, and then these MSRs. The order matters:
+// KVM ignores a deadline if the local APIC's timer is not in deadline mode, and KVM compares the
+// deadline with the TSC. KVM_SET_CLOCK must also come before the MSRs, because KVM computes
+// kvm-clock's page from the clock and from the TSC.
 //
 // Not in the list:
 //   - MSR_KVM_WALL_CLOCK(_NEW): it has no state. Setting it makes KVM write to a page of the guest.
@@ -130,7 +130,7 @@ type feature struct {
 	bit             uint8
 }
 
-// in reports whether the entries show the feature f.
+// The method in reports whether the entries show the feature f.
 func (f feature) in(entries []Entry) bool {
 	return word(entries, featureWord{function: f.function, index: f.index, reg: f.reg})>>f.bit&1 == 1
 }

@@ -1,8 +1,8 @@
 package cpuid
 
 // Features of the portable template that vm.TemplateV2 hides: BMI1, BMI2, and all features that
-// need XCR0, the extended control register. An emulated or nested KVM may not preserve XCR0 for its
-// guests, and then the guests lose the upper halves of vector registers.
+// need XCR0, the extended control register. Some emulated or nested KVMs do not preserve XCR0 for
+// their guests. The guests then lose the upper halves of vector registers.
 const (
 	v2Hidden1ECX = 1<<12 | 1<<26 | 1<<27 | 1<<28 | 1<<29 // fma xsave osxsave avx f16c
 	v2Hidden7EBX = 1<<3 | 1<<5 | 1<<8                    // bmi1 avx2 bmi2: x86-64-v3

@@ -12,9 +12,9 @@ import (
 )
 
 // Map maps a range of the file fd at gpa. In the file, the range begins at offset. The parameter
-// length is its length in bytes. The mapping is copy-on-write: the guest reads the file, and its
-// writes stay private. The mapping replaces the previous content. The parameters gpa, length and
-// offset must be multiples of PageSize, and the range must be in one region.
+// length is the length of the range in bytes. The mapping is copy-on-write: the guest reads the
+// file, and its writes stay private. The mapping replaces the previous content. The parameters gpa,
+// length and offset must be multiples of PageSize, and the range must be in one region.
 //
 // Preconditions: the vCPUs are stopped and the devices quiesced. As an exception, vCPUs and devices
 // may run if nothing can write to the range and the file has the same bytes as the memory.
@@ -66,7 +66,7 @@ func (m *Memory) Clear(gpa GPA, length uint64) error {
 }
 
 // Own makes all pages of the range private. If a page still belongs to a file, a copy replaces the
-// page. The guest and the devices may run during the call. No page may be write-protected.
+// page. The guest and the devices may run during the call. The pages must not be write-protected.
 func (m *Memory) Own(gpa GPA, length uint64) error {
 	v, err := m.view(gpa, int(length))
 	if err != nil {
@@ -103,7 +103,8 @@ func (m *Memory) OwnNow(gpa GPA, length uint64) error {
 
 // Release drops the private copies of the whole pages in a view of guest memory. The next access to
 // such a page finds the content of the layer below it, or zeros. The guest and the devices may run
-// during the call. No page may be write-protected, because a frozen page would lose its content.
+// during the call. The pages must not be write-protected, because a frozen page would lose its
+// content.
 //
 // Release ignores errors: a page that keeps its content only takes memory.
 func (m *Memory) Release(view []byte) {

@@ -24,7 +24,7 @@ func (v *Vector) Add(p []byte) {
 	}
 }
 
-// Send sends the parts as one message on a socket that keeps the bounds of messages. If the socket
+// Send sends the parts as one message on a socket that preserves message boundaries. If the socket
 // is in non-blocking mode, Send does not wait.
 func (v *Vector) Send(fd int) error {
 	_, err := v.call(unix.SYS_WRITEV, fd, unsafe.Pointer(unsafe.SliceData(v.parts)), len(v.parts))

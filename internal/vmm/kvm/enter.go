@@ -48,8 +48,8 @@ func (c *VCPU) enter(block bool, gate *Gate) unix.Errno {
 	return errno
 }
 
-// serveRegister handles the latest exit and returns true if the exit is an access to one of the
-// registers. Otherwise it returns false. The restrictions of enter apply to serveRegister too.
+// If the latest exit is an access to one of the registers, serveRegister handles the exit and
+// returns true. If not, it returns false. The restrictions of enter apply to serveRegister too.
 //
 //go:nosplit
 //go:norace

@@ -68,7 +68,8 @@ func (g *Gate) waitFor(count *uint32, n uint32, wait func(word *uint32, value ui
 	atomic.StoreUint32(&g.asked, 0)
 }
 
-// pass waits until the gate is open. The restrictions of VCPU.enter apply to pass too.
+// The method pass waits until the gate is open. The restrictions of VCPU.enter also apply to this
+// method.
 //
 //go:nosplit
 //go:norace
