@@ -10,8 +10,8 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// HotType is the type of an artifact that refers to a snapshot and says which frames the first forks
-// need, and the type of its only file.
+// HotType is the type of an artifact that refers to a snapshot and says which frames the first
+// forks of the snapshot need. It is also the type of the artifact's only file.
 const HotType = "application/vnd.forkd.snapshot.hot.v1+json"
 
 // MaxHot is the maximum size of such a file, in bytes.
@@ -24,8 +24,8 @@ const maxHotBlobs = 129
 // maxFrames is more than the number of frames of any blob.
 const maxFrames = maxIndex / frameHead
 
-// Hot has the frames that the first forks of a snapshot need, by the digests of the blobs. It is only a
-// hint: a wrong one changes the order in which frames are fetched, and how many.
+// Hot has the frames that the first forks of a snapshot need, by the digests of the blobs. It is
+// only a hint: a wrong hint changes only the order and the number of the frames that are fetched.
 type Hot map[digest.Digest][]FrameRun
 
 // FrameRun is the frames First to End-1 of a blob.
@@ -35,8 +35,8 @@ type FrameRun struct{ First, End int }
 //
 //	{"blobs": {"sha256:…": [[0, 4], [9, 10]]}}
 //
-// The numbers are the frames First and End of each run. Runs ascend, and there is a frame between two
-// runs.
+// The numbers are the frames First and End of each run. Runs ascend, and there is at least one
+// frame between two runs.
 type hotFile struct {
 	Blobs map[digest.Digest][][2]int `json:"blobs"`
 }

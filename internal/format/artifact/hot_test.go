@@ -104,8 +104,8 @@ func FuzzParseHot(f *testing.F) {
 	})
 }
 
-// Memory layers have small frames, whose number is bounded. Other files have the frames of earlier
-// releases, so that their blobs stay the same.
+// Memory layers have small frames, whose number is bounded. The frames of other files have the same
+// size as in earlier releases, so that the blobs of these files stay the same.
 func TestFrameSizes(t *testing.T) {
 	for _, c := range []struct {
 		name  string
@@ -137,8 +137,9 @@ func TestFrameSizes(t *testing.T) {
 	}
 }
 
-// A list of frames in too many places gets frames between them, until it can be encoded. It keeps all of
-// its frames, and a run that is far from the others stays alone.
+// If the frames of a list are in too many places, Fit adds frames between them until the list can
+// be encoded. The list keeps all of its frames, and a run that is far from the other runs is not
+// joined to them.
 func TestHotFits(t *testing.T) {
 	d := digest.FromString("x")
 	var frames []int

@@ -48,8 +48,8 @@ func TestLayoutRoundTrip(t *testing.T) {
 	}
 }
 
-// A list of hot frames is a blob of the layout, and the index still has one manifest. If its digest is
-// not valid, the list is ignored.
+// A list of hot frames is a blob of the layout, and the index still has one manifest. If the digest
+// of the list is not valid, the list is ignored.
 func TestLayoutWithHotFrames(t *testing.T) {
 	a, blobs := sample(t)
 	list, err := HotOf(map[digest.Digest][]int{a.Blobs[0].Digest: {0}}).Encode()

@@ -90,8 +90,8 @@ func NewFrameDecoder(n int) (*zstd.Decoder, error) {
 		zstd.WithDecoderMaxWindow(maxFrameBytes), zstd.WithDecodeAllCapLimit(true))
 }
 
-// Copy copies the bytes of frame i that belong to the file's part p at the given offset. The
-// parameter data is the result of Decode.
+// Copy copies bytes of frame i to p, the buffer for the part of the file at the given offset. It
+// copies only the bytes that belong to this part. The parameter data is the result of Decode.
 func (f *Frameset) Copy(p []byte, offset uint64, i int, data []byte) {
 	end := offset + uint64(len(p))
 	for _, r := range f.index.frames[i].runs {

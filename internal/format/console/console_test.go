@@ -116,7 +116,8 @@ func TestSince(t *testing.T) {
 	}
 }
 
-// A VMM may write anything to the ring's file, and so may a guest that has taken over its VMM.
+// A VMM can write anything to the ring's file, and so can a guest that has taken over its VMM.
+// Readers of the file must not panic.
 func TestALyingRingDoesNoHarm(t *testing.T) {
 	r, f := newRing(t)
 	for _, total := range []uint64{math.MaxUint64, math.MaxUint64 - 100, math.MaxUint64 - block*blocks, 1 << 63} {

@@ -3,8 +3,8 @@
 // An encrypted file has an unencrypted header and frames of AES-256-GCM. A frame has an offset in
 // the file and the data there, so holes take no space. The key of a file is derived from a Key, a
 // random salt and the whole header. The nonce of a frame is its number, with a mark in the last
-// frame. So Decode detects frames that were changed, removed, repeated, exchanged, or taken from
-// another file, and a changed header.
+// frame. So Decode detects a changed header, and frames that were changed, removed, repeated,
+// exchanged, or taken from another file.
 //
 // The package neither stores nor wraps keys, and it does not know which file has which name.
 package crypt

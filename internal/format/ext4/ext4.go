@@ -86,7 +86,7 @@ func crc32of(seed, v uint32) uint32 { return crc(seed, le.AppendUint32(nil, v)) 
 // group is one block group.
 type group struct {
 	blocks      uint64 // length in blocks
-	base        uint64 // number of blocks at the start that copy the superblock and the descriptors; may be 0
+	base        uint64 // number of blocks at the start with copies of the superblock and the descriptors; may be 0
 	used        uint64 // number of blocks in use, which are the first blocks of the group
 	blockBitmap uint64 // block number in the file system; the next two fields are block numbers too
 	inodeBitmap uint64

@@ -13,7 +13,7 @@ func examples() []Entry {
 	return []Entry{{1, at, []byte("out\n")}, {2, at.Add(1), []byte{0, 255, '\n'}}, {1, at.Add(2), []byte{}}}
 }
 
-// The format does not change, because later versions of forkd read the files of earlier ones.
+// The format does not change, because later versions of forkd read the files of earlier versions.
 func TestFormat(t *testing.T) {
 	p := Encode([]Entry{{2, time.Unix(0, 258), []byte("ab")}})
 	if want := "forkd output 1\n\x02\x00\x00\x00\x00\x00\x00\x01\x02\x00\x00\x00\x02ab"; string(p) != want {

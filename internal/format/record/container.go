@@ -16,8 +16,8 @@ type Container struct {
 	Error    string    `json:"error"` // why the main process could not be started, or why its exit code is unknown
 	Started  time.Time `json:"started"`
 	Finished time.Time `json:"finished"`
-	// Restarts reports whether a restart is under way. The end of the main process then does not
-	// remove the container. It stays true if the daemon has ended during a restart.
+	// Restarts reports whether a restart is under way. While it is true, the end of the main
+	// process does not remove the container. It stays true if the daemon ends during a restart.
 	Restarts bool `json:"restarts"`
 
 	Ports []ContainerPort `json:"ports"` // published ports that were open at the latest start

@@ -2,7 +2,7 @@ package record
 
 import "time"
 
-// Key is the record of a key that encrypts snapshots. The record has the key only wrapped, that is,
+// Key is the record of a key that encrypts snapshots. The record has the key only in wrapped form:
 // encrypted with a secret that is not in the state directory.
 type Key struct {
 	ID      string    `json:"id"`

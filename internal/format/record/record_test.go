@@ -420,7 +420,7 @@ func TestEncodeRefuses(t *testing.T) {
 	}
 }
 
-// ProtocolOf works even for records that are otherwise refused.
+// ProtocolOf works even for records that ParseSandbox refuses.
 func TestProtocolOf(t *testing.T) {
 	for text, want := range map[string]int{
 		`{"vmm_protocol":7}`:                          7,

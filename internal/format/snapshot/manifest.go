@@ -80,8 +80,8 @@ type Manifest struct {
 	Tag     string    `json:"tag"`
 	Created time.Time `json:"created"`
 	Parent  *Ref      `json:"parent,omitempty"` // the snapshot below the topmost layers
-	// ID of the snapshot from which this snapshot descends by branches, and which was taken of a
-	// booted VM; empty if this snapshot was itself taken of a booted VM, or if its version is 5
+	// ID of the ancestor that was taken of a booted VM, and from which this snapshot descends by
+	// branches; empty if this snapshot was itself taken of a booted VM, or if its version is 5
 	Root string `json:"root,omitempty"`
 
 	Machine Machine `json:"machine"`
@@ -284,8 +284,8 @@ func (m *Manifest) sum() (string, error) {
 // sumOf returns the Checksum that a manifest must have. The parameter p is the result of marshal,
 // and checksum is the Checksum that p contains. To encode the manifest again without the checksum
 // would take as long as the rest of ParseManifest. Only a line with a field of the manifest itself
-// begins with exactly two spaces: the lines of inner fields begin with more, and text has no line
-// breaks.
+// begins with exactly two spaces: the lines of inner fields begin with more spaces, and text has no
+// line breaks.
 func sumOf(p []byte, checksum string) string {
 	const field = "\n  \"checksum\": \""
 	bare := bytes.Replace(p, []byte(field+checksum+`"`), []byte(field+`"`), 1)

@@ -28,8 +28,8 @@ func TestMemoryMapRoundTrip(t *testing.T) {
 	}
 }
 
-// The encoding of memory.map must never change, although the encoding of messages between processes
-// may change.
+// The encoding of memory.map must never change, even if the encoding of messages between processes
+// changes.
 func TestMemoryMapBytes(t *testing.T) {
 	extents, sizes, end := sampleMap()
 	p, err := EncodeMemoryMap(extents, sizes, end)

@@ -21,8 +21,8 @@ type Network struct {
 	Hold *Hold `json:"hold,omitempty"` // nil: no request is held
 }
 
-// Hold names hosts, and the answer that forkd gives in their place. Requests of forks that could change
-// something at these hosts are held.
+// Hold names hosts, and the answer that forkd gives in their place. If a request of a fork could
+// change something at these hosts, the request is held.
 type Hold struct {
 	Hosts  []string `json:"hosts"`
 	Answer string   `json:"answer"`

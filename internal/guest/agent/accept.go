@@ -27,9 +27,9 @@ func (l patient) Accept() (net.Conn, error) {
 	}
 }
 
-// fromHost is a listener whose Accept returns only connections of the host, and closes others. A
-// guest's kernel may have a loopback device for vsock, by which any process of the guest could
-// otherwise call the agent.
+// fromHost is a listener whose Accept returns only connections of the host, and closes all other
+// connections. A guest's kernel may have a loopback device for vsock. Without this check, any
+// process of the guest could call the agent through this device.
 type fromHost struct{ net.Listener }
 
 func (l fromHost) Accept() (net.Conn, error) {

@@ -41,7 +41,7 @@ func TestAcceptGoesOn(t *testing.T) {
 	}
 }
 
-// peer is a connection whose peer has the given address.
+// peer is a connection whose other end has the given address.
 type peer struct {
 	net.Conn
 	addr   net.Addr

@@ -160,7 +160,7 @@ func serveGuest(log *kmsg.Log) error {
 	a.control.volumes = volume.New()
 	a.forks.flush, a.forks.quiet = unix.Sync, true
 	a.forks.network = nic.OpenConnections(log)
-	a.control.reset = func() error { // uses new sockets, because only forks may use a.forks.network
+	a.control.reset = func() error { // uses new sockets, because only the fork service may use a.forks.network
 		c := nic.OpenConnections(log)
 		if c == nil {
 			return errors.New("reset connections: this kernel cannot")

@@ -79,8 +79,8 @@ func TestPrepareThenFlush(t *testing.T) {
 	}
 }
 
-// keepQuiet ends when a connection arrives. If it did not, each sandbox forked from a guest that
-// was saved during keepQuiet would first wait for its end.
+// keepQuiet ends when a connection arrives. If keepQuiet did not end, each sandbox forked from a
+// guest that was saved during keepQuiet would first have to wait.
 func TestAConnectionEndsSettling(t *testing.T) {
 	dir := t.TempDir()
 	open := unixSockets(dir)

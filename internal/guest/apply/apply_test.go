@@ -285,8 +285,8 @@ func TestWrittenBelowRemoved(t *testing.T) {
 	}
 }
 
-// A file below a removed directory may have a hard link elsewhere, which another change removes or
-// replaces.
+// A file below a removed directory may have a hard link elsewhere. Apply accepts an archive in
+// which another change removes or replaces this link.
 func TestLinkBelowRemoved(t *testing.T) {
 	tree := newTree(t)
 	for _, name := range []string{"b", "c"} {

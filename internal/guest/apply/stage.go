@@ -54,7 +54,7 @@ type step struct {
 	onto diffproto.State // state of the file to be replaced, at the time of the comparison
 	kind kind
 	meta *meta           // the directory's new attributes; only for the kind stays
-	name string          // name in the stage of the new file, and after the change of the old file
+	name string          // name in the stage: of the new file before the change, of the old file after it
 	made diffproto.State // state of the new file, or of the directory with its new attributes
 	done bool            // the change was made
 }

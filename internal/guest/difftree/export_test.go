@@ -142,7 +142,7 @@ func randomTree(t *testing.T, rng *rand.Rand, top string, n int) {
 		if err == nil && rng.IntN(4) == 0 {
 			must(t, os.RemoveAll(at))
 			if st, err = nil, os.ErrNotExist; rng.IntN(2) == 0 {
-				continue // otherwise, the code below usually makes another file here
+				continue // without this continue, the code below usually makes another file here
 			}
 		}
 		switch kind := rng.IntN(12); {
@@ -175,7 +175,7 @@ func randomTree(t *testing.T, rng *rand.Rand, top string, n int) {
 		case kind == 9:
 			must(t, unix.Mkfifo(at, 0o600))
 		case len(files) > 0:
-			if err := os.Link(files[rng.IntN(len(files))], at); !errors.Is(err, os.ErrNotExist) { // at has no parent directory
+			if err := os.Link(files[rng.IntN(len(files))], at); !errors.Is(err, os.ErrNotExist) { // no parent directory
 				must(t, err)
 			}
 		}

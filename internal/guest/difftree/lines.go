@@ -14,8 +14,8 @@ const context = 3
 type match struct{ a, b, n int }
 
 // unified returns the hunks of a unified diff, and the numbers of lines that the diff adds and
-// deletes. For texts of n lines it takes O(n log n) steps in the worst case. In return, the diff is
-// not always the shortest possible.
+// deletes. For texts of n lines it takes O(n log n) steps in the worst case. To stay within this
+// bound, it does not always find the shortest possible diff.
 func unified(before, after []byte) (patch []byte, added, deleted int) {
 	old, now := lines(before), lines(after)
 	matches := append(matchLines(old, now), match{len(old), len(now), 0})
@@ -190,8 +190,8 @@ func anchors(old, now [][]byte) []match {
 	return ascending(unique)
 }
 
-// ascending returns the longest selection of matches in which b ascends. The matches keep their
-// order.
+// ascending returns the longest selection of matches in which the field b ascends. The matches keep
+// their order.
 func ascending(list []match) []match {
 	var ends []int // ends[n] is the index of the match with the smallest b that can end n+1 selected matches
 	// before[i] is the index of the match before match i, in the longest selection that ends with

@@ -53,7 +53,7 @@ func TestUnified(t *testing.T) {
 // count returns how many lines begin with a mark.
 func count(text, mark string) int { return strings.Count("\n"+text, "\n"+mark) }
 
-// For random texts, the program patch turns the old text into the new text.
+// For random texts, patch(1) turns the old text into the new text.
 func TestPatchesApply(t *testing.T) {
 	program, err := exec.LookPath("patch")
 	if err != nil {

@@ -54,8 +54,8 @@ type merger struct {
 	ours    map[string]diffproto.Type // paths that the side "from" has changed, and the type of each file in the base
 	both    map[string]bool           // paths in the field ours that the side "onto" has changed too
 	list    []*change                 // in the order of a walk
-	// changes above the present path for which goneDir or newDir is true, even if they are not in
-	// list
+	// changes above the present path for which goneDir or newDir is true, even if the field list
+	// lacks them
 	above   []*change
 	held    int // bytes of the paths in the field ours
 	skipped uint64
@@ -98,8 +98,8 @@ func merge(roots [3]int, req diffproto.Request, changed []*changes, out io.Write
 	return pieces.Close()
 }
 
-// distinct checks the paths of a request. It sorts them in the order of a walk, and drops paths that are below
-// others. Without paths it returns the root.
+// distinct checks the paths of a request. It sorts them in the order of a walk, and drops every
+// path that is below another path of the request. Without paths it returns the root.
 func distinct(paths []string) (list []string, err error) {
 	if len(paths) == 0 {
 		return []string{"/"}, nil
@@ -255,8 +255,9 @@ func preferFrom(list []*change) {
 	})
 }
 
-// withAbove calls f once for each change in list, which is in the order of a walk. The argument
-// above of f lists the changes of those parent directories that only one side has.
+// withAbove calls f once for each change in the list, whose order is that of a walk. f gets this
+// change and, as the argument above, the changes of those parent directories that only one side
+// has.
 func withAbove(list []*change, f func(c *change, above []*change)) {
 	var above []*change
 	for _, c := range list {

@@ -158,7 +158,7 @@ func (p *packer) sparse(h *tar.Header, content *os.File, data []extent) error {
 	maps.Copy(records, map[string]string{"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.name": h.Name,
 		"GNU.sparse.realsize": strconv.FormatInt(size, 10), "uid": strconv.Itoa(h.Uid), "gid": strconv.Itoa(h.Gid),
 		"mtime": strconv.FormatInt(h.ModTime.Unix(), 10)})
-	if stored > maxPlain { // otherwise Python's tarfile would look for the next entry at a wrong place
+	if stored > maxPlain { // without this record, Python's tarfile would look for the next entry at a wrong place
 		records["size"] = strconv.FormatInt(stored, 10)
 	}
 	var text bytes.Buffer

@@ -13,7 +13,7 @@ import (
 func (s *Server) handleApply(w http.ResponseWriter, r *http.Request) {
 	n, err := s.cfg.Tree.Apply(r.Body)
 	if err != nil {
-		_, _ = io.Copy(io.Discard, r.Body) // otherwise a client that still writes would not read the answer
+		_, _ = io.Copy(io.Discard, r.Body) // without this, a client that still writes would not read the answer
 	}
 	answer := agentproto.Applied{Files: n}
 	var changed *apply.ChangedError

@@ -4,7 +4,8 @@
 // A request names a user of the guest. Processes run as that user. File operations run as the
 // agent, and give new files to the user. The user is a convenience and not a security boundary,
 // because every client of this service can name root. The package does not compress answers and
-// keeps no output for later clients. It never kills a process because a client has disconnected.
+// keeps no output for later clients. It does not kill the processes of a client when the client
+// disconnects.
 package envd
 
 import (

@@ -106,7 +106,7 @@ func (s *Server) handleRead(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	path := userenv.Path(u, r.URL.Query().Get("path"))
-	// non-blocking, because opening a FIFO would otherwise wait for a writer
+	// non-blocking: in blocking mode, opening a FIFO would wait for a writer
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
 		fail(w, err)

@@ -226,7 +226,7 @@ func (p *proc) read(f *os.File, kind outputKind, chunk int) {
 }
 
 // rest publishes the data that is in the pipe at the moment. It reads the descriptor directly,
-// because os.File does not read after the deadline that wait has set.
+// because os.File does not read after the deadline that the method wait has set.
 func (p *proc) rest(f *os.File, kind outputKind, buf []byte) {
 	raw, err := f.SyscallConn()
 	if err != nil {

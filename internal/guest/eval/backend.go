@@ -57,7 +57,7 @@ type backend struct {
 	args     []string
 	driver   string // text of the driver, which the program reads from descriptor 5
 
-	// encode returns a request to run code in the form that the driver reads.
+	// encode converts a request to run code to the form that the driver reads.
 	encode func(runRequest) ([]byte, error)
 
 	// listens says that the driver reads its control socket even while code runs. Other drivers

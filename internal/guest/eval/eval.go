@@ -5,11 +5,12 @@
 // backend has a driver script of ours; all drivers speak the same protocol with the agent (see
 // backend.go).
 //
-// A context whose process has exited or hangs does not affect other contexts, and the next call
-// restarts the process. The package does not limit the memory of the code, and limits the time of
-// the code only if the call requests a limit. It interrupts code whose client disconnects. After a
-// fork of the machine the package informs only the interpreters, and not the processes that user
-// code has started. Package generators reseeds the generators of such processes if possible.
+// If the process of a context exits or hangs, other contexts are not affected, and the context's
+// next call restarts the process. The package does not limit the memory of the code. It limits the
+// running time of the code only if the call requests a limit. It interrupts code whose client
+// disconnects. After a fork of the machine the package informs only the interpreters, and not the
+// processes that user code has started. Package generators reseeds the generators of such processes
+// if possible.
 package eval
 
 import (
@@ -26,7 +27,7 @@ import (
 	"github.com/forkd/forkd/internal/guest/userenv"
 )
 
-// maxContexts bounds the contexts that clients may create.
+// maxContexts bounds the number of contexts that clients can create.
 const maxContexts = 64
 
 type Config struct {
@@ -140,7 +141,7 @@ func (s *Server) control(req controlRequest) error {
 	var asked []*session
 	for _, id := range s.order {
 		c := s.contexts[id]
-		c.mu.Lock() // held until the answer, so that no other caller stops the process or sends it a request
+		c.mu.Lock() // held until the answer arrives, so that no other caller stops the process or sends it a request
 		if c.interp == nil || c.interp.dead() || c.interp.putOff(req) {
 			c.mu.Unlock()
 			continue

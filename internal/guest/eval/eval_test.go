@@ -184,8 +184,8 @@ func TestDeadInterpreterIsReportedAndReplaced(t *testing.T) {
 
 func TestDisconnectInterruptsAndKeepsState(t *testing.T) {
 	_, h := newServer(t)
-	// One interrupt does not end this code. os.system behaves like this if the signal arrives just
-	// before its command has started.
+	// One interrupt does not end this code. Code that calls os.system also survives an interrupt
+	// that arrives just before the command has started.
 	const stubborn = `try:\n  time.sleep(1000)\nexcept KeyboardInterrupt: pass\ntime.sleep(1000)`
 	run(t, h, code("import os, time\nstate = 'kept'"))
 	for _, endless := range []string{"while True: time.sleep(0.01)", "while True: pass", "os.system('sleep 1000')",
@@ -215,8 +215,8 @@ func disconnect(t *testing.T, h *httptest.Server, body string) {
 	resp.Body.Close()
 }
 
-// A client may disconnect as soon as it has read the end of a call, and call again at once. Then
-// the disconnection must not interrupt the second call.
+// A client can read the end of a call, disconnect, and immediately make a second call. The
+// disconnection must not interrupt this second call.
 func TestHangingUpAtTheEndDoesNotInterruptTheNextCall(t *testing.T) {
 	_, h := newServer(t)
 	for i := range 150 {

@@ -105,8 +105,8 @@ func TestPrepareDoesNotCallAnInterpreterIdleWhoseCodeIsOnItsWay(t *testing.T) {
 	}
 }
 
-// A client may request the preparation as soon as it has read the last line that the execution of
-// its code sends. So the context must be free before this line is sent.
+// As soon as a client has read the last line of an execution, it can request the preparation. So
+// the context must be free before this line is sent.
 func TestContextIsFreeWhenTheLastLineIsRead(t *testing.T) {
 	s, h := newServer(t)
 	run(t, h, code("None"))

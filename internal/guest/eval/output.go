@@ -108,7 +108,7 @@ func (o *output) attach(sink func(stream, text string)) {
 	o.sink = sink
 }
 
-// drain passes on all data that is in the pipes, and also incomplete characters, because the rest
+// drain passes on all data that is in the pipes. It also passes on incomplete characters: the rest
 // of such a character will not arrive.
 func (o *output) drain() {
 	for stream, f := range map[string]*os.File{"stdout": o.stdout, "stderr": o.stderr} {

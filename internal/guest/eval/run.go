@@ -13,13 +13,13 @@ import (
 	"github.com/forkd/forkd/internal/proto/agentproto"
 )
 
-// keepaliveInterval is the time without a message after which a stream sends a keepalive, as
-// clients of the protocol expect.
+// keepaliveInterval is how long a stream may be without messages before it sends a keepalive.
+// Clients of the protocol expect these keepalives.
 const keepaliveInterval = 5 * time.Second
 
-// interruptInterval is the interval at which code that does not end is interrupted again. One
-// signal may have no effect, because code may catch it, and a shell of os.system ignores it until
-// the shell's command has started.
+// interruptInterval is the time between two interrupts of code that does not end. One signal may
+// have no effect: code can catch it, and the shell that os.system starts ignores it until the
+// shell's command has started.
 const interruptInterval = time.Second
 
 // interruptGrace is how long code may take to end after an interrupt. After this time the
@@ -28,8 +28,8 @@ const interruptInterval = time.Second
 const interruptGrace = agentproto.EvalGrace
 
 // abandonedGrace replaces interruptGrace for code whose client has disconnected. It is longer,
-// because no client waits for the end. Code that was running in the source of a fork has no client
-// in the children, and a child is busy in its first seconds.
+// because no client waits for the code to end. Code that was running in the source of a fork has no
+// client in the children, and a child is busy in its first seconds.
 const abandonedGrace = 30 * time.Second
 
 // busyWait is how long a call that has a timeout waits for its turn. Other calls wait until their
@@ -38,11 +38,11 @@ const busyWait = 10 * time.Second
 
 // runRequest is one line on the driver's code channel.
 type runRequest struct {
-	ID   int               `json:"id"` // number of the request, with which the driver's answers begin
+	ID   int               `json:"id"` // number of the request; the driver's answers begin with it
 	Code string            `json:"code"`
 	Env  map[string]string `json:"env,omitempty"`
 	Repr bool              `json:"repr"`
-	Late controlRequest    `json:"late,omitzero"` // request that the driver has missed because it has no control thread
+	Late controlRequest    `json:"late,omitzero"` // request that the driver has missed, as it has no control thread
 }
 
 // message is a line of the /execute stream that the agent itself writes. Other lines come from the
@@ -60,7 +60,7 @@ type message struct {
 	Restarted bool `json:"restarted,omitempty"`
 }
 
-// stream passes lines to a client until detach. It may be used concurrently.
+// stream passes lines to a client until the method detach is called. It may be used concurrently.
 type stream struct {
 	mu       sync.Mutex
 	write    func(line []byte) // nil after detach
@@ -159,7 +159,7 @@ func (s *Server) execute(ctx context.Context, c *session, req runRequest, timeou
 	}
 	req.ID = interp.executions + 1
 	c.mu.Lock()
-	req.Late = interp.late // empty if the driver listens, because catchUp has sent it
+	req.Late = interp.late // empty if the driver has a control thread: then catchUp has already sent the request
 	line, err := interp.backend.encode(req)
 	if err != nil {
 		c.mu.Unlock()
@@ -178,8 +178,8 @@ func (s *Server) execute(ctx context.Context, c *session, req runRequest, timeou
 	said := make(chan struct{})
 	go func() {
 		interp.runCode(line, out, note, code)
-		// The last line is sent after the turn is released, so that a client that has read it finds
-		// the context free.
+		// Release the turn before the last line is sent. So a client that has read the last line
+		// finds the context free.
 		code.end(c)
 		out.send(message{Type: "end_of_execution"})
 		close(said)
@@ -231,8 +231,8 @@ func (r *running) end(c *session) {
 	close(r.ended)
 }
 
-// signal sends a signal to the interpreter's process group, as a terminal does, so that a command
-// for which os.system waits also receives the signal. It returns false if the code has already
+// signal sends a signal to the interpreter's process group, as a terminal does. So a command that
+// os.system has started also receives the signal. The method returns false if the code has already
 // ended. If the code ends at the same moment, the signal does no harm, because the driver ignores
 // interrupts between calls.
 func (r *running) signal(sig syscall.Signal) bool {

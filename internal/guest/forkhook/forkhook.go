@@ -94,8 +94,8 @@ func (h *Hooks) programs() ([]string, error) {
 }
 
 // run runs a program until it exits. At the deadline it kills the program and the processes that
-// the program started. The output is written to memory and not to a pipe, because with a pipe, run
-// would have to wait for processes that keep the pipe open.
+// the program started. The output is written to memory. If it were written to a pipe, the method
+// run would have to wait for all processes that keep the pipe open.
 func (h *Hooks) run(deadline time.Time, path string, args ...string) error {
 	fd, err := unix.MemfdCreate("fork-hook", unix.MFD_CLOEXEC)
 	if err != nil {

@@ -135,7 +135,7 @@ func TestSSHHostKeysAreReplaced(t *testing.T) {
 	}
 }
 
-// A directory without host keys is searched once, and again after a file was added.
+// A directory without host keys is searched once. It is searched again only after a file was added.
 func TestADirectoryWithoutKeysIsSearchedOnce(t *testing.T) {
 	h := hooks(t, nil)
 	if h.Any() {

@@ -6,9 +6,9 @@ import (
 	"slices"
 )
 
-// libraries are shared libraries and programs with a generator in memory that cannot be reseeded
-// from outside. OpenSSL is not listed, because drbg.go finds its generators in any file. Libraries
-// that ask the kernel each time, such as libsodium, are not listed either.
+// The list libraries has the shared libraries and programs whose generator in memory cannot be
+// reseeded from outside. OpenSSL is not listed, because drbg.go finds its generators in any file.
+// Libraries that ask the kernel for each random number, such as libsodium, are not listed either.
 var libraries = []struct {
 	pattern *regexp.Regexp // matches the name of the file
 	name    string

@@ -94,15 +94,15 @@ type search struct {
 }
 
 // Rehearse is called just before a snapshot. If the guest runs no process to search, Rehearse
-// records this fact, so that Renew in the children of the snapshot need not walk through /proc. The
-// walk would copy 900 KiB of memory in each child. If there are processes to search, Rehearse
-// reads the marks of all programs, so that the children need not read them.
+// records this fact. So Renew need not walk through /proc in the children of the snapshot. The walk
+// would copy 900 KiB of memory in each child. If there are processes to search, Rehearse reads the
+// marks of all programs, so that the children need not read them.
 func (f *Finder) Rehearse() error {
 	before := f.lastPID()
 	renewed, _ := f.managed()
 	pids, err := f.processes(renewed)
 	f.quiet = 0
-	f.news(before-1, before) // called once before the snapshot, so that the code of news is in memory
+	f.news(before-1, before) // called once before the snapshot, so that the code of the method news is in memory
 	// The search may make the Go runtime start a thread. Renew must not take that thread for a new
 	// process, so the field quiet is the last process id after the search.
 	if last := f.lastPID(); before > 0 && !f.news(before, last) && err == nil && len(pids) == 0 {
@@ -204,8 +204,8 @@ func (f *Finder) news(after, last int) bool {
 	return false
 }
 
-// processes returns all processes of the system except this process, the processes in renewed, and
-// kernel threads.
+// processes returns all processes of the system except this process, the processes in the list
+// renewed, and kernel threads.
 func (f *Finder) processes(renewed []int) ([]int, error) {
 	dir, err := os.Open(f.proc)
 	if err != nil {
@@ -239,7 +239,7 @@ func (f *Finder) path(pid int, name string) string {
 }
 
 // process searches one process. If the process has ended in the meantime, it has no generators, and
-// process does nothing.
+// the method does nothing.
 func (s *search) process(pid int) {
 	exe, err := os.Readlink(s.path(pid, "exe"))
 	if err != nil {
@@ -306,7 +306,7 @@ func (p *process) entry(library string) agentproto.Generator {
 	return agentproto.Generator{PID: uint32(p.pid), Program: p.program, Library: library}
 }
 
-// add appends g to the list, unless the list contains g.
+// add appends g to the list if the list does not contain g.
 func add(list []agentproto.Generator, g agentproto.Generator) []agentproto.Generator {
 	for i := len(list) - 1; i >= 0 && list[i].PID == g.PID; i-- {
 		if list[i] == g {

@@ -326,7 +326,8 @@ func TestGeneratorsOfServersReseedWithTheirNextUse(t *testing.T) {
 	}
 }
 
-// When BoringSSL finds its flag cleared, it reseeds and sets the flag again.
+// After the page of BoringSSL was wiped, BoringSSL finds its flag cleared. It must then reseed and
+// set the flag again.
 func TestBoringSSLFindsItsPageWiped(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root, as the agent has it")

@@ -14,7 +14,7 @@ type region struct {
 	start, end uint64
 	exec       bool
 	anonymous  bool   // whether the region is writable, private and without a file
-	loaded     bool   // whether the region is readable, without a file and not anonymous, like generated code
+	loaded     bool   // whether the region is readable, not anonymous and without a file, such as generated code
 	inode      []byte // device and inode of the file; empty if there is no file
 	path       []byte
 }

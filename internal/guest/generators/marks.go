@@ -68,7 +68,7 @@ func (p *process) marks(link, name string) (m marks, err error) {
 const maxHead = 16 << 10
 
 // readMarks searches the constants of a program or library for marks. It bypasses the page cache if
-// the file system permits that, because the pages would become part of every snapshot.
+// the file system permits that. Pages in the cache would become part of every snapshot.
 func (s *search) readMarks(path string) (m marks, err error) {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_DIRECT|unix.O_NONBLOCK, 0)
 	if err != nil {

@@ -123,8 +123,8 @@ func segments(text string) string {
 	return string(file)
 }
 
-// Programs that ran before the snapshot are not read again in a forked sandbox, unless they have
-// changed.
+// If a program ran before the snapshot and has not changed since, a forked sandbox does not read it
+// again.
 func TestProgramsAreReadOnceBeforeTheSnapshot(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root, as the agent has it")
@@ -279,7 +279,7 @@ func TestMapsOfAllKinds(t *testing.T) {
 	}
 }
 
-// Parsing allocates nothing, because forked sandboxes copy each page that the agent writes, and a
+// Parsing must allocate nothing: forked sandboxes copy each page that the agent writes, and a
 // browser has thousands of mappings.
 func TestMapsAreParsedWithoutGarbage(t *testing.T) {
 	text := bytes.Repeat([]byte("7f0000000000-7f0000001000 r-xp 00001000 fe:00 1234    /usr/lib/libc.so.6\n"), 1000)

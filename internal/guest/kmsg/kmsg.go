@@ -1,7 +1,7 @@
 // Package kmsg writes the agent's log. In a guest it writes to /dev/kmsg, so that the console shows
-// the agent's messages in order with the kernel's own. Elsewhere it writes to a plain file.
+// the agent's and the kernel's messages in the order of time. Elsewhere it writes to a plain file.
 //
-// It has no fields, sampling or rotation, because the kernel limits and stores the log.
+// The log has no fields, sampling or rotation, because the kernel limits and stores it.
 package kmsg
 
 import (

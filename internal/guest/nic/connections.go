@@ -47,8 +47,8 @@ type Connections struct {
 	guest [4]byte
 	sent  int // descriptor of the file sentPath
 
-	// count is the content of the file sentPath at the latest read. clean is the content at the last
-	// search that found no connections.
+	// The field count is the content of the file sentPath when the file was last read. The field
+	// clean is the file's content at the latest search that found no connections.
 	count, clean       [24]byte
 	countLen, cleanLen int
 	request            [requestBytes]byte
@@ -63,8 +63,8 @@ type connection struct {
 }
 
 // OpenConnections opens the descriptors for Reset, so that a fork opens nothing. If the kernel
-// cannot close connections, OpenConnections logs this and returns nil. The connections that a fork
-// inherits then end by timeout.
+// cannot close connections, OpenConnections logs this fact and returns nil. In this case, the
+// connections that a fork inherits end by timeout.
 func OpenConnections(log *kmsg.Log) *Connections {
 	c, err := openConnections()
 	if err != nil {
@@ -199,7 +199,7 @@ func (c *Connections) destroy(which *connection) error {
 	return c.diag.call(c.request[:], unix.SOCK_DESTROY, unix.NLM_F_ACK, func([]byte) {})
 }
 
-// ask writes a struct inet_diag_req_v2, except for the id, to c.request.
+// ask writes all fields of a struct inet_diag_req_v2 except the id to c.request.
 func (c *Connections) ask(family uint8) {
 	p := c.request[unix.SizeofNlMsghdr:]
 	clear(p)

@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// bufferBytes is the size of a buffer for one datagram of the kernel. The kernel makes no datagram
-// that is larger than both a page and the previous read.
+// bufferBytes is the size of a buffer for one datagram of the kernel. A datagram is never larger
+// than a page or the previous read, whichever of the two is larger.
 const bufferBytes = 4096
 
 // netlink is a socket for one request at a time. It blocks in the kernel and allocates nothing.

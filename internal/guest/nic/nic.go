@@ -20,7 +20,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/frame"
 )
 
-// name is Linux's name of the first Ethernet interface, unless the interface is renamed.
+// name is the name of the first Ethernet interface in Linux, if no program has renamed the
+// interface.
 const name = "eth0"
 
 // Up gives the interface its address, activates the interface, and routes everything except

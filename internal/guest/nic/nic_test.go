@@ -167,8 +167,8 @@ func (p *pair) wantAlive(t *testing.T, what string) {
 	}
 }
 
-// Connections to other hosts end at once, even if a process waits in a read. All other connections
-// continue.
+// Reset ends connections to other hosts immediately, even if a process waits in a read. All other
+// connections continue.
 func TestReset(t *testing.T) {
 	inNamespaces(t, func(t *testing.T, l net.Listener) {
 		if err := Up(); err != nil {
@@ -235,8 +235,8 @@ func TestReset(t *testing.T) {
 	})
 }
 
-// A guest without connections is searched once, and again only after the guest has sent a packet.
-// No search allocates memory.
+// A guest without connections is searched once. It is searched again only after it has sent a
+// packet. No search allocates memory.
 func TestResetOfAGuestWithoutConnections(t *testing.T) {
 	inNamespaces(t, func(t *testing.T, l net.Listener) {
 		if err := Up(); err != nil {
@@ -283,7 +283,8 @@ func TestResetOfAGuestWithoutConnections(t *testing.T) {
 	})
 }
 
-// If the kernel cannot close connections, OpenConnections returns nil, whose Reset does nothing.
+// If the kernel cannot close connections, OpenConnections returns nil. The Reset of a nil
+// Connections does nothing.
 func TestNoConnections(t *testing.T) {
 	var c *Connections
 	if err := errors.Join(c.Reset(), c.Rehearse()); err != nil {

@@ -23,8 +23,8 @@ const (
 
 const resolvConf = "# by forkd: the image names no server that a guest could ask\nnameserver " + frame.Gateway + "\n"
 
-// Resolver makes /etc/resolv.conf name the gateway as DNS server, unless the image's file names a
-// server outside the guest.
+// Resolver makes /etc/resolv.conf name the gateway as DNS server. It does nothing if the image's
+// file already names a server outside the guest.
 func Resolver() error {
 	if err := setResolver(resolvPath, resolvRunPath); err != nil {
 		return fmt.Errorf("name server: %w", err)
@@ -32,9 +32,9 @@ func Resolver() error {
 	return nil
 }
 
-// setResolver replaces the file at path with a file that names the gateway, unless the file already
-// names a server. If path is on a read-only file system, setResolver writes the new file to the
-// path in run, and mounts this file over path.
+// setResolver replaces the file at path with a file that names the gateway. If the old file already
+// names a server, setResolver does nothing. If path is on a read-only file system, setResolver
+// writes the new file to the path in the parameter run, and mounts this file over path.
 func setResolver(path, run string) error {
 	text, err := os.ReadFile(path) // follows a symbolic link, whose target may be missing
 	if err == nil && namesServer(string(text)) {

@@ -14,9 +14,9 @@ import (
 	"github.com/forkd/forkd/internal/guest/kmsg"
 )
 
-// loadModules loads the modules that the file "order" in dir lists, in that order. It is no error
-// if a module finds no device. It is an error if a module is missing or the kernel refuses it. If
-// there is no list, the kernel has all drivers built in.
+// loadModules loads the modules that are listed in the file "order" in dir, in the order of the
+// list. It is no error if a module finds no device. It is an error if a module is missing or the
+// kernel refuses it. If there is no list, all drivers are built into the kernel.
 func loadModules(dir string, log *kmsg.Log) error {
 	order, err := os.ReadFile(filepath.Join(dir, "order"))
 	if errors.Is(err, fs.ErrNotExist) {

@@ -18,8 +18,8 @@ const helperHeap = 256 << 20
 
 // Helper is the main function of the init program in a VM that does one task for the daemon. It
 // prepares the devices, connects to a vsock port of the host, calls the function serve, and
-// switches the VM off. It returns the exit code of the process, but only if the VM cannot be
-// switched off.
+// switches the VM off. It returns only if the VM cannot be switched off. The result is then the
+// exit code of the process.
 func Helper(port uint32, serve func(*kmsg.Log, net.Conn) error) int {
 	debug.SetMemoryLimit(helperHeap)
 	log, err := EarlyLog()

@@ -57,14 +57,14 @@ func OpenIdentity(log *kmsg.Log) (*Identity, error) {
 // the same content in all of the guest's siblings.
 func (id *Identity) Shared() []string { return id.files.shared }
 
-// Rehearse makes the system calls of SetHostname without changing anything, so that the memory that
+// Rehearse makes the system calls of SetHostname, but changes nothing. So the memory that
 // SetHostname needs is allocated before the snapshot.
 func (id *Identity) Rehearse() error { return id.files.rehearse() }
 
-// Reseed mixes entropy into the kernel's pool, credits it, and reseeds the generator from the pool
-// at once, so that all random bytes that are read later depend on the given entropy. Linux has also
-// fetched bytes from the random number device before the fork, and /dev/hwrng would return the same
-// bytes in every sibling. So Reseed reads and drops these bytes.
+// Reseed mixes entropy into the kernel's pool, credits it, and immediately reseeds the generator
+// from the pool. So all random bytes that are read later depend on the given entropy. Linux has
+// also fetched bytes from the random number device before the fork, and /dev/hwrng would return the
+// same bytes in every sibling. So Reseed reads and drops these bytes.
 //
 // The first three steps together are equivalent to RNDADDENTROPY. That ioctl needs a pointer to a
 // struct of variable length, which Go can build only with package unsafe.
@@ -109,8 +109,8 @@ func dropFetched(hwrng int) error {
 	return nil
 }
 
-// SetClock sets the wall clock to ns nanoseconds since 1970, unless it is already within
-// clockTolerance.
+// SetClock sets the wall clock to ns nanoseconds since 1970. If the clock differs from this time by
+// at most clockTolerance, SetClock does nothing.
 func (id *Identity) SetClock(ns int64) error {
 	if ns <= 0 {
 		return errors.New("set clock: realtime_nanos is not positive")

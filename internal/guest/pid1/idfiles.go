@@ -94,7 +94,8 @@ type idFiles struct {
 // write writes the files for a host name.
 func (f idFiles) write(name []byte) error { return f.put(name, false) }
 
-// rehearse makes the system calls of write for the present name, but leaves the files unchanged.
+// rehearse makes the system calls of the method write for the present name, but leaves the files
+// unchanged.
 func (f idFiles) rehearse() error {
 	var u unix.Utsname
 	if err := unix.Uname(&u); err != nil {
@@ -128,7 +129,8 @@ func (f idFiles) put(name []byte, rehearsal bool) error {
 	return nil
 }
 
-// writeHosts replaces the first line of /etc/hosts, unless the user has changed that line.
+// writeHosts replaces the first line of /etc/hosts. If the user has changed that line, writeHosts
+// does nothing.
 func writeHosts(fd int, name []byte, rehearsal bool) error {
 	var was hostsLine
 	n, err := rawcall.Pread(fd, was[:], 0)

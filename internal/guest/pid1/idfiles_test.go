@@ -67,7 +67,7 @@ func TestAForkRewritesIDsAndKeepsWhatUsersAddedToHosts(t *testing.T) {
 		t.Errorf("boot id %q", b1)
 	}
 	write(strings.Repeat("x", maxHostname))
-	// A first line that the user has written stays.
+	// If the user has written the first line, the line stays unchanged.
 	const own = "192.0.2.1 mine"
 	if err := os.WriteFile(path("hosts"), []byte(own), 0o644); err != nil {
 		t.Fatal(err)

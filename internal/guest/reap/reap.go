@@ -32,7 +32,7 @@ type Child struct {
 	Pid    int
 	reaper *Reaper
 	done   chan struct{}
-	status syscall.WaitStatus // valid after done is closed
+	status syscall.WaitStatus // valid after the channel done is closed
 }
 
 // New returns a Reaper that collects only the processes that it has started.
@@ -57,8 +57,8 @@ func NewInit() *Reaper {
 // Start starts cmd, whose Stdin, Stdout and Stderr must be files or nil. Do not use cmd.Wait or
 // cmd.Process afterwards.
 func (r *Reaper) Start(cmd *exec.Cmd) (*Child, error) {
-	// Hold the lock during the start, so that a child that exits at once is in the table before it
-	// is collected.
+	// Hold the lock during the start. So even a child that exits immediately is in the table before
+	// it is collected.
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if err := cmd.Start(); err != nil {

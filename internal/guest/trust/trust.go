@@ -63,7 +63,8 @@ func install(root, certificate string) (map[string]string, error) {
 	}, nil
 }
 
-// add appends a certificate to a bundle, unless the bundle contains it.
+// add appends a certificate to a bundle. If the bundle already contains the certificate, add does
+// nothing.
 func add(bundle string, certificate []byte) error {
 	have, err := os.ReadFile(bundle)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -14,7 +14,7 @@ import (
 )
 
 // The account that the stream's header may request. E2B's images have an account with the same name
-// and number. If the number is taken, the account has the next free number.
+// and number. If the number is taken, the account gets the next free number.
 const (
 	accountName       = "user"
 	minUserID         = 1000
@@ -141,8 +141,8 @@ func (t *tree) rewrite(name string, data []byte) error {
 	return errors.Join(err, setTime(fd, "", noTime), f.Close())
 }
 
-// addAccount adds the account "user", unless the image has one. It is called after the default
-// files have been added.
+// addAccount adds the account "user" if the image has no such account. It is called after the
+// default files have been added.
 func (t *tree) addAccount() error {
 	users, err := t.read(passwd)
 	if err != nil {

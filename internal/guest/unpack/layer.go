@@ -25,7 +25,7 @@ import (
 const (
 	whiteoutPrefix = ".wh."
 	whiteoutOpaque = ".wh..wh..opq"
-	whiteoutMeta   = ".wh..wh." // prefix of files of union file systems, which no image needs
+	whiteoutMeta   = ".wh..wh." // prefix of names of union file systems' own files; no image needs such files
 )
 
 // maxWindow bounds the memory that a layer's compression may require, in bytes. The program zstd
@@ -33,12 +33,12 @@ const (
 const maxWindow = 128 << 20
 
 // maxPlain returns the maximum size of a decompressed layer, in bytes. A layer that fits on the
-// disk is smaller, unless it overwrites its own files.
+// disk is smaller if it does not overwrite its own files.
 func (t *tree) maxPlain() int64 { return 2*t.size + 64<<20 }
 
 // maxTotal returns the maximum size of all decompressed layers together, in bytes. The same maximum
-// applies to the content of all files in the layers. Without a maximum, a header could name one
-// blob as many layers.
+// applies to the content of all files in the layers. Without a maximum, a header could list one
+// blob many times, as many layers.
 func (t *tree) maxTotal() int64 { return 2 * t.maxPlain() }
 
 // apply applies a layer. After an error the tree is of no use.
@@ -129,7 +129,8 @@ func (b *bounded) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// entry applies one entry of a layer. If files is true, the layer has the files of a recipe.
+// entry applies one entry of a layer. If the parameter files is true, the layer has the files of a
+// recipe.
 func (t *tree) entry(h *tar.Header, content io.Reader, files bool) error {
 	name, err := relative(h.Name)
 	if err != nil {

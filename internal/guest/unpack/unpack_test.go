@@ -122,7 +122,8 @@ func text(dir, name string) string {
 	return string(p)
 }
 
-// A stream may name the same layer many times. The decompressed size of all layers together is bounded.
+// Even if a stream names the same layer many times, the decompressed size of all layers together is
+// bounded.
 func TestLayersAreBoundedTogether(t *testing.T) {
 	zeros := layer{data: zipped(make([]byte, 150<<20))} // an archive that consists only of padding
 	if _, err := unpacked(t, false, zeros, zeros); err != nil {

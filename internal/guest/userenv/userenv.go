@@ -74,8 +74,8 @@ type User struct {
 func (e *Env) User(name string) (*User, error) { return e.UserOr(name, "") }
 
 // UserOr is like User, for clients that have a default user of their own. If name is empty and
-// SetDefaults has set no user, it returns the account that the parameter preferred names, or root
-// if the guest lacks that account.
+// SetDefaults has set no user, it returns the account whose name is in the parameter preferred. If
+// the guest lacks that account, it returns root.
 func (e *Env) UserOr(name, preferred string) (*User, error) {
 	if name == "" {
 		e.mu.Lock()

@@ -87,8 +87,8 @@ func TestCheckVars(t *testing.T) {
 	}
 }
 
-// An interface may have its own default user. A request that names no user is executed as that
-// user, if no other default is set and the guest has the account.
+// An interface may have its own default user. If a request names no user, it is executed as that
+// user, provided that no other default is set and the guest has the account.
 func TestDefaultUserOfAnInterface(t *testing.T) {
 	e := New()
 	for _, c := range []struct{ name, preferred, want string }{

@@ -109,7 +109,7 @@ func TestMountAndUnmount(t *testing.T) {
 	}
 }
 
-// The error of an unmount names the programs that use the volume.
+// If programs use a volume, it cannot be unmounted, and the error names these programs.
 func TestVolumeInUse(t *testing.T) {
 	m := newMounts(t)
 	v := agentproto.Volume{Slot: 1, Path: place(t, "data")}
@@ -133,7 +133,7 @@ func TestVolumeInUse(t *testing.T) {
 	}
 }
 
-// Mount waits for a disk that appears in its slot later.
+// If the disk is not in its slot yet, Mount waits until the disk appears.
 func TestMountWaitsForTheDisk(t *testing.T) {
 	m := newMounts(t)
 	size := filepath.Join(m.sys, "vdc", "size")

@@ -5,8 +5,8 @@
 // All other services of the agent use E2B's protocols (see EnvdPort and CodeInterpreterPort). The
 // control protocol is newline-delimited JSON on one vsock stream, with one answer for each request,
 // without HTTP. Fork messages have a separate port and a binary form (see Forked.Append). This form
-// is cheap to parse, because every child needs a private copy of each page that its guest writes
-// while it handles a fork message.
+// is cheap to parse. That matters, because every child needs a private copy of each page that its
+// guest writes while it handles a fork message.
 package agentproto
 
 import "time"
@@ -80,8 +80,8 @@ const (
 	OpBusy Op = "busy" // the answer says whether a program holds a lock on BusyFile
 
 	OpMount Op = "mount" // mounts Volume; waits until the volume's slot has a disk
-	// OpUnmount writes the data of Volume to its disk, and unmounts it. If the answer is an error
-	// because programs use the volume, the data is on the disk nevertheless.
+	// OpUnmount writes the data of Volume to its disk, and unmounts it. If programs use the volume,
+	// the answer is an error, but the data is on the disk nevertheless.
 	OpUnmount Op = "unmount"
 )
 

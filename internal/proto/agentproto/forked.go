@@ -65,8 +65,8 @@ const QuietTime = 3 * time.Second
 // AppendPrepare appends the message that makes a guest ready to be saved and forked; see QuietTime.
 func AppendPrepare(b []byte) []byte { return appendMessage(b, []byte{uint8(kindPrepare)}) }
 
-// Received is a message as the guest receives it. Its byte slices are parts of the message, so a
-// fork without variables allocates no memory.
+// Received is a message as the guest receives it. Its byte slices are parts of the message, so
+// Parse allocates no memory for a message without variables.
 type Received struct {
 	Prepare bool // the message was made by AppendPrepare; all other fields are empty
 

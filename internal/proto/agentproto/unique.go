@@ -24,14 +24,14 @@ type Generator struct {
 	Library string
 }
 
-// Bounds of a Unique. Generators beyond them are dropped.
+// Bounds of a Unique. Generators beyond the bounds are dropped.
 const (
 	MaxGenerators    = 64  // maximum number of generators in both lists together
 	MaxGeneratorName = 256 // maximum length of a name, in bytes of printable ASCII
 )
 
-// cut returns u within the bounds. It drops generators of Reseeded first, and then generators of
-// Repeats.
+// The method cut returns u, shortened to the bounds. It drops generators of Reseeded first, and
+// then generators of Repeats.
 func (u Unique) cut() Unique {
 	repeats := u.Repeats[:min(len(u.Repeats), MaxGenerators)]
 	reseeded := u.Reseeded[:min(len(u.Reseeded), MaxGenerators-len(repeats))]
@@ -71,9 +71,9 @@ func appendGenerators(b []byte, list []Generator) []byte {
 	return b
 }
 
-// ParseAnswer parses the body of an answer that AppendAnswer or AppendUnique has made, without its
-// length. The result text is the agent's error, or "" if there is none. The result err is set if
-// the answer is malformed.
+// ParseAnswer parses an answer that AppendAnswer or AppendUnique has made. The parameter body has
+// the answer without its length. The result text is the agent's error, or "" if there is none. The
+// result err is set if the answer is malformed.
 func ParseAnswer(body []byte) (u *Unique, text string, err error) {
 	if len(body) == 0 || body[0] != reported {
 		return nil, string(body), nil
@@ -94,7 +94,8 @@ func ParseAnswer(body []byte) (u *Unique, text string, err error) {
 	return &got, "", nil
 }
 
-// printable returns a name within the bounds. Characters that are not printable ASCII are replaced.
+// printable returns a name, shortened to the bounds. Characters that are not printable ASCII are
+// replaced.
 func printable(p []byte) string {
 	name := append([]byte(nil), p[:min(len(p), MaxGeneratorName)]...)
 	for i, c := range name {

@@ -27,9 +27,9 @@ func VolumeSerial(slot int) string { return "vol" + strconv.Itoa(slot) }
 // guest may have links in the path.
 const maxVolumePath = 1024
 
-// CheckVolumePath returns an error unless a volume may be mounted at a path of the guest. The path
-// must be absolute and clean, and outside of the directories in which the kernel and the agent keep
-// files.
+// CheckVolumePath returns an error if it is not allowed to mount a volume at the path p in a guest.
+// The path must be absolute and clean, and outside of the directories in which the kernel and the
+// agent keep files.
 func CheckVolumePath(p string) error {
 	switch {
 	case !path.IsAbs(p) || path.Clean(p) != p || p == "/":

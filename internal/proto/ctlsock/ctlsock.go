@@ -125,8 +125,8 @@ const acceptPause = 10 * time.Millisecond
 
 // Accept waits for the next connection of a listening socket. The connection receives messages as
 // described at Dial. If there are not enough descriptors or memory for the connection, Accept tries
-// again after a pause, because its caller has sandboxes and must not exit because of a temporary
-// shortage.
+// again after a pause: its caller has sandboxes, and a temporary shortage must not make the caller
+// exit.
 func Accept(listener int) (*Conn, error) {
 	for {
 		fd, _, err := unix.Accept4(listener, unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK)
@@ -142,8 +142,8 @@ func Accept(listener int) (*Conn, error) {
 	}
 }
 
-// Shutdown makes Receive return io.EOF on both ends, after it has returned the messages that were
-// sent before. Later calls of Send fail on both ends.
+// Shutdown makes Receive return io.EOF on both ends. Receive first returns the messages that were
+// sent before the Shutdown. Later calls of Send fail on both ends.
 func (c *Conn) Shutdown() {
 	_ = c.raw.Control(func(fd uintptr) { _ = unix.Shutdown(int(fd), unix.SHUT_RDWR) }) // fails only if c is closed
 }
@@ -188,8 +188,8 @@ func (c *Conn) send(wait bool, kind codec.Kind, body []byte, fds []int) error {
 }
 
 // Packet returns the packet that Send would send for a message without descriptors, and the
-// descriptor of the socket. It is for a thread that cannot call Send and sends the packet itself.
-// The connection must not be closed before the packet is sent.
+// descriptor of the socket. It is for a thread that cannot call Send, and therefore sends the
+// packet itself. The connection must not be closed before the packet is sent.
 func (c *Conn) Packet(kind codec.Kind, body []byte) (fd int, packet []byte, err error) {
 	err = c.raw.Control(func(n uintptr) { fd = int(n) })
 	return fd, append([]byte{byte(kind)}, body...), err

@@ -152,8 +152,8 @@ func TestMessagesWhoseDescriptorsFindNoRoom(t *testing.T) {
 	}
 }
 
-// A process that cannot open another descriptor accepts a connection as soon as a descriptor is
-// free.
+// If a process cannot open another descriptor, Accept waits. It accepts the connection as soon as a
+// descriptor is free.
 func TestAcceptWaitsForADescriptor(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	l, err := Listen(path)
@@ -185,7 +185,7 @@ func TestAcceptWaitsForADescriptor(t *testing.T) {
 	case err := <-ended:
 		t.Errorf("without a descriptor: %v", err)
 		ended <- err
-	case <-time.After(10 * acceptPause): // Accept has tried in this time
+	case <-time.After(10 * acceptPause): // Accept has tried again in this time
 	}
 	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
 		t.Fatal(err)

@@ -10,9 +10,10 @@ import (
 // noNewline follows the last line of a file in a hunk if the file does not end with a newline.
 const noNewline = "\\ No newline at end of file\n"
 
-// checkHunks returns an error unless patch consists of hunks of a unified diff, and each hunk has
-// as many lines as its header says. If a hunk had fewer lines, a program that applies patches would
-// read a line such as "+++ b/x" as the beginning of another file.
+// checkHunks returns an error if patch contains anything but hunks of a unified diff, or if the
+// number of lines in a hunk differs from the number in its header. If a hunk had fewer lines, a
+// program that applies patches would read a line such as "+++ b/x" as the beginning of another
+// file.
 func checkHunks(patch string) error {
 	var old, now uint64 // numbers of lines of the old and the new side that the hunk still lacks
 	text := false       // whether the previous line is a line of a file

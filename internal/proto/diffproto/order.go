@@ -14,8 +14,8 @@ type order struct {
 	files []above
 }
 
-// above is the previous entry, or the entry of one of its parent directories. On at least one of
-// the two sides, it is not a directory.
+// above is an entry that is not a directory on at least one of the two sides. It is the previous
+// entry, or the entry of one of the directories above the previous entry.
 type above struct {
 	path   string
 	hasOld bool // whether the old side can have files below path

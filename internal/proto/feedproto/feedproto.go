@@ -142,7 +142,7 @@ func parse(kind codec.Kind, body []byte) (Message, error) {
 	return m, nil
 }
 
-// Control is one end of a control socket. One goroutine may receive while others send.
+// Control is one end of a control socket. One goroutine may receive while other goroutines send.
 type Control struct{ conn *ctlsock.Conn }
 
 // NewControl returns the two ends of a control socket. The other process passes its end to
@@ -171,7 +171,8 @@ func (c *Control) Send(m Message, fds ...int) error {
 	return c.conn.Send(m.kind(), w.Bytes(), fds...)
 }
 
-// Receive waits for a message. A message other than Setup with descriptors is an error.
+// Receive waits for a message. If a message other than Setup has descriptors, Receive returns an
+// error.
 func (c *Control) Receive() (m Message, fds []int, err error) {
 	kind, body, fds, err := c.conn.Receive()
 	if err == nil {

@@ -1,6 +1,6 @@
 // Package frame defines the interface between a VM's network device and forkd-net: the format of
-// Ethernet frames on the socket between them, and the addresses of the two ends, which are the same
-// in every VM.
+// Ethernet frames on the socket between them, and the addresses of the two ends. These addresses
+// are the same in every VM.
 //
 // A message on the socket consists of a struct virtio_net_hdr_v1 (virtio 1.2 §5.1.6, HeaderBytes
 // long, num_buffers 0) and a frame. The frame may be longer than the MTU if the header requests

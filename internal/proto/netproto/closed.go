@@ -79,8 +79,8 @@ func Within(inner, outer netip.Prefix) bool {
 
 // privateZones are the DNS zones that only the host's network should answer. They are the zones of
 // local networks (RFC 6762, RFC 8375, and "internal", which ICANN has reserved), the zone of the
-// host itself (RFC 6761), and the zones of reverse lookups, whose answers reveal names of the
-// network.
+// host itself (RFC 6761), and the zones of reverse lookups. Answers to reverse lookups reveal names
+// of the network.
 var privateZones = []string{"local", "internal", "home.arpa", "localhost", "in-addr.arpa", "ip6.arpa"}
 
 // PrivateName reports whether a name belongs to the host's network rather than to the internet.

@@ -73,8 +73,8 @@ func (h *Hold) append(w *codec.Writer) {
 	}
 }
 
-// parse decodes a hold. A hold that is not valid is an error, because a sandbox without its hold
-// could act.
+// parse decodes a hold. An invalid hold is an error: without its hold, a sandbox could change
+// something at a server.
 func (h *Hold) parse(r *codec.Reader) error {
 	*h = Hold{}
 	answer := Answer(r.U8())
@@ -100,10 +100,11 @@ const (
 	OutcomeExpired  = "expired"  // it waited for too long, and was refused
 )
 
-// Bounds on the effects of one sandbox, in bytes, except MaxEffects.
+// Bounds on the effects of one sandbox. MaxEffects is a number of effects; the other bounds are in
+// bytes.
 const (
 	MaxEffects     = 200
-	MaxEffectBytes = 256 << 10 // all of them together
+	MaxEffectBytes = 256 << 10 // all effects together
 	MaxEffectBody  = 16 << 10  // the kept part of a body
 	MaxEffectHead  = 8 << 10   // the kept parts of the headers, and of the URL
 )

@@ -1,6 +1,6 @@
 // Package netproto is the control protocol between the daemon and forkd-net, the process through
 // which all sandboxes of a host connect to the network. The daemon sends requests on a
-// SOCK_SEQPACKET unix socket, some of them together with descriptors, and forkd-net answers each
+// SOCK_SEQPACKET unix socket. With some requests it sends descriptors. forkd-net answers each
 // request. The daemon may send further requests before it has received the answer to an earlier
 // request. forkd-net handles requests in order.
 //
@@ -16,7 +16,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/codec"
 )
 
-// Version must be changed together with any message. forkd-net answers a daemon of another version
+// Version must be changed whenever a message changes. forkd-net answers a daemon of another version
 // with the error code CodeVersion.
 const Version = 5
 

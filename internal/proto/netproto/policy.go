@@ -49,8 +49,8 @@ type Policy struct {
 	Deny  []Rule // denied in every mode, even if Allow has them
 
 	// AllowECH permits connections in which TLS encrypts the server's name (RFC 9849) even if a
-	// rule by name decides about them. The rule is then compared only with the outer name, which is
-	// not encrypted.
+	// rule for a name decides about them. The rule is then compared only with the outer name, which
+	// is not encrypted.
 	AllowECH bool
 }
 

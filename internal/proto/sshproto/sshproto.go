@@ -40,7 +40,8 @@ const (
 	ClientFD  = 4
 )
 
-// Bounds of fields, in bytes. Names are user names, versions, types and names of algorithms.
+// Bounds of fields, in bytes. MaxName applies to user names, versions, types and names of
+// algorithms.
 const (
 	MaxPayload = 32 << 10 // payload of a request, and data in one message of a stream
 	MaxExtra   = 4 << 10  // extra data of a channel
@@ -329,7 +330,7 @@ func parse(kind codec.Kind, body []byte) (m Message, err error) {
 	return m, nil
 }
 
-// Control is one end of a control socket. One goroutine may receive while others send.
+// Control is one end of a control socket. One goroutine may receive while other goroutines send.
 type Control struct{ conn *ctlsock.Conn }
 
 // NewControl returns the daemon's end of a control socket, and the end for forkd-ssh.
@@ -357,7 +358,8 @@ func (c *Control) Send(m Message, fds ...int) error {
 	return c.conn.Send(m.kind(), w.Bytes(), fds...)
 }
 
-// Receive waits for a message to the daemon. A message with a descriptor is an error.
+// Receive waits for a message to the daemon. If the message has a descriptor, Receive returns an
+// error.
 func (c *Control) Receive() (Message, error) {
 	m, fd, err := c.ReceiveFD()
 	if err == nil && fd >= 0 {

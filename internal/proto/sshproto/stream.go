@@ -20,11 +20,11 @@ const (
 
 // Stream is one end of a channel's stream, which is a socket of package ctlsock. If one end does
 // not read, the other end soon cannot send. So the windows of SSH limit both the client and the
-// daemon. One goroutine may receive while others send.
+// daemon. One goroutine may receive while other goroutines send.
 //
 // Requests are not in the stream, because a client may send a signal to a process that reads no
-// input. Replies are in the stream, so that the client gets the reply to a request that starts a
-// process before the output of this process.
+// input. Replies are in the stream, so that the client gets the reply to a request before the
+// output of the process that the request has started.
 type Stream struct {
 	conn  *ctlsock.Conn
 	rest  []byte // data of the client that Read has received but not returned

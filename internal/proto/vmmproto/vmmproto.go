@@ -1,5 +1,5 @@
 // Package vmmproto is the control protocol between the daemon and a forkd-vmm process. The daemon
-// sends requests on a SOCK_SEQPACKET unix socket, one at a time, some of them together with file
+// sends requests on a SOCK_SEQPACKET unix socket, one at a time. With some requests it sends file
 // descriptors. The VMM answers each request. Between answers it may send events.
 //
 // The package has the messages and their encoding, but not the socket. Create contains the version
@@ -19,9 +19,9 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// Version must be changed together with any message, and together with the form of the state that a
-// VMM saves. If it were not changed, a VMM of an earlier daemon could save a state that the VMMs of
-// the next daemon cannot restore. A VMM refuses a daemon with another version.
+// Version must be changed whenever a message changes, or the form of the state that a VMM saves. If
+// Version were not changed, a VMM of an earlier daemon could save a state that the VMMs of the next
+// daemon cannot restore. A VMM refuses a daemon with another version.
 const Version = 20
 
 // Kind is the first byte of every message.
@@ -81,7 +81,7 @@ type Disk struct {
 }
 
 // SetVolume puts a disk into an empty volume slot of a machine with a guest, or empties a slot that has a
-// disk. The guest sees another capacity. The parameter Disk is the number of the slot among all disks.
+// disk. The guest sees another capacity. The field Disk is the number of the slot among all disks.
 type SetVolume struct {
 	Disk      uint32
 	SizeBytes uint64 // at most vm.MaxVolumeBytes
@@ -99,8 +99,8 @@ type Boot struct {
 
 // SetNet replaces the frame socket of the VM, or removes it. If there is a network, the daemon has
 // connected to the listener of Create. The VM uses the newest connection that waits there, and
-// closes the others. If no connection waits, the VM keeps its present frame socket, because an
-// earlier request may have accepted the newest connection already.
+// closes the other waiting connections. If no connection waits, the VM keeps its present frame
+// socket, because an earlier request may have accepted the newest connection already.
 type SetNet struct {
 	Net bool // whether there is a network
 }

@@ -1,5 +1,5 @@
 // Package frametest makes frame sockets for tests and benchmarks. Product code must not import it,
-// because no process but a VMM may have the VMM's end of a frame socket.
+// because no process except the VMM is allowed to have the VMM's end of a frame socket.
 package frametest
 
 import (
