@@ -13,9 +13,9 @@ import (
 
 // Default returns a client of the daemon that the command forkd would use. If $FORKD_URL is set, it
 // names that daemon; the token is in $FORKD_TOKEN, and the TLS files for https are in $FORKD_CA,
-// $FORKD_CERT and $FORKD_KEY. Otherwise the client uses the daemon in the emulated host ('forkd
-// machine') if that host is running, or else the daemon at this user's socket. Options are applied
-// after the environment. Default does not connect yet.
+// $FORKD_CERT and $FORKD_KEY. If $FORKD_URL is not set, the client uses the daemon in the emulated
+// host ('forkd machine') if that host is running, or else the daemon at this user's socket. Options
+// are applied after the environment. Default does not connect yet.
 func Default(options ...Option) (*Client, error) {
 	address, token := os.Getenv("FORKD_URL"), os.Getenv("FORKD_TOKEN")
 	if address == "" {

@@ -71,7 +71,7 @@ func toLink(dir string) error {
 	return os.Symlink(dir+".real", dir)
 }
 
-// If another user creates the directory after New has checked it, no token is sent.
+// If another user creates the socket's directory after the check in New, the client sends no token.
 func TestPrivateSocketThatAppearsLaterGetsNoToken(t *testing.T) {
 	socket := runDir(t)
 	dir := filepath.Dir(socket)

@@ -25,7 +25,7 @@ type Best[T any] struct {
 // BestOf forks a child of a running sandbox for every attempt and runs the attempts concurrently.
 // It keeps the child with the highest score, or the first of several children with that score, and
 // kills the other children. If all attempts are disqualified, it kills all children and returns an
-// error with the reasons. The parameter request is the request of the fork, in which BestOf sets
+// error with the reasons. The parameter request is the request for the fork. BestOf sets its fields
 // SourceID, N and AllowPartial.
 func BestOf[T any](ctx context.Context, c *Client, id string, attempts []Attempt[T], judge Judge[T],
 	request ForkRequest) (best Best[T], err error) {

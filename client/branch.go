@@ -44,9 +44,9 @@ func (c *Client) Promote(ctx context.Context, id string, req PromoteRequest) (r 
 // Apply changes the files of a running sandbox as req.From has changed them since the nearest
 // common ancestor of both sides. req.From is a snapshot or another sandbox of the same family.
 // Apply makes either all of these changes or none. If both sides have changed the same files in
-// different ways, the error is an *Error with the code ErrApplyConflict and the field Conflicts,
-// unless req.Prefer or req.DryRun is set. Programs in the sandbox that have opened a replaced file
-// keep the old file.
+// different ways, and neither req.Prefer nor req.DryRun is set, the error is an *Error with the
+// code ErrApplyConflict and the field Conflicts. Programs in the sandbox that have opened a
+// replaced file keep the old file.
 func (c *Client) Apply(ctx context.Context, id string, req ApplyRequest) (a Applied, err error) {
 	err = c.call(ctx, http.MethodPost, sandboxPath(id, "/apply"), req, &a)
 	return a, err
@@ -54,9 +54,9 @@ func (c *Client) Apply(ctx context.Context, id string, req ApplyRequest) (a Appl
 
 // Diff compares the files of two snapshots or sandboxes of one family, and gives an upper bound of
 // the memory that differs. If req.From is empty, a sandbox is compared with the snapshot that it
-// runs from. Data that a sandbox has not yet written to its disk is also compared. Use git apply
-// for patches, because other programs may let a patch change .git/hooks, so that a sandbox could
-// run programs on this host.
+// runs from. Data that a sandbox has not yet written to its disk is also compared. To apply
+// patches, use git apply. Other programs may let a patch change .git/hooks, and then a sandbox
+// could run programs on this host.
 func (c *Client) Diff(ctx context.Context, req DiffRequest) (d Diff, err error) {
 	err = c.call(ctx, http.MethodPost, "/v1/diff", req, &d)
 	return d, err

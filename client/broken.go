@@ -103,11 +103,11 @@ func Checked(r ExecResult, err error) (ExecResult, error) {
 // Shell returns the arguments that run a command line with /bin/sh.
 func Shell(line string) []string { return []string{"/bin/sh", "-c", line} }
 
-// WithRetries repeats a call up to n times, until its context ends, if the connection fails or the
-// daemon says when to try again. It repeats only calls that are safe to repeat. These are calls
-// that read, and calls that make a sandbox, a snapshot, a workspace or a context. Calls that make
-// something carry an Idempotency-Key, by which the daemon recognizes a repeated request. By default
-// no call is repeated.
+// WithRetries makes a client repeat a call if the connection fails or the daemon says when to try
+// again. The client repeats a call up to n times, until the call's context ends. It repeats only
+// calls that are safe to repeat. These are calls that read, and calls that make a sandbox, a
+// snapshot, a workspace or a context. Calls that make something carry an Idempotency-Key, by which
+// the daemon recognizes a repeated request. By default no call is repeated.
 func WithRetries(n int) Option {
 	return func(s *settings) error {
 		if n < 0 {

@@ -88,8 +88,8 @@ func (c *BuildContext) Close() error {
 	return c.root.Close()
 }
 
-// place returns the path of a Dockerfile. It also reports whether the file is in the context. The
-// path of such a file is relative to the context.
+// place returns the path of a Dockerfile. It also reports whether the file is in the context. If it
+// is, the path is relative to the context.
 func (c *BuildContext) place(dockerfile string) (name string, inside bool, err error) {
 	if !filepath.IsAbs(dockerfile) {
 		dockerfile = filepath.Join(c.dir, dockerfile)
@@ -111,7 +111,7 @@ func (c *BuildContext) place(dockerfile string) (name string, inside bool, err e
 // maxIgnore bounds a .dockerignore, in bytes.
 const maxIgnore = 1 << 20
 
-// readIgnore reads the patterns of ignored files, and reports whether there is such a file.
+// readIgnore reads a file with patterns of ignored files, and reports whether this file exists.
 func (c *BuildContext) readIgnore(name string, inside bool) (bool, error) {
 	text, err := c.read(name, inside, maxIgnore, false)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -37,8 +37,8 @@ const (
 	maxDepth    = 64
 )
 
-// checkPath refuses a path that a server would parse differently. For example, if the id is empty,
-// the server would take the next segment as the id.
+// checkPath refuses a path that a server would not parse as intended. For example, if the id is
+// empty, the server would take the next segment as the id.
 func checkPath(of string) error {
 	of, _, _ = strings.Cut(of, "?")
 	if path.Clean(of) == of {
@@ -127,8 +127,8 @@ func checkCode(req CodeRequest) error {
 	return checkEnv(req.Env)
 }
 
-// checkBuild refuses builds that the daemon would refuse, and texts that are not valid UTF-8, which
-// JSON would change.
+// checkBuild refuses builds that the daemon would refuse, and texts that are not valid UTF-8. JSON
+// would change such texts.
 func checkBuild(req BuildRequest) error {
 	switch {
 	case req.Tag == "":

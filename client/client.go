@@ -1,13 +1,13 @@
-// Package client is the Go client of the forkd daemon's REST API (api/openapi.yaml). The forkd
-// command line is built on it and uses nothing else.
+// Package client is the Go client of the forkd daemon's REST API (api/openapi.yaml). The forkd CLI
+// is built on this package and uses nothing else.
 //
 // An answer other than success is an *Error, and errors.Is compares the error's code:
 // errors.Is(err, client.ErrSandboxNotFound). A wrong argument is an *ArgumentError, returned before
 // anything is sent. If the daemon does not answer, the error is a *ConnectionError, which says
 // whether anything was sent.
 //
-// A client keeps no state. It repeats a call only if WithRetries allows that, because a broken
-// connection does not show whether the daemon has carried out the call, such as a fork.
+// A client keeps no state. It repeats a call only if WithRetries allows that, because after a
+// broken connection it is unknown whether the daemon has carried out a call such as a fork.
 package client
 
 import (

@@ -115,7 +115,7 @@ func TestEmptyNames(t *testing.T) {
 	}
 }
 
-// answers is a transport that answers every request with its own text.
+// The type answers is a transport. It answers every request with the value of the string.
 type answers string
 
 // RoundTrip implements http.RoundTripper.

@@ -8,8 +8,8 @@ import (
 	v1 "github.com/forkd/forkd/api/v1"
 )
 
-// An Execution holds at most CodeHandlers.Keep bytes of each output and of the results. The handlers
-// receive all of the output.
+// An Execution holds at most CodeHandlers.Keep bytes of each output, and at most Keep bytes of
+// results. The handlers receive all of the output.
 func TestKeepOfCode(t *testing.T) {
 	told := 0
 	var e Execution
@@ -28,8 +28,8 @@ func TestKeepOfCode(t *testing.T) {
 	}
 }
 
-// By default an Execution holds 64 MiB of each output, and of the results. An output has no gap,
-// but a result that fits is kept even after a result that is too large.
+// By default an Execution holds up to 64 MiB of each output, and up to 64 MiB of results. An output
+// has no gap, but a result that fits is kept even after a result that is too large.
 func TestDefaultKeepOfCode(t *testing.T) {
 	var e Execution
 	run := codeRun{Execution: &e}

@@ -16,7 +16,7 @@ var update = flag.Bool("update", false, "write codes.go from docs/errors.md")
 // codeRow finds a row of the table of codes.
 var codeRow = regexp.MustCompile("(?m)^\\| <a id=\"[a-z0-9_]+\"></a>`([a-z0-9_]+)` \\| (\\d+) \\|[^|]*\\| ([^|]+) \\|")
 
-// Every code of docs/errors.md has a sentinel, and every sentinel has a code there.
+// Every code of docs/errors.md has a sentinel, and every sentinel has a code in this document.
 func TestCodesAreThoseOfTheDocument(t *testing.T) {
 	document, err := os.ReadFile("../docs/errors.md")
 	if err != nil {
@@ -54,7 +54,7 @@ func codesFile(t *testing.T, document []byte) []byte {
 	return file
 }
 
-// sentinelName is the name of the constant for a code.
+// sentinelName returns the name of the constant for a code.
 func sentinelName(code string) string {
 	name := "Err"
 	for part := range strings.SplitSeq(code, "_") {

@@ -53,7 +53,7 @@ func fakeDaemon() contract.Daemon {
 		File: os.Getenv(fileEnv), Fake: true}
 }
 
-// The Go client passes the contract of the SDKs against the fake daemon.
+// With the fake daemon, the Go client passes the contract of the SDKs.
 func TestContract(t *testing.T) {
 	scenarios, err := contract.Scenarios()
 	if err != nil {
@@ -71,7 +71,7 @@ func TestContract(t *testing.T) {
 	}
 }
 
-// The client has a method for every operation of the API, and a scenario calls it.
+// The client has a method for every operation of the API, and some scenario calls this method.
 func TestContractIsWhole(t *testing.T) {
 	operations, err := contract.Operations()
 	if err != nil {

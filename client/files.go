@@ -163,7 +163,7 @@ func (c *Client) RemoveFile(ctx context.Context, id, path string) error {
 
 // WatchFiles calls f with each change in a directory of a sandbox and, if recursive is true, in the
 // directories below it. The first event has the type "begun". The watch ends when ctx ends, when
-// the connection breaks, or when f returns an error, which WatchFiles returns.
+// the connection breaks, or when f returns an error. WatchFiles then returns that error.
 func (c *Client) WatchFiles(ctx context.Context, id, path string, recursive bool, f func(FileChange) error) error {
 	if err := checkFile("path", path); err != nil {
 		return err
@@ -203,7 +203,7 @@ func (c *Client) fileQuery(query url.Values) url.Values {
 // AsUser returns a client that accesses files and directories for a user of the sandbox: relative
 // paths begin in the user's home, and new files belong to the user. But the files are accessed with
 // the rights of root, so do not use paths that a program of the user can replace by links. For
-// commands, set ExecRequest.User instead. The client shares its connections with c.
+// commands, set ExecRequest.User instead. The returned client shares its connections with c.
 func (c *Client) AsUser(name string) *Client {
 	as := *c
 	as.user = name

@@ -15,7 +15,7 @@ import (
 const maxHubEvent = 1 << 20
 
 // PackSnapshot returns a snapshot as an archive: a tar archive with an OCI image layout. The caller closes
-// it. The archive begins when all files are compressed.
+// it. The daemon begins to send the archive when it has compressed all files.
 func (c *Client) PackSnapshot(ctx context.Context, tag string) (io.ReadCloser, error) {
 	resp, err := c.request(ctx, http.MethodGet, snapshotPath(tag, "/archive"), "", nil)
 	if err != nil {

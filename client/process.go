@@ -272,7 +272,7 @@ func (c *Client) ExecDetached(ctx context.Context, id string, req ExecRequest) (
 	return started.PID, err
 }
 
-// Processes lists the running processes of a sandbox that were started by an exec.
+// Processes lists the running processes that an exec has started in a sandbox.
 func (c *Client) Processes(ctx context.Context, id string) (list []ProcessInfo, err error) {
 	err = c.call(ctx, http.MethodGet, sandboxPath(id, "/processes"), nil, &list)
 	return list, err

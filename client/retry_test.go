@@ -28,7 +28,8 @@ func busyThen(t *testing.T, times int, retryAfter, answer string) (url string, k
 	return srv.URL, keys
 }
 
-// Only calls that are safe to repeat are repeated, with the same idempotency key.
+// The client repeats only calls that are safe to repeat. All attempts of a call have the same
+// idempotency key.
 func TestRetries(t *testing.T) {
 	fork := func(ctx context.Context, c *Client) error {
 		_, err := c.Fork(ctx, ForkRequest{SnapshotTag: "x", N: 1})

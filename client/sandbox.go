@@ -11,8 +11,8 @@ import (
 
 func sandboxPath(id, suffix string) string { return "/v1/sandboxes/" + url.PathEscape(id) + suffix }
 
-// Fork starts children. If one of them fails, the other children are killed, unless AllowPartial is
-// set.
+// Fork starts children. If one of them fails and AllowPartial is not set, the other children are
+// killed.
 func (c *Client) Fork(ctx context.Context, req ForkRequest) (f Forked, err error) {
 	if err := checkFork(req); err != nil {
 		return f, err
@@ -66,8 +66,9 @@ func (c *Client) Stats(ctx context.Context, id string) (s Stats, err error) {
 	return s, err
 }
 
-// Written returns the figures of Stats that are cheap to measure. The result may be as old as
-// maxAgeSecs, at most 10; 0: measured now.
+// Written returns the figures of Stats that are cheap to measure. The result may be up to
+// maxAgeSecs seconds old. The maximum of maxAgeSecs is 10, and 0 means that the figures are
+// measured now.
 func (c *Client) Written(ctx context.Context, id string, maxAgeSecs float64) (w Written, err error) {
 	query := url.Values{"max_age_secs": {strconv.FormatFloat(maxAgeSecs, 'f', -1, 64)}}
 	err = c.call(ctx, http.MethodGet, sandboxPath(id, "/written?"+query.Encode()), nil, &w)

@@ -42,8 +42,8 @@ type BuildRequest struct {
 
 	RegistryAuth map[string]RegistryAuth `json:"registry_auth,omitempty"` // credentials for pulls, by registry host
 
-	// Recipe is the text of a recipe, which is built instead of a Dockerfile. The build context is
-	// the directory of the recipe.
+	// Recipe is the text of a recipe. If it is set, this recipe is built instead of a Dockerfile.
+	// The build context is the directory of the recipe.
 	Recipe           string     `json:"recipe,omitempty"`
 	Boot             *BuildBoot `json:"boot,omitempty"`               // required with Recipe
 	Network          *Network   `json:"network,omitempty"`            // only with Recipe; nil: as the recipe says

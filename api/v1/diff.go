@@ -56,7 +56,7 @@ type Applied struct {
 // ApplyFile is a file that an ApplyRequest changes, or that has a conflict.
 type ApplyFile struct {
 	Path       string `json:"path"`                  // U+FFFD replaces bytes that are not UTF-8
-	PathBase64 string `json:"path_base64,omitempty"` // the path, if it is not UTF-8
+	PathBase64 string `json:"path_base64,omitempty"` // base64 of the path, if the path is not UTF-8
 	Change     string `json:"change"`                // what applying does: "added", "changed" or "deleted"
 
 	// For a conflict, From and Onto say what each side has done to the file since the base:
@@ -91,7 +91,7 @@ type Diff struct {
 // DiffFile is a path at which the two sides differ.
 type DiffFile struct {
 	Path       string `json:"path"`                  // U+FFFD replaces bytes that are not UTF-8
-	PathBase64 string `json:"path_base64,omitempty"` // the path, if it is not UTF-8
+	PathBase64 string `json:"path_base64,omitempty"` // base64 of the path, if the path is not UTF-8
 	Change     string `json:"change"`                // "added", "changed" or "deleted"
 
 	Old *DiffNode `json:"old,omitempty"` // nil if the file was added

@@ -37,7 +37,7 @@ type ExecStarted struct {
 	PID uint32 `json:"pid"` // process id in the sandbox
 }
 
-// Process is a running process of a sandbox that was started by an exec.
+// Process is a running process that an exec has started in a sandbox.
 type Process struct {
 	PID  uint32   `json:"pid"`
 	Args []string `json:"args"`
@@ -51,8 +51,8 @@ type SignalRequest struct {
 
 // ExecEnd describes how a command ended. The field Outcome is "exited", "signaled", "timeout",
 // "not_found" or "not_executable". If the command exited, ExitCode is the command's own exit code.
-// Otherwise it is the code that a shell would report: 128 plus the number of the signal, 124 after
-// a timeout, 127 for "not_found" and 126 for "not_executable".
+// If it did not exit, ExitCode is the code that a shell would report: 128 plus the number of the
+// signal, 124 after a timeout, 127 for "not_found" and 126 for "not_executable".
 type ExecEnd struct {
 	ExitCode int    `json:"exit_code"`
 	Outcome  string `json:"outcome"`
@@ -85,9 +85,9 @@ const NDJSON = "application/x-ndjson"
 type ExecEvent struct {
 	Started *ExecStarted `json:"started,omitempty"`
 
-	// Output, in NDJSON only. Over a WebSocket, output is sent in binary messages. The output
-	// counts as text if it is UTF-8 without NUL bytes and with few control characters. Otherwise it
-	// is bytes.
+	// These fields hold output, and are set only in NDJSON. Over a WebSocket, output is sent in
+	// binary messages. The output is sent as text if it is UTF-8 without NUL bytes and with few
+	// control characters, and as bytes if it is not.
 	Stdout      string `json:"stdout,omitempty"`
 	Stderr      string `json:"stderr,omitempty"`
 	StdoutBytes []byte `json:"stdout_base64,omitempty"`

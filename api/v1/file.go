@@ -38,7 +38,7 @@ type MoveRequest struct {
 }
 
 // FileChange is one change below a watched directory. The first change of a stream has the type
-// "begun", and all later changes are reported. The last change may have the type "error".
+// "begun". From then on, all changes are reported. The last change may have the type "error".
 type FileChange struct {
 	Type    string `json:"type"`              // "begun", "create", "write", "remove", "rename", "chmod" or "error"
 	Name    string `json:"name,omitempty"`    // relative to the directory

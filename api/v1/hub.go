@@ -29,8 +29,8 @@ type PullRequest struct {
 	RegistryAuth map[string]RegistryAuth `json:"registry_auth,omitempty"`
 	// Lazy ends the request as soon as the snapshot can be forked. The rest arrives later.
 	Lazy bool `json:"lazy,omitempty"`
-	// Reuse makes the pull return the existing snapshot with the tag, if an earlier pull made it from the
-	// same artifact.
+	// If an earlier pull made a snapshot with the tag from the same artifact, Reuse makes this pull
+	// return that snapshot.
 	Reuse bool `json:"reuse,omitempty"`
 	// Mirrors are repositories, REGISTRY/NAME, that have the same files. If the registry of Reference
 	// fails, the files come from the mirrors, in the given order. There are at most 4.
@@ -64,9 +64,9 @@ type RemoteSnapshot struct {
 	Kernel       string `json:"kernel"`
 	Bytes        int64  `json:"bytes"`                   // sum of the compressed files
 	LackingBytes int64  `json:"lacking_bytes"`           // compressed bytes that a pull would fetch now
-	Problem      string `json:"problem,omitempty"`       // why this host cannot run it
-	SignedBy     string `json:"signed_by,omitempty"`     // name of the trusted key that has signed it
-	TrustProblem string `json:"trust_problem,omitempty"` // why no trusted key vouches for it
+	Problem      string `json:"problem,omitempty"`       // why this host cannot run the snapshot
+	SignedBy     string `json:"signed_by,omitempty"`     // name of the trusted key that has signed the snapshot
+	TrustProblem string `json:"trust_problem,omitempty"` // why no trusted key vouches for the snapshot
 }
 
 // SignRequest adds a signature to a snapshot in a registry.
@@ -118,7 +118,7 @@ type HubResult struct {
 	Moved     int64     `json:"moved_bytes,omitempty"` // bytes that were sent to the registry or fetched from it
 	Reference string    `json:"reference,omitempty"`   // reference in the registry, with the digest
 	Snapshot  *Snapshot `json:"snapshot,omitempty"`
-	// For a copy: how many signatures of the source the copy also has.
+	// For a copy: number of the source's signatures that the copy also has.
 	Signatures int `json:"signatures,omitempty"`
 	// For a push with RecordHot: number of frames that the first forks need.
 	HotFrames int    `json:"hot_frames,omitempty"`

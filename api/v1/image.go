@@ -1,6 +1,7 @@
 package v1
 
-// CachedBlob is the Kind of a compressed file of a snapshot, which the daemon keeps for pushes and pulls.
+// CachedBlob is the Kind of a compressed file that belongs to a snapshot. The daemon keeps such
+// files for pushes and pulls.
 const CachedBlob = "blob"
 
 // CachedImage is an item of the daemon's caches. If an image was removed, the next build that needs

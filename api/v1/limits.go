@@ -3,8 +3,8 @@ package v1
 // Limits bounds a sandbox's use of host resources. A request replaces all limits. An omitted field
 // means no limit, and not the previous limit.
 type Limits struct {
-	// MiB of memory for the sandbox and its VMM, without the copies of the sandbox's memory that
-	// its branches keep in RAM. The sandbox is killed if it needs more.
+	// MiB of memory for the sandbox and its VMM, not counting the copies of the sandbox's memory
+	// that its branches keep in RAM. The sandbox is killed if it needs more.
 	MemoryMiB uint64 `json:"memory_mib,omitempty"`
 	// MiB of swap in addition to MemoryMiB, which must also be set. 0: no swap.
 	SwapMiB uint64  `json:"swap_mib,omitempty"`

@@ -41,7 +41,7 @@ type HostMetrics struct {
 type HostPoint struct {
 	At             float64 `json:"at_unix"`
 	CPUs           float64 `json:"cpus"`             // CPUs in use by all processes
-	SandboxCPUs    float64 `json:"sandbox_cpus"`     // part of CPUs that sandboxes, pooled VMMs and forkd-net use
+	SandboxCPUs    float64 `json:"sandbox_cpus"`     // CPUs in use by sandboxes, pooled VMMs and forkd-net
 	AvailableBytes uint64  `json:"available_bytes"`  // memory that new processes can use
 	TmpfsBytes     uint64  `json:"tmpfs_bytes"`      // memory of files on tmpfs, such as hot snapshots
 	MemoryBytes    uint64  `json:"memory_bytes"`     // memory of sandboxes, pooled VMMs and forkd-net, with page cache

@@ -14,9 +14,9 @@ type Network struct {
 	Allow []string `json:"allow,omitempty"`
 	Deny  []string `json:"deny,omitempty"`
 
-	// AllowECH lets TLS connections with encrypted_client_hello (RFC 9849) pass even if a rule by
-	// name decides about them. The extension hides the name of the server, and browsers always send
-	// it.
+	// AllowECH lets TLS connections with encrypted_client_hello (RFC 9849) pass even if a rule with
+	// a name decides about them. The extension hides the name of the server, and browsers always
+	// send it.
 	AllowECH bool `json:"allow_ech,omitempty"`
 
 	Limits NetworkLimits `json:"limits,omitzero"`
@@ -69,10 +69,10 @@ type NetworkStats struct {
 	// Frames that were malformed, or for which the sandbox had no room.
 	Dropped uint64            `json:"dropped"`
 	Refused map[string]uint64 `json:"refused,omitempty"` // refused connections, by reason
-	Recent  []NetworkRefusal  `json:"recent,omitempty"`  // the last refused destinations, at most 8, newest first
-	// The last destinations of allowed connections that have ended, at most 8, newest first.
+	Recent  []NetworkRefusal  `json:"recent,omitempty"`  // most recently refused destinations, at most 8, newest first
+	// Most recent destinations of allowed connections that have ended, at most 8, newest first.
 	RecentAllowed []NetworkAllowed `json:"recent_allowed,omitempty"`
-	// Allowed connections that are open, at most 32, the one with the latest data first.
+	// Allowed connections that are open, at most 32, most recently active first.
 	OpenConnections []NetworkConnection `json:"open_connections,omitempty"`
 }
 

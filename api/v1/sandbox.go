@@ -39,10 +39,11 @@ type Sandbox struct {
 
 	Labels map[string]string `json:"labels,omitempty"`
 
-	// Snapshot of the last branch or rollback, or else the snapshot from which the sandbox was
-	// forked. Empty if the snapshot was deleted.
+	// Snapshot of the most recent branch or rollback; if there was none, the snapshot from which
+	// the sandbox was forked. Empty if the snapshot was deleted.
 	LatestTag string `json:"latest_tag,omitempty"`
-	// Number of requests since LatestTag that may have changed files or processes; nil if unknown.
+	// Number of requests that may have changed files or processes since the snapshot LatestTag; nil
+	// if unknown.
 	Calls *uint64 `json:"calls_since_latest,omitempty"`
 
 	// Result of the agent's check at the latest start; nil if the agent is too old for the check.
@@ -54,7 +55,8 @@ type Sandbox struct {
 // inherited the programs from its snapshot. The guest chooses the names in the lists.
 type Unique struct {
 	Reseeded []Generator `json:"reseeded"`
-	// Generators that give the same numbers in all siblings if they were used before the snapshot.
+	// Generators that, if they were used before the snapshot, give the same numbers in all
+	// siblings.
 	Repeats []Generator `json:"repeats"`
 	More    uint32      `json:"more,omitempty"` // number of generators that do not fit into the lists
 }
@@ -91,7 +93,7 @@ type ForkRequest struct {
 	Network *Network `json:"network,omitempty"` // nil: the policy of the snapshot or the source
 	Limits  *Limits  `json:"limits,omitempty"`  // nil: the limits of the snapshot or the source
 	// HoldEffects holds back requests of the children, in addition to what the snapshot or the
-	// source already holds back. nil: the hold of the snapshot or the source, if it has one, even
+	// source already holds back. nil: only what the snapshot or the source already holds back, even
 	// if Network is set.
 	HoldEffects *Hold  `json:"hold_effects,omitempty"`
 	Hooks       *Hooks `json:"hooks,omitempty"` // nil: the hooks of the snapshot or the source
@@ -160,8 +162,8 @@ type RollbackRequest struct {
 // family.
 type PromoteRequest struct {
 	From   string `json:"from"`             // id of the other sandbox
-	Tag    string `json:"tag,omitempty"`    // tag of the snapshot of that state; empty: the snapshot is not kept
-	Mode   string `json:"mode,omitempty"`   // mode of the branch that saves that state; empty: live
+	Tag    string `json:"tag,omitempty"`    // tag of a snapshot of From's state; empty: the snapshot is not kept
+	Mode   string `json:"mode,omitempty"`   // mode of the branch that saves From's state; empty: live
 	Unique string `json:"unique,omitempty"` // "strict" or "report", from now on; empty: unchanged
 }
 

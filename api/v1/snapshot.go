@@ -38,7 +38,8 @@ type Snapshot struct {
 	// copied.
 	StormStopMS *float64 `json:"storm_stop_ms,omitempty"`
 	ReadyMS     *float64 `json:"ready_ms,omitempty"` // until sandboxes could be forked from it
-	// Bytes of memory in the snapshot, which are the bytes written since the previous branch.
+	// Bytes of memory in the snapshot itself: the bytes that the sandbox has written since its
+	// previous branch.
 	DirtyBytes *uint64 `json:"dirty_bytes,omitempty"`
 	// Part of DirtyBytes that the sandbox now shares with the snapshot. Only in the response to a
 	// branch.
@@ -47,10 +48,10 @@ type Snapshot struct {
 	DiffMS      *float64 `json:"diff_ms,omitempty"`             // PauseMS of a diff branch, under its name in forkd 0.5
 	// For forkd 0.5: size that a diff branch would have as a full branch.
 	DiffLogical *uint64 `json:"diff_logical_bytes,omitempty"`
-	Faults      *uint64 `json:"faults,omitempty"` // pages copied because the sandbox wrote them during the copy
+	Faults      *uint64 `json:"faults,omitempty"` // pages copied because the sandbox wrote to them during the copy
 
-	// Persist is "pending", "done" or "failed". A failed snapshot exists as long as its layer in
-	// RAM exists, and the write is retried.
+	// Persist is "pending", "done" or "failed". If it is "failed", the write is retried, and the
+	// snapshot exists as long as its layer in RAM exists.
 	Persist     string   `json:"persist_status"`
 	PersistedMS *float64 `json:"persisted_ms,omitempty"`
 
@@ -81,9 +82,9 @@ type BakeRequest struct {
 	Kernel string `json:"kernel,omitempty"` // empty: the kernel of the snapshot From
 	Initrd string `json:"initrd,omitempty"` // empty: the daemon creates one
 	Rootfs string `json:"rootfs,omitempty"`
-	// Tag of a snapshot whose disk the parent boots from, instead of rootfs. The snapshot supplies
-	// an omitted kernel, mem_size_mib, vcpus, cpu_template, volume_slots, network, limits or unique.
-	// env is added to the snapshot's env.
+	// Tag of a snapshot whose disk the parent boots from, instead of rootfs. If kernel,
+	// mem_size_mib, vcpus, cpu_template, volume_slots, network, limits or unique is omitted, the
+	// snapshot's value is used. The variables in env are added to the snapshot's env.
 	From              string            `json:"from,omitempty"`
 	MemSizeMiB        uint64            `json:"mem_size_mib,omitempty"` // 0 means 512
 	VCPUs             uint32            `json:"vcpus,omitempty"`        // 0 means 1
@@ -132,7 +133,7 @@ type Baked struct {
 type BranchRequest struct {
 	Tag       string `json:"tag,omitempty"`        // empty: the daemon chooses one
 	Mode      string `json:"mode,omitempty"`       // "live" (also if empty), "diff" or "full"
-	ParentTag string `json:"parent_tag,omitempty"` // refuse unless the sandbox runs from this snapshot
+	ParentTag string `json:"parent_tag,omitempty"` // refuse if the sandbox runs from another snapshot
 	// If false, the response is sent when the sandbox runs again, before the snapshot is complete.
 	Wait *bool `json:"wait,omitempty"`
 	// If false, only the disk is saved, with the guest's file system frozen, and forks of the
@@ -149,8 +150,8 @@ type BranchRequest struct {
 	MeasureDiff bool `json:"measure_diff,omitempty"`
 }
 
-// CompactRequest requests a snapshot with the content of another snapshot and a single layer of its
-// own.
+// CompactRequest requests a snapshot that has the content of another snapshot, but a single layer
+// of its own.
 type CompactRequest struct {
 	To string `json:"to"`
 }

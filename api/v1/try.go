@@ -14,8 +14,8 @@ type TryRequest struct {
 	// Judge is a command that runs in each child after the child's own command. The last line of its
 	// stdout must be a number, the score of the child.
 	Judge []string `json:"judge,omitempty"`
-	// Keep says which children stay: "all", "first", "best" or "none". If it is empty, the default is
-	// "best" with Judge, otherwise "first" with Promote, otherwise "none".
+	// Keep says which children stay: "all", "first", "best" or "none". If it is empty, the default
+	// is "best" if Judge is set, "first" if only Promote is set, and "none" if neither is set.
 	Keep    string            `json:"keep,omitempty"`
 	Promote bool              `json:"promote,omitempty"` // the sandbox takes over the winner's state; no child stays
 	Mode    string            `json:"mode,omitempty"`    // mode of the branches; empty: live

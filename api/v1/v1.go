@@ -2,10 +2,10 @@
 // clients. The daemon's v1 face decodes requests and sends responses. Package client sends requests
 // and decodes responses. api/openapi.yaml describes the same fields for other languages.
 //
-// It contains no behaviour. The daemon checks requests and chooses defaults. A zero field of a
-// request means the default. Names of Go fields can change, but JSON names must not. Clients of
-// forkd 0.5 send and read the same messages. The daemon accepts fields marked "of forkd 0.5" from
-// these clients, and the fields have no effect.
+// The package contains no behaviour. The daemon checks requests and chooses defaults. A zero field
+// of a request means the default. Names of Go fields can change, but JSON names must not. Clients
+// of forkd 0.5 send and read the same messages. The daemon accepts fields marked "of forkd 0.5"
+// from these clients, and the fields have no effect.
 package v1
 
 // Health is the response of a running daemon.
@@ -47,8 +47,8 @@ type SSH struct {
 	HostKey string `json:"host_key"` // the daemon's public key, such as "ssh-ed25519 AAAA…"
 }
 
-// LeftAlone is a sandbox of an earlier daemon that the present daemon could not take over at its
-// start. The present daemon has not touched the sandbox.
+// LeftAlone is a sandbox that an earlier daemon has left, and that the present daemon could not
+// take over at its start. The present daemon has not touched the sandbox.
 type LeftAlone struct {
 	ID     string `json:"id"`
 	PID    int    `json:"pid,omitempty"` // process id of the VMM; 0: none, or unknown
@@ -67,11 +67,11 @@ type Admission struct {
 const Problem = "application/problem+json"
 
 // Error is the body of every error response. Message is the only field that clients of forkd 0.5
-// know. The other fields are the fields of RFC 9457, and our Code, Field and Fix.
+// know. The other fields are the fields of RFC 9457, and forkd's own fields Code, Field and Fix.
 type Error struct {
 	Message string `json:"error"`
 	Type    string `json:"type"`            // URL of the code's description
-	Title   string `json:"title"`           // the same for all errors with the code
+	Title   string `json:"title"`           // the same for all errors with this Code
 	Status  int    `json:"status"`          // HTTP status
 	Detail  string `json:"detail"`          // what is wrong, and usually how to fix it; the same as Message
 	Code    string `json:"code"`            // never changes its meaning: see docs/errors.md

@@ -1,6 +1,6 @@
 package v1
 
-// Volume is a disk with a name, which outlives sandboxes.
+// Volume is a named disk that outlives sandboxes.
 type Volume struct {
 	ID        string            `json:"id"`
 	Name      string            `json:"name"`

@@ -12,8 +12,8 @@ type Workspace struct {
 	LastActive    int64  `json:"last_active_unix"`
 }
 
-// Values of a workspace's status. The VM of a stale workspace has ended: resume restores its latest
-// suspended state, if it has one.
+// Values of a workspace's status. The VM of a stale workspace has ended. If the workspace has a
+// suspended state, a resume restores the latest one.
 const (
 	WorkspaceRunning   = "running"
 	WorkspaceSuspended = "suspended"

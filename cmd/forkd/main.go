@@ -1,5 +1,5 @@
-// Command forkd is the command line of the forkd sandbox runtime and, as `forkd daemon`, its
-// daemon. Package cli has the code, one file per verb.
+// Command forkd is the CLI of the forkd sandbox runtime and, as `forkd daemon`, its daemon. Package
+// cli has the code, one file per verb.
 package main
 
 import (

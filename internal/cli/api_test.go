@@ -22,7 +22,7 @@ import (
 	"github.com/forkd/forkd/internal/embedded"
 )
 
-// agentHere returns the command of an agent whose guest is this host.
+// agentHere returns a command that runs an agent on this host, with the host as its guest.
 func agentHere(dir string) *exec.Cmd { return exec.Command("forkd-agent", "-listen-dir", dir) }
 
 // TestScriptsWithDaemon runs scripts against an API whose guests are agents on this host. $ID is
@@ -71,8 +71,8 @@ func TestScriptsWithDaemon(t *testing.T) {
 		}, Condition: condition})
 }
 
-// webServer keeps one file for each path, as a bucket does. It wants the length of a file, and its
-// requests have a signature in the query.
+// webServer keeps one file for each path, as a bucket does. It accepts only requests that have a
+// signature in the query, and an upload only with its length.
 type webServer struct{ files sync.Map }
 
 func (s *webServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -89,7 +89,7 @@ func (s *webServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 		s.files.Store(r.URL.Path, p)
 	case http.MethodGet:
-		if r.URL.Path == "/away" { // to a server without TLS
+		if r.URL.Path == "/away" { // redirect to a server without TLS
 			http.Redirect(w, r, "http://host.test/one.tar?signature=secret", http.StatusFound)
 			return
 		}

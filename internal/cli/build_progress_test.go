@@ -8,7 +8,7 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// Text from a Dockerfile or from its commands does not control the terminal. Each text stays on its
+// Text from a Dockerfile or from its commands cannot control the terminal. Each text stays on its
 // line, in a pipe and in the redrawn block.
 func TestWordsOfBuildsAreForReading(t *testing.T) {
 	const hostile = "\x1b]0;owned\x07 \x1b[3A\u202eetis\u2066 \u009b2J\r\nforkd: all is well"

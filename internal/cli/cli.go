@@ -1,5 +1,5 @@
-// Package cli is the command line of forkd. The commands are in the files cmd_*.go. Most commands
-// print JSON with -o json. Exit codes are documented.
+// Package cli is the CLI of forkd. The commands are in the files cmd_*.go. Most commands print JSON
+// with -o json. Exit codes are documented.
 //
 // It uses the daemon only through package client, and does not reach sandboxes in any other way.
 package cli
@@ -59,7 +59,8 @@ func Main(args []string, stdio Stdio) int {
 	return exitError
 }
 
-// Command returns the whole command line. Package manual makes the man pages from it.
+// Command returns the command forkd with all of its commands. Package manual makes the man pages
+// from it.
 func Command(stdio Stdio) *cobra.Command { return newRoot(stdio) }
 
 func newRoot(stdio Stdio) *cobra.Command {

@@ -102,8 +102,8 @@ type bench05 struct {
 	N      int     `json:"n"`
 }
 
-// newBenchCmd makes forkd 0.5's benchmark. It measures a sandbox, a command in it, a branch, n
-// forks of the branch, and the removal of all of them.
+// newBenchCmd makes forkd 0.5's benchmark. It measures how long each part takes: a new sandbox, a
+// command in it, a branch, n forks of the branch, and the removal of all of them.
 func newBenchCmd() *cobra.Command {
 	var c common
 	var tag string

@@ -43,7 +43,7 @@ func TestFromImage(t *testing.T) {
 	}
 }
 
-// The longest part has the longest bar, and every part has one.
+// The longest part has the longest bar, and every part has a bar.
 func TestBenchChart(t *testing.T) {
 	b := &bench05{Spawn: 10, Exec: 5, Branch: 0.01, FanOut: 20, Clean: 40, Total: 75.01, N: 12}
 	const want = "spawn 1          10.0 ms  ██████████\nexec              5.0 ms  █████\n" +

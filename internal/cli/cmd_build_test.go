@@ -102,9 +102,9 @@ func TestABuildAsksForKVMFirst(t *testing.T) {
 	}
 }
 
-// A recipe is sent with its files and built in steps. If the same recipe is built again, all steps
-// are found. A changed recipe does not replace a snapshot. If the daemon refuses an image, the
-// build ends at once, even if it waits for a registry that does not answer.
+// A recipe is sent with its files and built in steps. If the same recipe is built again, the
+// snapshots of all steps are found. A changed recipe does not replace a snapshot. If the daemon
+// refuses an image, the build ends at once, even if it waits for a registry that does not answer.
 func TestARefusalEndsTheStream(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Connection", "close")

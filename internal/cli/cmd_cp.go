@@ -110,9 +110,9 @@ func (t transfer) inTarget() (string, error) {
 }
 
 // outTarget returns the local path to which a file or directory of the sandbox is copied. It
-// refuses a target that is a symbolic link, unless the path ends with /. It also refuses a target
-// behind a symbolic link. An earlier copy may have copied such a link from a sandbox, in order to
-// redirect this copy.
+// refuses a target that is a symbolic link if the path does not end with /. It also refuses a
+// target behind a symbolic link. The link may come from an earlier copy out of a sandbox that wants
+// to redirect this copy.
 func (t transfer) outTarget() (string, error) {
 	if err := refuseLinkAbove(t.local); err != nil {
 		return "", err

@@ -176,8 +176,8 @@ func complete(cfg *daemon.Config, resolvers, peers []string) (err error) {
 	return setSSH(cfg)
 }
 
-// onHangup receives SIGHUP until stop is called. It is used even if there is no log to reopen,
-// because SIGHUP would otherwise kill the daemon.
+// onHangup receives SIGHUP until stop is called. It is used even if there is no log to reopen.
+// Without it, SIGHUP would kill the daemon.
 func onHangup() (hangups chan os.Signal, stop func()) {
 	hangups = make(chan os.Signal, 1)
 	signal.Notify(hangups, syscall.SIGHUP)

@@ -46,7 +46,8 @@ func TestE2BEnv(t *testing.T) {
 	}
 }
 
-// The command env finds the files of the command setup, and a shell accepts the output of env.
+// The command `forkd e2b env` finds the files that `forkd e2b setup` has made, and a shell accepts
+// its output.
 func TestE2BSetup(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "it's here")
 	t.Setenv(urlEnv, "http://127.0.0.1:1")

@@ -149,7 +149,7 @@ func anyEntry(exportEntry) error { return nil }
 
 // fetchTar fetches an archive, checks it, and writes it to w. It calls check(e) for each entry e.
 // It fails if the archive has more than the given number of bytes. After an error, w may contain a
-// part of the archive, which must not be used.
+// part of the archive. This part must not be used.
 func fetchTar(ctx context.Context, cl *client.Client, req client.ExportRequest, w io.Writer, most int64,
 	check func(exportEntry) error) error {
 	archive, err := cl.Export(ctx, req)

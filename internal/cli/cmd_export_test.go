@@ -375,7 +375,7 @@ func TestTemporaryFileIsBounded(t *testing.T) {
 	}
 }
 
-// An error of the directory of temporary files names TMPDIR.
+// If the directory of temporary files cannot be used, the error names TMPDIR.
 func TestTemporaryFileFails(t *testing.T) {
 	archive, broken := archived(t, entry{tar.TypeReg, "srv/a", "x"}), false
 	run, _ := exporting(t, &archive, &broken)
@@ -407,7 +407,7 @@ func TestOwnFilesAreNew(t *testing.T) {
 	if err := os.Symlink(target, link); err != nil {
 		t.Fatal(err)
 	}
-	for range 2 { // the target is missing, then it exists
+	for range 2 { // in round 1 the target is missing, in round 2 it exists
 		if f, err := createNew(link, 0o600); err == nil {
 			f.Close()
 			t.Error("a link is followed")

@@ -147,8 +147,8 @@ func (r *remoteFork) register(cmd *cobra.Command) {
 	r.registerAuth(cmd)
 }
 
-// pull pulls the snapshot of a reference, unless the daemon already has it, and returns its tag. If
-// name is a tag, pull only returns the tag.
+// pull returns the tag of the snapshot that a reference names. If the daemon does not have this
+// snapshot yet, pull pulls it first. If name is a tag, pull only returns the tag.
 func (r *remoteFork) pull(ctx context.Context, cmd *cobra.Command, cl *client.Client, name string) (string, error) {
 	if !strings.Contains(name, "/") {
 		if r.trust != "" || len(r.auth)+len(r.mirrors) > 0 {

@@ -122,8 +122,8 @@ func formatError(err error, fields map[string]any) error {
 }
 
 // nearest returns the name that the user probably meant, given the text that the user has typed. If
-// a name equals this text, it returns this name. Otherwise it returns a name that begins with the
-// text, or "" if there is none.
+// a name equals this text, it returns this name. If none does, it returns a name that begins with
+// the text, or "" if there is no such name.
 func nearest(names []string, wrong string) string {
 	plain := func(s string) string { return strings.ToLower(strings.ReplaceAll(s, "_", "")) }
 	found := ""

@@ -72,14 +72,14 @@ func newPackCmd() *cobra.Command {
 	return cmd
 }
 
-// registerOldTag adds the flag that forkd 0.5 has in the place of the argument TAG.
+// registerOldTag adds the flag that forkd 0.5 has instead of the argument TAG.
 func registerOldTag(cmd *cobra.Command, tag *string) {
 	cmd.Flags().StringVar(tag, "tag", "", "of forkd 0.5: TAG")
 	_ = cmd.Flags().MarkHidden("tag") // fails only for a flag that does not exist
 }
 
 // withTag puts the value of registerOldTag's flag, if it is set, before the arguments of a command.
-// It returns an error unless there are then two arguments.
+// If the result does not have two arguments, withTag returns an error.
 func withTag(cmd *cobra.Command, args []string, tag string) ([]string, error) {
 	if tag != "" {
 		args = append([]string{tag}, args...)

@@ -120,8 +120,8 @@ func TestSuspensionsThatWaitAreRepeated(t *testing.T) {
 	}
 }
 
-// Sandboxes that cannot be saved are given up, even if they first take the places of all concurrent
-// requests. All other sandboxes are saved.
+// If sandboxes cannot be saved, the client gives them up, even if they first take the places of all
+// concurrent requests. All other sandboxes are saved.
 func TestStuckSandboxesAreGivenUp(t *testing.T) {
 	a := suspender(t, func(id string, _ int, r *http.Request) int {
 		if strings.Contains(id, "stuck") {

@@ -36,7 +36,7 @@ func (o *registryOptions) register(cmd *cobra.Command) {
 	completeWords(cmd, "progress", "auto", "plain", "tty")
 }
 
-// follow returns two functions: on(e) shows the event e of a push, a pull or a copy on w, and end()
+// follow returns two functions: on(e) shows on w the event e of a push, a pull or a copy, and end()
 // ends the display.
 func (o *registryOptions) follow(w io.Writer) (on func(client.HubEvent) error, end func()) {
 	p := &hubProgress{progress: newProgress(w, isLive(o.progress, w)), numbers: make(map[string]int)}

@@ -182,7 +182,7 @@ func (q *quick) run(ctx context.Context, cl *client.Client, w io.Writer) (err er
 
 // fork forks the snapshot, runs the code in each fork and removes the forks.
 func (q *quick) fork(ctx context.Context, cl *client.Client, code string) (err error) {
-	whole, cancel := context.WithTimeout(context.WithoutCancel(ctx), forkTimeout) // otherwise a sandbox may remain
+	whole, cancel := context.WithTimeout(context.WithoutCancel(ctx), forkTimeout) // an interrupt must leave no sandbox
 	defer cancel()
 	start := time.Now()
 	made, err := cl.Fork(whole, client.ForkRequest{SnapshotTag: q.Snapshot, N: q.Forks})

@@ -12,7 +12,8 @@ import (
 	"github.com/forkd/forkd/internal/doctor"
 )
 
-// quickstart uses a snapshot that exists, gets the answer of each fork, removes the forks, and can be run again.
+// The command quickstart uses an existing snapshot, gets the answer of each fork, removes the
+// forks, and can be run again.
 func TestQuickstart(t *testing.T) {
 	rig := apirig.Start(t, apirig.Options{Agent: agentHere})
 	rig.Parent.Tag = quickRecipe
@@ -47,7 +48,7 @@ func TestQuickstart(t *testing.T) {
 	}
 }
 
-// Failed checks of this host prevent a first fork, unless a daemon answers elsewhere.
+// If no daemon answers elsewhere, failed checks of this host prevent a first fork.
 func TestWhatIsMissing(t *testing.T) {
 	kvm := doctor.Finding{Check: "/dev/kvm", Verdict: doctor.Fail, Detail: "none"}
 	space := doctor.Finding{Check: "disk space", Verdict: doctor.Fail, Detail: "full"}

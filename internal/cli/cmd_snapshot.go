@@ -143,16 +143,16 @@ func (b *bootFlags) volumes() (list []client.VolumeMount, err error) {
 	return list, nil
 }
 
-// bootSuffix is the suffix of the tag of a temporary parent, which bakeWith makes and removes. An earlier
-// call that was killed may have left a parent with this tag, which bakeWith removes too. Users must not
-// choose such tags.
+// bootSuffix is the suffix of the tag of a temporary parent, which bakeWith makes and removes. An
+// earlier call that was killed may have left a parent with this tag. bakeWith removes this parent
+// too. Users must not choose such tags.
 const bootSuffix = ".forkd-boot"
 
 // setUpSecs is the TTL of the sandbox of bakeWith, in seconds. It applies if this process is killed.
 const setUpSecs = 600
 
 // bakeWith bakes a parent with volume slots, mounts the volumes in a sandbox of this parent, and branches
-// the sandbox. So forks of the snapshot have the volumes, although their requests name none.
+// the sandbox. So forks of the snapshot have the volumes, even if their requests name none.
 func (b *bootFlags) bakeWith(ctx context.Context, cl *client.Client, volumes []client.VolumeMount) (
 	made client.Baked, err error) {
 	req := b.BakeRequest

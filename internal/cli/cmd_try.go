@@ -202,7 +202,8 @@ func (r *tryReport) good() bool {
 	return false
 }
 
-// printRow prints a row of the table. Its columns have a fixed width, because later rows are unknown.
+// printRow prints a row of the table. The columns have a fixed width, because the content of later
+// rows is not known yet.
 func (t *tryFlags) printRow(cmd *cobra.Command, copy, result, took, memory, written, score, output string) {
 	if len(t.req.Judge) == 0 {
 		score = ""
@@ -270,7 +271,7 @@ func printOutput(w io.Writer, text string, truncated bool) {
 	}
 }
 
-// lastLine returns the last line of text that is not empty.
+// lastLine returns the last non-empty line of text.
 func lastLine(text string) string {
 	text = strings.TrimSpace(text)
 	return strings.TrimSpace(text[strings.LastIndexByte(text, '\n')+1:])

@@ -85,9 +85,9 @@ func newTurnCmd() *cobra.Command {
 	return cmd
 }
 
-// forgiven prints the error of a hook on standard error, and returns nil, because an agent
-// interprets some exit codes as orders. With --strict, forgiven returns an exit code. It is called
-// outside the command, so that it also handles errors of the command line.
+// forgiven prints the error of a hook on standard error, and returns nil. It does not return the
+// error, because an agent interprets some exit codes as orders. With --strict, forgiven returns an
+// exit code. It is called outside the command, so that it also handles errors of the command line.
 func forgiven(cmd *cobra.Command, err error, stderr io.Writer) error {
 	if err == nil || cmd.CommandPath() != "forkd turn" || !cmd.Flags().Changed("hook") {
 		return err

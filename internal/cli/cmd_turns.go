@@ -24,7 +24,7 @@ type turnRow struct {
 	MemoryBytes uint64  `json:"memory_bytes"` // written since the previous snapshot
 	DiskBytes   uint64  `json:"disk_bytes"`   // written since the previous snapshot
 	After       string  `json:"after,omitempty"`
-	Current     bool    `json:"current"` // the sandbox was last at this turn
+	Current     bool    `json:"current"` // the sandbox was most recently at this turn
 	Undone      bool    `json:"undone"`  // the turn is not among the turns that led to the sandbox's present state
 }
 
@@ -59,7 +59,8 @@ func newTurnsCmd() *cobra.Command {
 	return cmd
 }
 
-// rows describes all turns of a sandbox, given the tag of the turn that the sandbox was last at.
+// rows describes all turns of a sandbox, given the tag of the turn at which the sandbox was most
+// recently.
 func (t *turns) rows(now string) []turnRow {
 	past := t.line(now)
 	rows := make([]turnRow, 0, len(t.saved))

@@ -78,7 +78,8 @@ func TestViewListensOnLoopbackOnly(t *testing.T) {
 	}
 }
 
-// TestCallsOfTheViewExist checks the commands and calls that the page shows for its actions.
+// TestCallsOfTheViewExist checks that the commands and calls that the page shows for its actions
+// exist.
 func TestCallsOfTheViewExist(t *testing.T) {
 	text, err := os.ReadFile("../ui/page/calls.json")
 	if err != nil {

@@ -17,7 +17,7 @@ type undone struct {
 	Workspace string  `json:"workspace"`
 	SandboxID string  `json:"sandbox_id"`
 	At        string  `json:"at"`             // tag of the snapshot to which the sandbox was rolled back
-	Kept      string  `json:"kept,omitempty"` // tag of the turn that holds the changes since the last turn
+	Kept      string  `json:"kept,omitempty"` // tag of the turn with the changes before the rollback, if there were any
 	ReadyMS   float64 `json:"rollback_ready_ms"`
 }
 
@@ -99,7 +99,8 @@ func (o *undoOptions) run(cmd *cobra.Command, args []string, by savedBy) error {
 	})
 }
 
-// move rolls the sandbox back to another turn. It first saves the changes since the last turn.
+// move rolls the sandbox back to another turn. It first saves the changes since the turn that the
+// sandbox is at.
 func (t *turnStore) move(ctx context.Context, by savedBy, steps int, to string) (done undone, err error) {
 	s, has, err := t.look(ctx)
 	if err != nil {

@@ -141,8 +141,8 @@ func TestVolumesAtTheCommandLine(t *testing.T) {
 	}
 }
 
-// A directory with the mode ro is copied once, into a volume that all sandboxes mount read-only. The sandbox
-// that receives the files and the volume are removed, even if a step fails.
+// A directory with the mode ro is copied once, into a volume that all sandboxes mount read-only.
+// The volume and the sandbox that receives the files are removed, even if a step fails.
 func TestSharedDirectory(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, "a"), []byte("text"), 0o600); err != nil {
@@ -169,8 +169,8 @@ func TestSharedDirectory(t *testing.T) {
 	}
 }
 
-// sharing starts a daemon that only records requests. A request that begins with the text in fail
-// gets an error.
+// sharing starts a daemon that only records requests. A request that begins with the text in the
+// parameter fail gets an error.
 func sharing(t *testing.T, fail string) (done *string) {
 	done = new(string)
 	random := regexp.MustCompile(`dir-[a-z0-9]{26}`)
@@ -263,7 +263,7 @@ func TestSharedSize(t *testing.T) {
 }
 
 // The sandboxes of a snapshot that was made with --volume have its volumes, even if the request does
-// not name them or comes from a client of forkd 0.5. Nothing else is left of the command.
+// not name them or comes from a client of forkd 0.5. The command leaves nothing else behind.
 func TestSnapshotWithVolumes(t *testing.T) {
 	rig := apirig.Start(t, apirig.Options{Guest: vmfake.Guest{All: &vmfake.VMMs{}}})
 	t.Setenv(urlEnv, rig.URL)

@@ -150,7 +150,7 @@ func (c *command) follow(cmd *cobra.Command, id string, p *client.Process) error
 	input, giveBack := cmd.InOrStdin(), func() {}
 	if c.tty {
 		var keys io.Reader
-		if c.stdin { // otherwise this program does not read keys, and Ctrl-C interrupts it as usual
+		if c.stdin { // without stdin, this program does not read keys, and Ctrl-C interrupts it as usual
 			keys = input
 		}
 		terminal, err := openTerminal(keys, cmd.OutOrStdout(), func(size client.TTYSize) { _ = p.Resize(size) })

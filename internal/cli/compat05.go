@@ -21,9 +21,9 @@ func sayTo(cmd *cobra.Command) func(string) {
 	return func(text string) { printf(cmd.ErrOrStderr(), "forkd: %s\n", multiline(text)) }
 }
 
-// oldFork is forkd 0.5's command `forkd fork --tag TAG --settle-secs N`, which class Sandbox of the
-// Python package runs. The sandboxes are killed when the command ends, after at most N seconds. If
-// there is only one sandbox, $FORKD_TARGET is its address.
+// oldFork is forkd 0.5's command `forkd fork --tag TAG --settle-secs N`. The class Sandbox of the
+// Python package runs this command. The sandboxes are killed when the command ends, after at most N
+// seconds. If there is only one sandbox, $FORKD_TARGET is its address.
 type oldFork struct {
 	tag    string
 	settle float64
@@ -45,7 +45,7 @@ func (o *oldFork) run(cmd *cobra.Command, c *common, req client.ForkRequest) (er
 		return usageError{fmt.Errorf("--settle-secs %g: want 0 to %d", o.settle, compat05.MaxSettle)}
 	}
 	req.SnapshotTag = o.tag
-	c.streams = true // prints while it runs, so no waiting line may be shown
+	c.streams = true // prints while it runs, so a waiting line must not be shown
 	hold := compat05.Hold{Settle: o.settle, Say: sayTo(cmd)}
 	if req.N == 1 && !req.PerChildNetns {
 		if hold.Listener, err = compat05.ListenTarget(os.Getenv(compat05.TargetEnv)); err != nil {
@@ -56,7 +56,7 @@ func (o *oldFork) run(cmd *cobra.Command, c *common, req client.ForkRequest) (er
 	return c.run(cmd, func(ctx context.Context, cl *client.Client) error { return hold.Run(ctx, cl, req) })
 }
 
-// spawn is forkd 0.5's name of the command that forks sandboxes of a daemon.
+// spawn is the name in forkd 0.5 of the command that makes a daemon fork sandboxes.
 const spawn = "spawn"
 
 func newSpawnCmd() *cobra.Command {

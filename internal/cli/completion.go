@@ -147,8 +147,7 @@ func processesOf(ref string) namesOf {
 	}
 }
 
-// The function either returns a function whose result has the names that a returns and the names
-// that b returns.
+// The function either combines a and b into one function that returns the names of both.
 func either(a, b namesOf) namesOf {
 	return func(ctx context.Context, cl *client.Client) ([]string, error) {
 		names, err := a(ctx, cl)

@@ -11,9 +11,9 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// The completion scripts pass words of the command line to eval. So a daemon's name is not offered
-// if it has characters that are special for a shell. A name is also not offered if it looks like a
-// flag, a description or a directive of the script.
+// The completion scripts pass words of the command line to eval. So a name from a daemon is not
+// offered if it has characters that are special for a shell. A name is also not offered if it looks
+// like a flag, a description or a directive of the script.
 func TestCompletionOffersPlainNamesOnly(t *testing.T) {
 	hostile := []string{"$(touch pwned)", "x;id", "x`id`", "x$(id)", "x y", "x\ty", "x\n:4", "x\n", "-rf", ":4", "~x",
 		"x'y", `x"y`, `x\y`, "x|y", "x&y", "x>y", "x*", "x{a,b}", "x\u00a0y", "x\x1b[2J", "_activeHelp_ x", ""}

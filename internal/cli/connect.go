@@ -45,7 +45,7 @@ type common struct {
 	output string
 	where  string // address of the daemon; set by connecting
 
-	streams bool // the command prints while it runs, so no waiting line may be shown
+	streams bool // the command prints while it runs, so a waiting line must not be shown
 
 	hasWide bool // the command has additional columns for -o wide
 }
@@ -131,7 +131,7 @@ func whatHelps(where string, err error) string {
 
 // connect returns a client of a daemon: the daemon at address, else the daemon in a running
 // emulated host, else the daemon at the local socket. If the daemon in the emulated host is not
-// running, connect starts the daemon and says so on the writer progress, which may be nil.
+// running, connect starts the daemon and prints a message to the writer progress, which may be nil.
 func connect(ctx context.Context, address string, progress io.Writer) (*client.Client, string, error) {
 	return connectWith(ctx, address, "", progress)
 }
@@ -254,8 +254,8 @@ func startMachineDaemon(ctx context.Context, m tcghost.Machine, dir string) erro
 	return nil
 }
 
-// installProgram copies this program to a path that the emulated host sees, unless an identical
-// copy is there.
+// installProgram copies this program to a path that the emulated host sees. If an identical copy is
+// there, installProgram does nothing.
 func installProgram(to, from string) error {
 	p, err := os.ReadFile(from)
 	if err != nil {

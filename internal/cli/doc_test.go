@@ -42,11 +42,11 @@ func TestEveryCommandIsOnTheMap(t *testing.T) {
 }
 
 var (
-	// code matches code in documents: code blocks, and text between backticks.
+	// The expression code matches code in documents: code blocks, and text between backticks.
 	code = regexp.MustCompile("(?s)```.*?```|`[^`]+`")
 
-	// typed matches a command line in code. It does not match "forkd /v1/…", a shell function in
-	// docs/api.md.
+	// The expression typed matches a command line in code. It does not match "forkd /v1/…", a shell
+	// function in docs/api.md.
 	typed = regexp.MustCompile("(?m)(?:^[`$]?|[(|;&]) ?forkd ([a-z][^`#|;)\n]*)")
 
 	comment = regexp.MustCompile(`#.*`)

@@ -7,7 +7,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// groups has words of docker's and E2B's command lines that may precede a command, such as
+// The map groups has words that can precede a command in the CLIs of docker and E2B, such as
 // "container". For each word, it maps commands that have another name here to that name.
 var groups = map[string]map[string]string{
 	"container": {"list": "ls", "prune": "kill"},

@@ -81,7 +81,8 @@ const (
 )
 
 // openAuthority returns the authority in dir, if it is for the domain and will be valid for as long
-// as a new certificate. Otherwise it makes a new authority and writes it to dir.
+// as a new certificate. If there is no such authority, openAuthority makes a new one and writes it
+// to dir.
 func openAuthority(dir, domain string, now time.Time) (a *authority, made bool, err error) {
 	a, err = readAuthority(dir)
 	switch {

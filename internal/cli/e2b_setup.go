@@ -102,9 +102,9 @@ func parseE2BDomain(text string) (e2bDomain, error) {
 	return e2bDomain{name, port}, nil
 }
 
-// setupE2B writes files to dir: a certificate for d, the key of the certificate, and the files for
-// clients, which are a bundle of authorities and the domain. If dir has no authority, setupE2B
-// makes one. It returns the time when the certificate expires.
+// setupE2B writes files to dir: a certificate for d, the key of the certificate, and two files for
+// clients (a bundle of authorities, and the domain). If dir has no authority, setupE2B makes one.
+// It returns the time when the certificate expires.
 func setupE2B(dir string, d e2bDomain, now time.Time) (ends time.Time, err error) {
 	f, err := private.Dir(dir, "--dir")
 	if err != nil {
@@ -156,7 +156,7 @@ func explainE2B(ctx context.Context, w io.Writer, dir string, d e2bDomain, ends 
 	}
 }
 
-// resolvesToLoopback looks up a name in the same way as programs of this host.
+// resolvesToLoopback looks up a name as programs of this host do.
 func resolvesToLoopback(ctx context.Context, name string) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()

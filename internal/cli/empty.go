@@ -8,8 +8,9 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// freeAfter maps a command to the number of arguments that are names. The arguments after them are
-// words for a program in a sandbox, which may be empty. All arguments of other commands are names.
+// freeAfter maps a command to the number of arguments that are names. The arguments after these
+// names are words for a program in a sandbox, and may be empty. All arguments of other commands are
+// names.
 var freeAfter = map[string]int{"forkd exec": 1, "forkd run": 1, "forkd eval": 1, "forkd try": 1,
 	"forkd machine exec": 0}
 

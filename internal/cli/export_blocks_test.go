@@ -122,7 +122,8 @@ func TestFormOfGoodExports(t *testing.T) {
 	}
 }
 
-// The size of an entry of more than 8 GiB is in the entry's extended header.
+// An entry of more than 8 GiB has its size in an extended header. The check of the form uses this
+// size.
 func TestFormOfLargeExports(t *testing.T) {
 	var form tarForm
 	for _, part := range []string{extended(t, pax("size", "8589934593")), string(plainBlock(t, '0', 0))} {

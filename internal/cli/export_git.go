@@ -112,8 +112,8 @@ func (r *repository) git(args ...string) (string, error) {
 	return strings.TrimSpace(string(out)), err
 }
 
-// checkBranch returns the commit of HEAD, or "" if HEAD has no commit yet. It returns an error
-// unless the branch can be made without an effect on HEAD.
+// checkBranch returns the commit of HEAD, or "" if HEAD has no commit yet. It returns an error if
+// the branch cannot be made without an effect on HEAD.
 func (r *repository) checkBranch(branch string) (head string, err error) {
 	if _, err := r.git("rev-parse", "--git-dir"); err != nil {
 		return "", err
@@ -152,7 +152,7 @@ func (r *repository) fastImport(fill func(*bufio.Writer) error) error {
 		err = w.Flush()
 	}
 	if err != nil && !errors.Is(err, syscall.EPIPE) {
-		_ = cmd.Process.Kill() // otherwise git would write a report of a crash into the repository when the input ends
+		_ = cmd.Process.Kill() // if the input just ended, git would write a report of a crash into the repository
 		_ = cmd.Wait()
 		return err
 	}
@@ -295,7 +295,7 @@ func (s *commitStream) isHook(at string, e exportEntry) bool {
 		for same < min(len(parts), len(want)) && isSameName(parts[same], want[same]) {
 			same++
 		}
-		// A file or link in the place of a directory above the hooks could lead to other hooks.
+		// A file or link that replaces a directory above the hooks could lead to other hooks.
 		if same == len(want) || same == len(parts) && (e.deleted || e.Typeflag != tar.TypeDir) {
 			return true
 		}

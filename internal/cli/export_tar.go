@@ -81,12 +81,12 @@ const whiteoutKind = 'w'
 // exportPaths holds the paths of the entries so far.
 type exportPaths struct {
 	kinds map[string]byte // type of the entry at a path, or whiteoutKind
-	last  string          // path of the last entry, if that is a whiteout
+	last  string          // path of the previous entry, if that entry is a whiteout
 }
 
-// add adds the path of an entry. It returns an error for a path or a link that no export has. A
-// path of a symbolic link still counts as a link after a later entry with this path, because a
-// program may keep the link in spite of the later entry.
+// add adds the path of an entry. It returns an error for a path or a link that no export has. If
+// one entry makes a path a symbolic link, the path counts as a link even after a later entry with
+// this path. A program may keep the link in spite of the later entry.
 func (p *exportPaths) add(e *exportEntry) error {
 	for at := path.Dir(e.path); at != "."; at = path.Dir(at) {
 		if kind, ok := p.kinds[at]; ok && kind != tar.TypeDir && kind != whiteoutKind {

@@ -172,8 +172,8 @@ func sameHooks(a, b []claudeHook) bool {
 	return true
 }
 
-// removeClaudeHooks removes the hooks of this program from settings, and lists and objects that are
-// empty afterwards.
+// removeClaudeHooks removes the hooks of this program from settings. It also removes lists and
+// objects that are then empty.
 func removeClaudeHooks(text []byte) ([]byte, error) {
 	if len(bytes.TrimSpace(text)) == 0 {
 		return text, nil

@@ -15,7 +15,7 @@ import (
 
 const (
 	// sharedLabel marks a volume that holds the files of a directory for one command. The command
-	// removes the volume. If it is killed, a later command does.
+	// removes the volume. If the command is killed, a later command removes the volume.
 	sharedLabel = "forkd.host-directory"
 	// sharedStale is an age. If such a volume is older, its command must have been killed.
 	sharedStale = 6 * time.Hour
@@ -24,9 +24,9 @@ const (
 	sharedFillSecs = 3600
 )
 
-// fork forks sandboxes that mount the volumes, and the directories with the mode ro. If whole is
-// true, Ctrl-C does not interrupt the fork itself, because an interrupted fork may leave a sandbox
-// behind.
+// fork forks sandboxes. They get the volumes of the request, and the directories with the mode ro.
+// If the parameter whole is true, Ctrl-C does not interrupt the fork itself, because an interrupted
+// fork may leave a sandbox behind.
 func (h *hostDirs) fork(ctx context.Context, cl *client.Client, req client.ForkRequest, whole bool,
 	errOut io.Writer) (client.Forked, error) {
 	remove, err := h.share(ctx, cl, &req, errOut)
@@ -48,7 +48,8 @@ func (h *hostDirs) fork(ctx context.Context, cl *client.Client, req client.ForkR
 
 // share gives the sandboxes of a fork the directories with the mode ro. It copies each directory
 // once into a volume, through another sandbox of the snapshot, and adds the volumes to the request.
-// The caller calls remove after the fork: the new sandboxes keep the files without the volumes.
+// The caller calls the returned function after the fork. The new sandboxes keep the files without
+// the volumes.
 func (h *hostDirs) share(ctx context.Context, cl *client.Client, req *client.ForkRequest, errOut io.Writer) (
 	remove func(), err error) {
 	var made []client.VolumeMount
@@ -141,7 +142,8 @@ func fillShared(ctx context.Context, cl *client.Client, tag string, volumes []cl
 		if err := cl.WriteTree(ctx, id, d.remote, io.NewSectionReader(d.packed, 0, d.size)); err != nil {
 			return fmt.Errorf("copy %s to %s:%s: %w", d.local, id, d.remote, err)
 		}
-		// The deletion waits only a short time for the guest's writes to the disk.
+		// Flush the files now, because the deletion waits only a short time for the guest's writes
+		// to the disk.
 		r, err := cl.Exec(ctx, id, client.ExecRequest{Args: []string{"sync", "-f", volumes[i].Path}, User: "root",
 			TimeoutSecs: sharedFillSecs})
 		if err == nil && r.ExitCode != 0 {

@@ -21,7 +21,8 @@ import (
 const hubEnv = "FORKD_HUB_URL"
 
 // hubReference returns the reference REGISTRY/NAME:TAG for OWNER/NAME or OWNER/NAME@VERSION, with the
-// registry of hubEnv. It returns references with a registry and tags of snapshots as they are.
+// registry of hubEnv. It returns a reference that names a registry, or the tag of a snapshot,
+// unchanged.
 func hubReference(ref string) (string, error) {
 	first, _, ok := strings.Cut(ref, "/")
 	if !ok || strings.ContainsAny(first, ".:") || first == "localhost" {
@@ -51,7 +52,7 @@ func hubReference(ref string) (string, error) {
 }
 
 // archiveURL returns the URL of an archive on a web server, or nil if ref is a reference. The query of
-// such a URL may have a signature that gives access, so errors do not show it.
+// such a URL may have a signature that gives access, so errors do not show the query.
 func archiveURL(ref string) (*url.URL, error) {
 	if !strings.HasPrefix(ref, "https://") && !strings.HasPrefix(ref, "http://") {
 		return nil, nil
@@ -111,15 +112,16 @@ func pullArchive(ctx context.Context, cl *client.Client, u *url.URL, opts client
 	return cl.UnpackSnapshot(ctx, resp.Body, opts, nil)
 }
 
-// pushArchive writes the archive of a snapshot to a web server, such as the presigned URL of a bucket.
-// It first writes a file, because such servers want to know the number of bytes.
+// pushArchive uploads the archive of a snapshot to a URL of a web server, such as the presigned URL
+// of a bucket. It first writes the archive to a file, because such servers want to know the number
+// of bytes.
 func pushArchive(ctx context.Context, cmd *cobra.Command, cl *client.Client, tag string, u *url.URL) error {
 	f, err := os.CreateTemp("", "forkd-push-") // readable by its owner only
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	if err := os.Remove(f.Name()); err != nil { // without a name, the file ends with this process, even if that is killed
+	if err := os.Remove(f.Name()); err != nil { // a nameless file vanishes when this process ends, however it ends
 		return err
 	}
 	n, err := packTo(ctx, cl, tag, f)

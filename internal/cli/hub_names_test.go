@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// A redirect that would drop the body of an upload, for example to a page for logging in, is an error.
-// An upload to it would look like a success. Downloads follow redirects.
+// If a redirect would drop the body of an upload, for example a redirect to a login page, it is an
+// error. Without this error, the upload would look like a success. Downloads follow redirects.
 func TestRedirectedArchives(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/archive" {

@@ -21,8 +21,8 @@ const idPrefix = "sb-"
 var wholeID = regexp.MustCompile(`^sb-[a-z2-7]{26}$`)
 
 // sandboxID returns the id of the sandbox that ref names. A ref is an id, the unambiguous beginning
-// of an id, or the name of a workspace. sandboxID returns any other ref unchanged, so that the
-// daemon reports that there is no such sandbox.
+// of an id, or the name of a workspace. sandboxID returns any other ref unchanged. The daemon then
+// reports that there is no such sandbox.
 func sandboxID(ctx context.Context, cl *client.Client, ref string) (string, error) {
 	if wholeID.MatchString(ref) {
 		return ref, nil

@@ -17,8 +17,8 @@ import (
 	"github.com/forkd/forkd/internal/cachedir"
 )
 
-// leftover is a file or directory that a program has left behind, for example because it was
-// killed.
+// leftover is a file or directory that a program has left behind, for example because the program
+// was killed.
 type leftover struct {
 	Kind    string    `json:"kind"`
 	Path    string    `json:"path"`
@@ -34,8 +34,8 @@ type place struct {
 	patterns  []string
 }
 
-// places returns all places of leftovers. The patterns do not match forkd-run-UID, because this run
-// directory of users without XDG_RUNTIME_DIR is in use.
+// places returns all places of leftovers. The patterns do not match forkd-run-UID, the run
+// directory of a user without XDG_RUNTIME_DIR, because it is in use.
 func places() []place {
 	list := []place{
 		{"doctor", os.TempDir(), []string{"forkd-doctor*"}},
@@ -54,8 +54,8 @@ func places() []place {
 	return list
 }
 
-// findLeftovers returns the entries of places that belong to the calling user, that have not
-// changed since the given time, and that no process has open.
+// findLeftovers returns entries of the given places. They belong to the calling user, have not
+// changed since the given time, and are not open in any process.
 func findLeftovers(in []place, since time.Time) ([]leftover, error) {
 	var list []leftover
 	for _, p := range in {
@@ -153,7 +153,8 @@ func openPaths() []string {
 	return slices.Compact(paths)
 }
 
-// lastPaths returns the path at the end of each line of a file in /proc, if there is one.
+// lastPaths returns the path at the end of each line of a file in /proc, for the lines that end
+// with a path.
 func lastPaths(name string) (paths []string) {
 	f, err := os.Open(name)
 	if err != nil {
@@ -168,7 +169,7 @@ func lastPaths(name string) (paths []string) {
 	return paths
 }
 
-// halfMade returns the incomplete items in the cache, which killed builds have left.
+// halfMade returns the incomplete items that killed builds have left in the cache.
 func halfMade() ([]image.Cached, error) {
 	dir, err := cachedir.Dir()
 	if err != nil {

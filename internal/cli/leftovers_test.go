@@ -8,7 +8,8 @@ import (
 	"time"
 )
 
-// A leftover is old, belongs to the user, has a known name, and is not open in any process.
+// A file counts as a leftover only if it is old, belongs to the user, has a known name, and is not
+// open in any process.
 func TestLeftoversAreInNoUse(t *testing.T) {
 	dir := t.TempDir()
 	make := func(names ...string) {

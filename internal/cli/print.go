@@ -60,7 +60,7 @@ func cleaned(arg any) any {
 // have written a part of that text.
 func printable(err error) string { return printableText(err.Error()) }
 
-// printableText removes characters that control a terminal from text.
+// printableText removes from a text the characters that control a terminal.
 func printableText(text string) string {
 	return strings.Map(func(r rune) rune {
 		if r == '\n' || r == '\t' || unicode.IsPrint(r) {
@@ -70,7 +70,8 @@ func printableText(text string) string {
 	}, text)
 }
 
-// oneLine removes characters from text that would control a terminal or break a row of a table.
+// oneLine removes from a text the characters that would control a terminal or break a row of a
+// table.
 func oneLine(text string) string {
 	return strings.Map(func(r rune) rune {
 		switch {
@@ -83,9 +84,9 @@ func oneLine(text string) string {
 	}, text)
 }
 
-// plainJSON writes JSON to w. It escapes the characters that package json leaves unescaped although
-// they affect a terminal, such as characters that reverse the direction of text. Each Write must
-// consist of complete values.
+// plainJSON writes JSON to w. It escapes characters that affect a terminal but that package json
+// leaves unescaped, such as characters that reverse the direction of text. Each Write must consist
+// of complete values.
 type plainJSON struct{ w io.Writer }
 
 func (p plainJSON) Write(text []byte) (int, error) {

@@ -150,8 +150,8 @@ func hostileDaemon(t *testing.T) {
 	t.Setenv(urlEnv, srv.URL)
 }
 
-// No command passes text of a daemon to the terminal unchanged. JSON output escapes the text, so
-// that a JSON decoder returns it unchanged.
+// No command passes text of a daemon to the terminal unchanged. JSON output escapes the text. A
+// JSON decoder returns the original text.
 func TestWordsOfDaemonsAreForReading(t *testing.T) {
 	hostileDaemon(t)
 	for _, line := range []string{"version", "images", "images -q", "history base", "snapshot-info base", "ls", "ls -q",
@@ -200,8 +200,8 @@ func TestStagesAreForReading(t *testing.T) {
 	}
 }
 
-// Only the functions of print.go and table.go print text, because they clean it. Package fmt does
-// not clean text.
+// Only the functions of print.go and table.go are allowed to print text. They clean it; package fmt
+// does not.
 func TestTextIsPrintedInOnePlace(t *testing.T) {
 	files, err := filepath.Glob("*.go")
 	if err != nil {
@@ -231,7 +231,8 @@ func TestTextIsPrintedInOnePlace(t *testing.T) {
 	}
 }
 
-// A number keeps its type for its verb. Only multiline arguments and errors keep their line ends.
+// A number keeps its type, which its formatting verb needs. Only multiline arguments and errors
+// keep their line ends.
 func TestArgumentsAreCleaned(t *testing.T) {
 	type name string
 	const bad = "a\x1b\nb"

@@ -90,7 +90,7 @@ func (a *suspendAll) ask(ctx context.Context, id string) (client.Sandbox, error)
 }
 
 // stalled reports whether no sandbox has been saved for the duration a.turn. This duration begins
-// at the time began, or at the latest save if that is later.
+// at the given time, or at the latest save if the save was later.
 func (a *suspendAll) stalled(began time.Time) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -6,17 +6,17 @@ import (
 	"sync"
 )
 
-// suspendTurns is the maximum number of requests to suspend a sandbox that run at the same time.
+// suspendTurns is the maximum number of concurrent requests to suspend a sandbox.
 const suspendTurns = 32
 
-// suspendPlaces bounds the requests that run at the same time, in total and for each owner of
-// sandboxes. If the unfinished sandboxes have n owners, each owner can have one nth of the turns.
-// So a user who gives slow sandboxes several owner names takes only the shares of these names from
-// the other owners. The sandboxes of an owner get their turns in the order in which they asked.
+// suspendPlaces bounds the concurrent requests, in total and for each owner of sandboxes. If the
+// unfinished sandboxes have n owners, each owner can have one nth of the turns. So if a user gives
+// slow sandboxes several owner names, other owners lose only the shares of these names. The
+// sandboxes of an owner get their turns in the order in which they asked.
 type suspendPlaces struct {
 	mu      sync.Mutex
 	running map[string]int   // number of requests that run, by owner
-	taken   int              // sum of running
+	taken   int              // sum of the numbers in running
 	left    map[string]int   // number of unfinished sandboxes, by owner
 	queue   map[string][]int // numbers of the calls of take that wait, by owner
 	calls   int              // number of calls of take so far

@@ -39,8 +39,8 @@ func tableWidth(cmd *cobra.Command) int {
 	return int(size.Cols)
 }
 
-// writeTable prints a table. If the table is wider than width, its widest columns are truncated. A
-// width of 0 means no limit.
+// writeTable prints a table. If the table is wider than the given width, its widest columns are
+// truncated. A width of 0 means no limit.
 func writeTable(w io.Writer, width int, heading string, rows func(row func(cells ...any))) error {
 	var lines [][]string
 	add := func(cells ...any) {
@@ -74,7 +74,7 @@ func writeTable(w io.Writer, width int, heading string, rows func(row func(cells
 	return nil
 }
 
-// columnWidths returns the width of each column. If possible, a line fits into width.
+// columnWidths returns the width of each column. If possible, a line fits into the given width.
 func columnWidths(lines [][]string, width int) []int {
 	var widths []int
 	total := -tableGap

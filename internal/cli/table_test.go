@@ -20,7 +20,8 @@ func tableOf(t *testing.T, width int, heading string, lines ...[]any) string {
 	return out.String()
 }
 
-// On a terminal, only the widest columns are truncated. Elsewhere no column is truncated.
+// On a terminal, only the widest columns are truncated. If the output is not a terminal, no column
+// is truncated.
 func TestTablesFitTheTerminal(t *testing.T) {
 	lines := [][]any{{"sb-askayjdqa5urabarmv2ude3h6q", "a-rather-long-tag-of-a-snapshot", "running"}, {"x", "y", 7}}
 	const whole = "ID                             SNAPSHOT                         STATE\n" +
@@ -43,7 +44,7 @@ func TestTablesFitTheTerminal(t *testing.T) {
 	}
 }
 
-// Text from a guest or a client does not leave its cell.
+// Text from a guest or a client stays within its cell of the table.
 func TestACellIsALine(t *testing.T) {
 	got := tableOf(t, 0, "A\tB", []any{"one\ntwo\tthree\x1b[2J", "b"})
 	if want := "A                  B\none two three\ufffd[2J  b\n"; got != want {
@@ -51,7 +52,7 @@ func TestACellIsALine(t *testing.T) {
 	}
 }
 
-// Colours are printed only on terminals whose users have not disabled them.
+// Colours are printed only on a terminal, and only if the user has not disabled them.
 func TestColoursAreLeftOut(t *testing.T) {
 	var out strings.Builder
 	if got := coloured(&out, red, "fail"); got != "fail" {

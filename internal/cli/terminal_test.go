@@ -39,8 +39,8 @@ func TestDetachKeys(t *testing.T) {
 	}
 }
 
-// The terminal is in raw mode only while its keys are sent to a process. In raw mode, Ctrl-C has no
-// effect unless a program reads it.
+// The terminal is in raw mode only while its keys are sent to a process. In raw mode, Ctrl-C has an
+// effect only if a program reads it.
 func TestTheTerminalIsLentWithItsKeys(t *testing.T) {
 	rig := apirig.Start(t, apirig.Options{Agent: agentHere})
 	if _, err := rig.Bake(t.Context(), rig.Parent); err != nil {

@@ -17,7 +17,7 @@ const (
 	generic    = "generic"
 )
 
-// maxEvent bounds the input of a hook, which may contain the output of a tool.
+// maxEvent bounds the input of a hook. The input may contain the output of a tool.
 const maxEvent = 64 << 20 // bytes
 
 // turnEvent is an event that an agent has reported to its hook.

@@ -79,9 +79,9 @@ func (t *turns) number(s client.Snapshot) (int, bool) {
 // maxTurn is the largest number of a turn. A tag with a larger number is not a turn.
 const maxTurn = 1 << 30
 
-// next returns the number of the next turn. The tag of that turn must be unique. So this method
-// also counts turns of other sandboxes, because an earlier workspace of the same name may have left
-// turns.
+// next returns the number of the next turn. The tag of that turn must be unique, and an earlier
+// workspace of the same name may have left turns. So this method also counts turns of other
+// sandboxes.
 func (t *turns) next() int {
 	n := 0
 	for tag := range t.all {
@@ -92,7 +92,7 @@ func (t *turns) next() int {
 	return max(n, 1)
 }
 
-// tagged returns the number in a tag, if the tag has the form of a turn's tag.
+// tagged() returns the number in a tag, if the tag has the form of a turn's tag.
 func (t *turns) tagged(tag string) (int, bool) {
 	rest, ok := strings.CutPrefix(tag, t.name+turnInfix)
 	n, err := strconv.Atoi(rest)
@@ -192,9 +192,9 @@ func (t *turns) line(tag string) []string {
 	return line
 }
 
-// forward returns the tags of the turns to which a redo can roll forward from the turn or snapshot
-// with the given tag, the next turn first. The last turn is the newest turn from which undos can
-// return to the given tag.
+// forward returns the tags of the turns to which a redo can roll forward, the next turn first. The
+// redo starts at the turn or snapshot with the given tag. The last turn is the newest turn from
+// which undos can return to the given tag.
 func (t *turns) forward(at string) []string {
 	for _, p := range slices.Backward(t.saved) {
 		line := t.line(p.Snapshot.Tag)
@@ -219,7 +219,7 @@ func (t *turns) current(s client.Sandbox) string {
 	return s.LatestTag
 }
 
-// words returns the beginning of a text on one line, in at most maxTurnLabel bytes.
+// words() returns the beginning of a text on one line, in at most maxTurnLabel bytes.
 func words(text string) string {
 	text = strings.ToValidUTF8(text[:min(len(text), 4*maxTurnLabel)], "")
 	text = strings.Join(strings.Fields(printableText(text)), " ")

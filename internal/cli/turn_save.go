@@ -65,8 +65,8 @@ func (t *turnStore) look(ctx context.Context) (client.Sandbox, *turns, error) {
 	return s, turnsOf(list, s.ID, cmp.Or(s.Workspace, s.ID)), nil
 }
 
-// changed returns what may have changed in a sandbox since its latest turn, or since its start. It
-// does not resume a sandbox that is suspended. Such a sandbox has written little since its last
+// changed() returns what may have changed in a sandbox since its latest turn, or since its start.
+// It does not resume a sandbox that is suspended. Such a sandbox has written little since its last
 // request.
 func (t *turnStore) changed(ctx context.Context, s client.Sandbox, has *turns) (c change, err error) {
 	c.used = s.LatestTag == "" || s.LatestTag != has.current(s) || s.Calls == nil || *s.Calls > 0
@@ -85,7 +85,7 @@ func (t *turnStore) changed(ctx context.Context, s client.Sandbox, has *turns) (
 // save saves the state of the sandbox as a turn, and then returns true. It saves nothing if the
 // sandbox has not changed since the last turn, or if a turn exists for the event. If several hooks
 // run at once, only one of them saves a turn, because tags are unique. The other hooks then find
-// nothing changed.
+// that nothing has changed.
 func (t *turnStore) save(ctx context.Context, e turnEvent) (saved client.Snapshot, made bool, err error) {
 	for {
 		s, has, err := t.look(ctx)
@@ -117,7 +117,8 @@ func (t *turnStore) save(ctx context.Context, e turnEvent) (saved client.Snapsho
 	}
 }
 
-// reported returns true if the agent may report this event twice, and a turn already exists for it.
+// reported() returns true if the agent may report this event twice, and a turn already exists for
+// it.
 func (t *turns) reported(e turnEvent) bool {
 	for _, p := range t.saved {
 		l := p.Snapshot.Labels
@@ -149,7 +150,7 @@ func (t *turns) labels(s client.Sandbox, e turnEvent, c change) map[string]strin
 	return labels
 }
 
-// past returns the number of the turn with the given tag, followed by the numbers of as many
+// past() returns the number of the turn with the given tag, followed by the numbers of as many
 // earlier turns as fit into a label.
 func (t *turns) past(now string) string {
 	var past string
@@ -188,15 +189,15 @@ func (t *turnStore) notePrompt(ctx context.Context, e turnEvent) error {
 		return nil
 	}
 	_, err = t.cl.ChangeLabels(ctx, s.ID, map[string]*string{turnPrompt: &value})
-	// The token may set only labels with its prefix, so the turn will have no text.
+	// The token is allowed to set only labels with its prefix, so the turn will have no text.
 	if client.IsStatus(err, http.StatusForbidden) {
 		return nil
 	}
 	return err
 }
 
-// prune removes the oldest turns beyond t.keep, and returns their tags. It keeps the turn that the
-// sandbox was last at, and turns from which sandboxes run.
+// prune removes the oldest turns beyond t.keep, and returns their tags. It keeps the sandbox's
+// current turn, and turns from which sandboxes run.
 func (t *turnStore) prune(ctx context.Context) (removed []string, err error) {
 	if t.keep == 0 {
 		return nil, nil

@@ -45,14 +45,14 @@ func newDesk(t *testing.T) *desk {
 	return &desk{Rig: rig, t: t, id: w.LiveSandboxID, dir: t.TempDir()}
 }
 
-// run runs a command line and returns its output and exit code.
+// run runs the CLI with the given arguments, and returns its output and exit code.
 func (d *desk) run(stdin string, args ...string) (stdout, stderr string, code int) {
 	var out, err bytes.Buffer
 	code = Main(args, Stdio{In: strings.NewReader(stdin), Out: &out, Err: &err})
 	return out.String(), err.String(), code
 }
 
-// ok runs a command line that must succeed.
+// ok is like run, but the command must succeed.
 func (d *desk) ok(args ...string) string {
 	d.t.Helper()
 	out, err, code := d.run("", args...)
@@ -183,7 +183,7 @@ func TestUndoTheTurnsOfAnAgent(t *testing.T) {
 	d.wantAt("undone on the other way", "desk-turn-1")
 }
 
-// An interrupted turn has no end. An undo first saves its changes.
+// An interrupted turn has no end. An undo first saves the changes of such a turn.
 func TestUndoAnUnfinishedTurn(t *testing.T) {
 	d := newDesk(t)
 	d.turn("one", "true")
@@ -235,7 +235,7 @@ func TestWritingWithoutARequest(t *testing.T) {
 	d.want("undone", "1 stop * one", "2 stop - two", "3 undo -")
 }
 
-// The oldest turns are removed, but the turn that the sandbox is at is kept.
+// The oldest turns are removed, but the sandbox's current turn is kept.
 func TestOldTurnsAreRemoved(t *testing.T) {
 	d := newDesk(t)
 	for i := range 5 {
@@ -300,8 +300,8 @@ func TestTurnsOfCodex(t *testing.T) {
 	d.want("three notifications", "1 stop + rename the foo", "2 stop * and the bar")
 }
 
-// A hook that fails prints the error and lets the agent continue. Its exit code is not 2, which the
-// agent would treat as an order.
+// A hook that fails prints the error and lets the agent continue. Its exit code is never 2: the
+// agent would treat that code as an order.
 func TestFailedHooks(t *testing.T) {
 	d := newDesk(t)
 	stop := `{"session_id":"s","hook_event_name":"Stop"}`
@@ -348,7 +348,7 @@ func TestFailedHooks(t *testing.T) {
 	}
 }
 
-// A hook waits while another hook saves a turn, and then finds nothing changed.
+// A hook waits while another hook saves a turn. It then finds that nothing has changed.
 func TestATurnWaitsForAnother(t *testing.T) {
 	d := newDesk(t)
 	d.VMs.Copying = make(chan struct{})
@@ -372,8 +372,8 @@ func TestATurnWaitsForAnother(t *testing.T) {
 	}
 }
 
-// With a token that has a label prefix, turns are saved without the prompt, because the token may
-// not set that label.
+// If a token has a label prefix, turns are saved without the agent's prompt, because the token is
+// not allowed to set the label of the prompt.
 func TestTurnsOfOneTeam(t *testing.T) {
 	mapGuestRAM(t)
 	rig := apirig.Start(t, apirig.Options{Agent: agentHere, Tokens: []auth.Token{{Name: "a", Scope: auth.Run,

@@ -33,7 +33,7 @@ func unit(t *testing.T, name string) (text, path string) {
 	return string(p), path
 }
 
-// systemd accepts each unit unchanged, and without the other units.
+// systemd accepts each unit unchanged, even if the other units are missing.
 func TestUnitsAreValid(t *testing.T) {
 	analyze, err := exec.LookPath("systemd-analyze")
 	if err != nil {
@@ -87,8 +87,8 @@ func TestUnitsStartTheDaemonAndKeepSandboxes(t *testing.T) {
 		})
 		checkLines(t, name, text, "KillMode=process", "OOMPolicy=continue", "Requires=forkd-sandboxes.service",
 			"MemoryMax=75%", "OOMScoreAdjust=300") // if memory runs out, the kernel kills the daemon and not a sandbox
-		// With this setting, systemd blocks openat2 (see seccomp_restrict_suid_sgid in systemd),
-		// with which forkd opens snapshots.
+		// forkd opens snapshots with openat2. With this setting, systemd blocks openat2 (see
+		// seccomp_restrict_suid_sgid in systemd).
 		if strings.Contains(text, "\nRestrictSUIDSGID=yes\n") {
 			t.Errorf("%s has RestrictSUIDSGID: no snapshot can be opened", name)
 		}

@@ -21,8 +21,8 @@ const (
 	noPlan     = "there is nothing like it: 'forkd fork TAG -n N' starts sandboxes, 'forkd label' groups them"
 )
 
-// elsewhere maps commands of docker, kubectl, E2B's command line and forkd 0.5 to hints for doing
-// the same here. It contains no command that exists here.
+// elsewhere maps commands of docker, kubectl, E2B's CLI and forkd 0.5 to hints that say how to do
+// the same with forkd. It contains no command that exists here.
 var elsewhere = map[string]string{
 	"container":  standAlone,
 	"image":      standAlone,
@@ -113,7 +113,7 @@ func knownCommand(cmd *cobra.Command, args []string) error {
 
 // flagError rewrites the error of a flag for users.
 func flagError(cmd *cobra.Command, err error) error {
-	// The error of the unknown command comes first.
+	// If the command is unknown too, report only that.
 	if before := cmd.Flags().Args(); !cmd.HasParent() && len(before) > 0 {
 		return usageError{knownCommand(cmd, before)}
 	}

@@ -11,7 +11,8 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// show fetches a value from the daemon and prints it: as JSON with -o json, otherwise by text(value).
+// show fetches a value from the daemon and prints it. With -o json, it prints JSON. In all other
+// cases, it calls text(value).
 func show[T any](cmd *cobra.Command, c *common, fetch func(context.Context, *client.Client) (T, error),
 	text func(T) error) error {
 	return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
@@ -35,7 +36,7 @@ func showOf[T any](cmd *cobra.Command, c *common, ref string,
 	}, text)
 }
 
-// print prints a value: as JSON with -o json, otherwise by calling text().
+// print prints a value. With -o json, it prints JSON. In all other cases, it calls text().
 func (c *common) print(cmd *cobra.Command, v any, text func() error) error {
 	if c.json() {
 		return writeJSON(cmd.OutOrStdout(), v)
@@ -44,8 +45,8 @@ func (c *common) print(cmd *cobra.Command, v any, text func() error) error {
 }
 
 // each(…) calls op for every name. If op fails for a name, each(…) continues with the next name. It
-// prints each result as soon as op has returned it, as the line that text returns. With -o json, it
-// prints all results at the end, as the value that list returns.
+// prints each result as soon as op has returned it, as the line that text(…) returns. With -o json,
+// it prints all results at the end, as the value that list(…) returns.
 func each[T any](cmd *cobra.Command, c *common, names []string, op func(name string) (T, error), text func(T) string,
 	list func([]T) any) error {
 	return eachOf(cmd, c, 1, names, op, text, list)

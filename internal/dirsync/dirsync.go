@@ -34,7 +34,7 @@ const (
 	maxEntries = 200_000  // files of one side
 	maxNames   = 64 << 20 // bytes of names and of links' targets in the guest's directory
 	maxFile    = 1 << 30  // bytes of a file; the API accepts no larger uploads
-	maxTree    = 16 << 30 // bytes of the host's files beyond which no file is taken from the guest
+	maxTree    = 16 << 30 // if the host's files have more bytes in total, no file is taken from the guest
 	batchFiles = 500      // files sent in one archive
 	batchBytes = 64 << 20 // bytes of content in one archive, unless a single file is larger
 	maxRounds  = 10       // passes in a row that change something
@@ -325,7 +325,8 @@ func (s *Sync) plan() map[Action][]string {
 	return plan
 }
 
-// replacesDir reports whether one side of a path is a directory and the other side is another file.
+// replacesDir reports whether one side of a path is a directory and the other side is a file of
+// another type.
 func (s *Sync) replacesDir(rel string) bool {
 	host, guest := s.host[rel].Kind, s.guest[rel].Kind
 	return host != guest && host != Absent && guest != Absent && (host == Dir || guest == Dir)

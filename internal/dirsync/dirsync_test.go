@@ -187,7 +187,7 @@ func TestOneWay(t *testing.T) {
 	wantReports(t, p.once(t, s), "removed_in_sandbox d", "removed_in_sandbox d/tool", "to_sandbox a")
 	wantEqual(t, p, "own", "pipe", "skipped", "skipped/a", "empty", "empty/own")
 
-	// A directory in the sandbox is not replaced by a file without history.
+	// A file without history does not replace a directory in the sandbox.
 	if err := os.Remove(p.here("pipe")); err != nil {
 		t.Fatal(err)
 	}
@@ -345,7 +345,8 @@ func edit(t *testing.T, r *rand.Rand, dir string) {
 	}
 }
 
-// Run ends when the sandbox ends, waits while it is suspended, and copies the changes of that time.
+// Run ends when the sandbox ends, waits while it is suspended, and then copies the changes that
+// were made in the meantime.
 func TestRunFollowsTheSandbox(t *testing.T) {
 	p := newPair(t, false)
 	write(t, p.here("a"), "one")

@@ -40,8 +40,8 @@ func guestEntry(f *client.File) Entry {
 func (s *Sync) remote(rel string) string { return path.Join(s.Remote, rel) }
 
 // list adds the entries below a directory of the guest, down to a depth. For each directory at that
-// depth it calls descend, and lists the directory too if the result is true. A guest can send any
-// path, so only paths below the directory are accepted.
+// depth it calls descend. If the result is true, it also lists the content of this directory. A
+// guest can send any path, so only paths below the directory are accepted.
 func (s *Sync) list(ctx context.Context, rel string, depth int, into *listing, descend func(dir string) bool) error {
 	deeper := map[string]bool{} // a guest can name a directory any number of times
 	err := s.cl.EachFile(ctx, s.ID, s.remote(rel), depth, func(f client.File) error {
@@ -273,9 +273,9 @@ func (s *Sync) removeGuest(ctx context.Context, names []string) error {
 }
 
 // onlyDoomed reports whether the set doomed contains all files below a directory of the guest, and
-// with Options.Both, whether they are unchanged. The set never contains excluded files. If only is
-// false, the result other names a file that is not in the set or has changed; it is empty if the
-// directory is too large.
+// if Options.Both is set, whether all of these files are unchanged. The set never contains excluded
+// files. If the result only is false, the result other names a file that is not in the set or has
+// changed. If the directory is too large, other is empty.
 func (s *Sync) onlyDoomed(ctx context.Context, rel string, doomed map[string]bool) (only bool, other string,
 	err error) {
 	only = true

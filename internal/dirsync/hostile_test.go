@@ -206,8 +206,8 @@ func endless(w io.Writer) {
 	}
 }
 
-// A directory of the host is replaced by a link while a file of the guest arrives for this
-// directory.
+// While a file of the guest arrives for a directory of the host, the directory is replaced by a
+// link. The files in the link's target do not change.
 func TestDirectorySwappedForALink(t *testing.T) {
 	base := t.TempDir()
 	victim, here := filepath.Join(base, "victim"), filepath.Join(base, "here")
@@ -235,7 +235,7 @@ func TestDirectorySwappedForALink(t *testing.T) {
 	}
 }
 
-// A guest with too many files ends the work with an error that says why.
+// If the guest has too many files, the sync ends with an error that says so.
 func TestTooManyFiles(t *testing.T) {
 	h := &hostile{files: make([]client.File, 0, 200_001)}
 	for i := range cap(h.files) {
@@ -294,8 +294,8 @@ func TestExcludedFilesOfAReplacedDirectoryStay(t *testing.T) {
 	}
 }
 
-// A guest that lists no file at all, for example because something is mounted over the directory, does
-// not remove the files of the host.
+// If a guest lists no file at all, for example because something is mounted over the directory, the
+// files of the host stay.
 func TestEmptyListRemovesNothing(t *testing.T) {
 	h := &hostile{files: []client.File{evilFile("a"), evilFile("b")}}
 	p := serveHostile(t, h, filepath.Join(t.TempDir(), "here"))

@@ -31,7 +31,7 @@ func (s *Sync) pushAll(ctx context.Context, names []string) (changed bool, err e
 }
 
 // push sends one batch. If changes come back, it lists the directories of the batch again before
-// and after, and skips files that the guest has changed since the plan was made.
+// and after it sends the batch, and skips files that the guest has changed since the plan was made.
 func (s *Sync) push(ctx context.Context, batch []string) (changed bool, err error) {
 	if s.Both {
 		if err := s.relist(ctx, s.dirsOf(batch)); err != nil {

@@ -44,9 +44,9 @@ const (
 	Skip                   // one side cannot be synced
 )
 
-// Reconcile returns the action for one path. It depends only on its parameters. If both is true,
-// changes of the guest come back. If not, they stay in the guest until the file changes on the
-// host. Without history nothing is removed.
+// Reconcile returns the action for one path. It depends only on its parameters. If the parameter
+// both is true, changes of the guest come back. If it is false, they stay in the guest until the
+// file changes on the host. Without history nothing is removed.
 func Reconcile(both bool, base Agreed, host, guest Entry) Action {
 	known := base != Agreed{}
 	hostChanged, guestChanged := host != base.Host, guest != base.Guest
@@ -67,7 +67,8 @@ func Reconcile(both bool, base Agreed, host, guest Entry) Action {
 	return compare(host, guest)
 }
 
-// oneWay returns the action for a path that has changed if changes do not come back.
+// oneWay returns the action for a path that has changed, in the mode in which changes of the guest
+// do not come back.
 func oneWay(known, hostChanged bool, host, guest Entry) Action {
 	switch {
 	case !known && host == Entry{}, known && !hostChanged:

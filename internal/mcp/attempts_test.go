@@ -39,8 +39,8 @@ func TestFewerCopies(t *testing.T) {
 	}
 }
 
-// A hostile guest may answer wait_command at once instead of waiting. Then the tool pauses before
-// it asks again.
+// A hostile guest may answer wait_command immediately instead of waiting. Then the tool pauses
+// before it asks again.
 func TestWaitingPauses(t *testing.T) {
 	asked := 0
 	ctx, c := callOf(t, func(r *http.Request) (string, string) {

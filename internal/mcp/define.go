@@ -35,8 +35,8 @@ const (
 	openWorld                     // the tool may have effects outside the daemon: on the internet, or in a guest
 )
 
-// limit adds limits to the schema of an argument, because the schema itself is made by reflection
-// from the Go type alone.
+// limit adds limits to the schema of an argument. The schema itself is made by reflection from the
+// Go type alone, so it has no limits.
 type limit struct {
 	argument string
 	change   func(*jsonschema.Schema)
@@ -284,7 +284,7 @@ func explained(next sdk.MethodHandler) sdk.MethodHandler {
 	}
 }
 
-// shortError shortens an error of the protocol, which may quote the client's message.
+// shortError shortens an error of the protocol. Such an error may quote the client's message.
 func shortError(err error) error {
 	var wire *jsonrpc.Error
 	if !errors.As(err, &wire) || escaped(wire.Message)+escaped([]byte(wire.Data)) <= 2*maxError {

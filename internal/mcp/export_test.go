@@ -1,4 +1,4 @@
 package mcp
 
-// Helpful returns the tools that help after an error, by the error's code.
+// Helpful returns a map from the code of an error to the tool that helps after this error.
 func Helpful() map[string]string { return helpful }

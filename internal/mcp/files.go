@@ -62,7 +62,7 @@ type fileContent struct {
 	NextOffset int64  `json:"next_offset,omitempty" jsonschema:"where to continue; absent at the end of the file"`
 }
 
-// images are the types of images that models accept, as returned by http.DetectContentType.
+// images holds the image types that models accept, as http.DetectContentType names them.
 var images = []string{"image/png", "image/jpeg", "image/gif", "image/webp"}
 
 func readFile(ctx context.Context, c *call, in readArgs) (f fileContent, err error) {
@@ -111,7 +111,7 @@ func readFile(ctx context.Context, c *call, in readArgs) (f fileContent, err err
 	return f, nil
 }
 
-// fitting returns the length of the longest beginning of content whose JSON has at most maxShape
+// fitting returns the length of the longest prefix of content whose JSON has at most maxShape
 // bytes.
 func fitting(content []byte) int {
 	if !utf8.Valid(validEnd(content)) || escaped(content) <= maxShape { // as base64, content always fits

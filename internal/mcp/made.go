@@ -22,8 +22,8 @@ type made struct {
 	snapshot  string // tag chosen by the daemon
 }
 
-// Fork makes sandboxes. If the caller leaves, Fork still waits for the daemon's answer, because the
-// daemon may carry out the request, and without its answer the ids would be lost.
+// Fork makes sandboxes. If the caller leaves, the daemon may still carry out the request, and
+// without the daemon's answer the ids would be lost. So Fork waits for the answer nevertheless.
 func (c *call) Fork(ctx context.Context, req client.ForkRequest) (client.Forked, error) {
 	if err := left(ctx); err != nil {
 		return client.Forked{}, err
@@ -40,8 +40,9 @@ func (c *call) Fork(ctx context.Context, req client.ForkRequest) (client.Forked,
 	return f, err
 }
 
-// Branch makes a snapshot. If the caller leaves, Branch waits for the daemon's answer like Fork,
-// unless the caller has chosen the tag and so can look for the snapshot.
+// Branch makes a snapshot. If the daemon chooses the tag, Branch waits for its answer like Fork,
+// even if the caller leaves. If the caller has chosen the tag, Branch does not wait, because the
+// caller can look for the snapshot.
 func (c *call) Branch(ctx context.Context, id string, req client.BranchRequest) (client.Snapshot, error) {
 	if req.Tag != "" {
 		return c.Client.Branch(ctx, id, req)
@@ -62,8 +63,8 @@ func left(ctx context.Context) error {
 	return cmp.Or(ctx.Err(), ctx.Value(messageKey{}).(*message).ctx.Err())
 }
 
-// takeBack removes the objects that the call has made. If the caller's token may not delete
-// snapshots, a snapshot stays, and the caller can find it in the list.
+// takeBack removes the objects that the call has made. If the caller's token is not allowed to
+// delete snapshots, a snapshot stays, and the caller can find it in the list.
 func (c *call) takeBack(ctx context.Context) {
 	removeAll(ctx, c.Client, c.made.sandboxes)
 	if c.made.snapshot == "" {

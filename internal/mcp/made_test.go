@@ -14,8 +14,8 @@ import (
 	"github.com/forkd/forkd/internal/mcp"
 )
 
-// leaving is a transport. When the daemon has answered a POST that creates an object, it calls the
-// function in its field answered.
+// leaving is a transport. When the daemon has answered a POST that creates an object, the transport
+// calls the function in the field answered.
 type leaving struct {
 	answered func()
 }
@@ -52,8 +52,8 @@ func (a addressed) RoundTrip(r *http.Request) (*http.Response, error) {
 	return a.next.RoundTrip(there)
 }
 
-// Only the answer tells a caller the ids of the objects that a call has made. So a call removes
-// these objects if it is cancelled, at whatever moment.
+// Only the answer tells a caller the ids of the objects that a call has made. So if a call is
+// cancelled, at whatever moment, it removes these objects.
 func TestCancelledCallsLeaveNothing(t *testing.T) {
 	rig := start(t)
 	source, err := rig.Fork(t.Context(), client.ForkRequest{SnapshotTag: "a.b", N: 1})
@@ -74,7 +74,7 @@ func TestCancelledCallsLeaveNothing(t *testing.T) {
 	for _, c := range []struct {
 		tool string
 		in   args
-		keep string // id of a sandbox that the caller knows
+		keep string // tag that the caller has chosen; the snapshot stays
 	}{
 		{"spawn_sandboxes", args{"snapshot_tag": "a.b", "n": 2}, ""},
 		{"fork", args{"sandbox_id": id, "n": 2}, ""},

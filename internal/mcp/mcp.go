@@ -133,8 +133,8 @@ type message struct {
 
 type messageKey struct{}
 
-// With returns the context for a message to a Shared server. A tool that is called by the message
-// uses cl, and is cancelled when ctx ends.
+// With returns the context for a message to a Shared server. If the message calls a tool, the tool
+// uses cl and is cancelled when ctx ends.
 func With(ctx context.Context, cl *client.Client) context.Context {
 	return context.WithValue(ctx, messageKey{}, &message{ctx, cl})
 }
@@ -144,8 +144,8 @@ func clientOf(ctx context.Context) *client.Client {
 	return ctx.Value(messageKey{}).(*message).cl // a missing message is a defect of this program
 }
 
-// ended cancels the calls of a message when the message's context ends, in every version of the
-// protocol.
+// The middleware ended cancels the calls of a message when the message's context ends, in every
+// version of the protocol.
 func ended(next sdk.MethodHandler) sdk.MethodHandler {
 	return func(ctx context.Context, method string, req sdk.Request) (sdk.Result, error) {
 		if m, ok := ctx.Value(messageKey{}).(*message); ok {
@@ -158,8 +158,8 @@ func ended(next sdk.MethodHandler) sdk.MethodHandler {
 	}
 }
 
-// cacheable permits clients to cache lists of tools and resources, which are the same for all
-// clients of a scope. It does not permit them to cache data of sandboxes.
+// cacheable permits clients to cache lists of tools and resources. These lists are the same for all
+// clients of a scope. cacheable does not permit clients to cache data of sandboxes.
 func cacheable(_ context.Context, req sdk.Request, c *sdk.Cacheable) {
 	c.CacheScope = "private"
 	if _, ok := req.(*sdk.ReadResourceRequest); ok {

@@ -280,7 +280,8 @@ func TestBranching(t *testing.T) {
 	c.fails("delete_snapshot", args{"tag": "a.b"}, "snapshot_in_use")
 }
 
-// fork_and_run compares the attempts, keeps the copy of the winner and removes the other copies.
+// fork_and_run compares the attempts, keeps the copy with the best attempt, and removes the other
+// copies.
 func TestForkAndRun(t *testing.T) {
 	rig := start(t)
 	c := connect(t, rig.Client, mcp.Admin)

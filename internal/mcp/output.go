@@ -23,7 +23,8 @@ const maxStreamed = 256 << 20
 
 // excerptWriter keeps the beginning and the end of its input.
 type excerptWriter struct {
-	// The field most is the maximum number of bytes in head, and least is the maximum in tail.
+	// The field most is the maximum number of bytes in head, and the field least is the maximum
+	// number in tail.
 	most, least int
 	head, tail  []byte
 	total       int64
@@ -65,7 +66,8 @@ func (e *excerptWriter) text() string {
 	return plain(append(bytes.Clone(e.head), e.tail...))
 }
 
-// binary reports whether the output contains bytes that are not text. plain replaces these bytes.
+// binary reports whether the output contains bytes that are not text. The function plain replaces
+// such bytes.
 func (e *excerptWriter) binary() bool {
 	if e.omitted() > 0 {
 		return !utf8.Valid(validEnd(e.head)) || !utf8.Valid(validStart(e.tail))
@@ -126,8 +128,8 @@ func runCommand(
 	return runInto(ctx, cl, id, req, stdout, stderr)
 }
 
-// ends runs a command until it exits. It returns the end of each of the two outputs. Each end has
-// at most the given number of bytes, whatever the guest sends.
+// The method ends runs a command until it exits. It returns the last bytes of stdout and of stderr,
+// at most the given number of each, whatever the guest sends.
 func (c *call) ends(ctx context.Context, id string, req client.ExecRequest, most int) (stdout, stderr []byte,
 	err error) {
 	out, errs := newExcerpt(0, most), newExcerpt(0, most)

@@ -38,7 +38,7 @@ func (r *room) spend(n int) bool {
 	return true
 }
 
-// fits is like spend, but takes as many bytes as the JSON of v has.
+// The method fits is like spend, but takes as many bytes as the JSON of v has.
 func (r *room) fits(v any) bool {
 	p, err := json.Marshal(v)
 	return err == nil && r.spend(len(p)+1)
@@ -127,8 +127,8 @@ func tooLong(out any, content []sdk.Content) error {
 type pageOf[T any] func(context.Context, client.PageRequest) (part []T, next string, err error)
 
 // pages calls f(member) for the members of a list, page by page, until f returns false. It returns
-// the number of members for which f did not return true. All pages that it did not read count
-// together as one member.
+// the number of members for which f did not return true. The pages that were not read count as one
+// member in total.
 func pages[T any](ctx context.Context, page pageOf[T], f func(T) bool) (omitted int, err error) {
 	for req := (client.PageRequest{Limit: pageSize}); ; {
 		part, next, err := page(ctx, req)

@@ -19,7 +19,7 @@ import (
 const drainTime = 10 * time.Second
 
 // A request with listenMethod is answered only when the client ends its subscription. A
-// notification with cancelMethod cancels a request, which may then have no answer.
+// notification with cancelMethod cancels a request. The request may then get no answer.
 const (
 	listenMethod = "subscriptions/listen"
 	cancelMethod = "notifications/cancelled"
@@ -77,8 +77,8 @@ func (d *drainingConn) Read(ctx context.Context) (jsonrpc.Message, error) {
 	return m, err
 }
 
-// cancelled returns the id of the request that a notification cancels. If r is another message, it
-// returns the zero ID.
+// The function cancelled returns the id of the request that a notification cancels. If r is a
+// message of another type, it returns the zero ID.
 func cancelled(r *jsonrpc.Request) jsonrpc.ID {
 	var params struct {
 		ID any `json:"requestId"`

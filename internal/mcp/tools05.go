@@ -79,7 +79,7 @@ type ofSandbox struct {
 	SandboxID string `json:"sandbox_id" jsonschema:"id of the sandbox, such as sb-…"`
 }
 
-// list is a list in the form of forkd 0.5, in which a result must be an object and not an array.
+// list has the form of lists in forkd 0.5, where a result must be an object, not an array.
 type list[T any] struct {
 	Result  []T `json:"result"`
 	Omitted int `json:"omitted,omitempty" jsonschema:"at least this many entries are omitted at the end"`
@@ -88,7 +88,7 @@ type list[T any] struct {
 // maxListed bounds the number of elements of a list.
 const maxListed = 1000
 
-// listed returns the first members of a list, as many as fit into an answer.
+// The function listed returns the first members of a list, as many as fit into an answer.
 func listed[T any](ctx context.Context, page pageOf[T]) (l list[T], err error) {
 	left := room(maxText)
 	l.Result = []T{}
@@ -134,8 +134,8 @@ func spawnSandboxes(ctx context.Context, c *call, in spawnArgs) (list[client.San
 	return spawned(f.Sandboxes), err
 }
 
-// spawned describes new sandboxes. If the descriptions are too long, it omits the fields Labels
-// and Unique of all of them.
+// spawned describes new sandboxes. If the descriptions are too long, it omits the fields Labels and
+// Unique of all sandboxes.
 func spawned(all []client.Sandbox) list[client.Sandbox] {
 	l, left := list[client.Sandbox]{Result: []client.Sandbox{}}, room(maxText)
 	if !left.fits(all) {

@@ -6,8 +6,9 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// volumeTools returns the tool for volumes. It is one tool, because a model chooses less well among
-// many tools. To mount volumes, a client uses arguments of spawn_sandboxes and fork.
+// volumeTools returns the tool for volumes. There is only one such tool, because a model chooses
+// less well among many tools. To mount volumes, a client uses arguments of spawn_sandboxes and
+// fork.
 func volumeTools() []tool {
 	return []tool{
 		define(
