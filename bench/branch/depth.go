@@ -26,8 +26,8 @@ type forks struct {
 	entered, confirmed []time.Duration // time from the request to the entry of the vCPUs, and to the confirmation
 }
 
-// depthTable makes a chain of snapshots, and forks from some of the snapshots. Each snapshot is a
-// branch of a child of the previous snapshot.
+// depthTable makes a chain of snapshots, and then forks children from some of the snapshots. Each
+// snapshot is a branch of a child of the previous snapshot.
 func (b *bench) depthTable(ctx context.Context, memoryMiB int) (*report.Table, error) {
 	b.Progress("chain of %d snapshots", slices.Max(b.depths.List))
 	var list []*depth

@@ -53,7 +53,7 @@ func (b *bench) lineTable(ctx context.Context, memoryMiB int) (*report.Table, er
 	return t, nil
 }
 
-// addTo makes the sandbox write another lineMiB, branches the sandbox, and records the
+// addTo makes the sandbox write lineMiB MiB more, branches the sandbox, and records the
 // measurements.
 func (s *source) addTo(ctx context.Context, l *link, tag string) error {
 	load, err := s.newMeter(ctx)

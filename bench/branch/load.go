@@ -101,9 +101,9 @@ func (m *meter) send(command byte) error {
 // lostWork returns how many seconds of work the load lost between begin and end. The parameters
 // calm, begin and end are readings of the load's progress, in this order. lostWork assumes that
 // without the branch the load would have continued at the speed that it had between calm and begin.
-// The load also runs while its progress is read. If taking the readings begin and end took, in
-// total, more than twice as long as the measured branch, the result would be useless, and lostWork
-// returns NaN.
+// The load also runs while its progress is read. If the two readings begin and end together took
+// more than twice as long as the measured branch, the result would be useless, and lostWork returns
+// NaN.
 func lostWork(calm, begin, end mark, branch time.Duration) float64 {
 	if begin.took+end.took > 2*branch {
 		return math.NaN()

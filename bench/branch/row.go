@@ -8,7 +8,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// row has the measurements for one size of the guest and of the memory that it keeps dirty.
+// row has the measurements for guests of one size that keep one amount of memory dirty.
 type row struct {
 	memoryMiB, dirtyMiB int
 	modes               map[vm.BranchMode][]*branched

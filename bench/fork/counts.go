@@ -28,8 +28,8 @@ type child struct {
 }
 
 // p50 returns the median of a figure over the children. It is not a mean, because a mean would be
-// wrong if a child has the process id of an earlier process: the operations of that process are
-// also counted.
+// wrong if a child has the process id of an earlier process. In this case, the operations of the
+// earlier process are also counted.
 func (c *counts) p50(figure func(child) float64) float64 {
 	var all []float64
 	for _, child := range c.children {
@@ -45,8 +45,8 @@ const countSettle = 100 * time.Millisecond
 // countedChildren is the minimum number of children that are counted for a row.
 const countedChildren = 20
 
-// countAll makes a row of counts for every n with a warm pool, and a row with a cold pool, until
-// the time of -budget is up.
+// countAll makes a row of counts for every n with a warm pool, and one row with a cold pool. It
+// stops when the time of -budget is up.
 func (b *bench) countAll(ctx context.Context) (rows []*counts, err error) {
 	for _, n := range b.opt.ns.List {
 		for _, warm := range []bool{true, false} {

@@ -67,7 +67,7 @@ func measureFloor(ctx context.Context, bin string, memoryBytes uint64, runs int,
 	return f, nil
 }
 
-// floorBurst starts n processes together, with the same limit as for forks.
+// floorBurst starts n processes together, with the same limit on concurrent starts as for forks.
 func floorBurst(ctx context.Context, bin string, memory *os.File, n int) (float64, error) {
 	begin, err := lab.Now()
 	if err != nil {
@@ -94,7 +94,7 @@ func floorBurst(ctx context.Context, bin string, memory *os.File, n int) (float6
 	return float64(last-begin) / 1e6, errors.Join(errs...)
 }
 
-// floorRun is one process after its first exit. Times are CLOCK_MONOTONIC in nanoseconds.
+// floorRun is one process after the first exit of its VM. Times are CLOCK_MONOTONIC in nanoseconds.
 type floorRun struct {
 	begin int64 // time at which the process was started
 	start int64 // time of the beginning of main

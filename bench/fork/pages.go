@@ -20,7 +20,7 @@ import (
 // pageKind is the purpose for which a guest's kernel uses a page.
 type pageKind int
 
-// The kinds of pages. They follow from the flags that the guest's kernel has for a page.
+// The kinds of pages. They are derived from the flags that the guest's kernel has for a page.
 const (
 	kindProgram  pageKind = iota // memory of programs and cached files
 	kindTable                    // page tables of programs
@@ -59,13 +59,13 @@ func kindOf(flags uint64) pageKind {
 	return kindOther
 }
 
-// fewWords is the maximum number of changed 8-byte words in a page that counts as little changed.
+// A page counts as little changed if at most fewWords of its 8-byte words have changed.
 const fewWords = 8
 
 // pageCounts counts the pages of one kind, by how many of their words differ from the snapshot.
 type pageCounts struct{ same, few, many int }
 
-// pages classifies the guest pages that children have written before they are idle.
+// pages classifies the guest pages that children write until the children are idle.
 type pages struct {
 	children int
 	kinds    [pageKinds]pageCounts // sums over all children

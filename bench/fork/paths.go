@@ -17,7 +17,7 @@ import (
 // pathPool is the number of waiting VMMs while the paths are compared. It suffices for ratesAtOnce.
 const pathPool = 16
 
-// ratesAtOnce are the numbers of concurrent loops for which rates are measured, each for rateTime.
+// ratesAtOnce has numbers of concurrent loops. For each number, the rate is measured for rateTime.
 var ratesAtOnce = []int{1, 4, 16}
 
 const rateTime = 5 * time.Second
@@ -125,8 +125,8 @@ func (p *path) times(ctx context.Context) (fork, kill time.Duration, err error) 
 	return forked.Sub(begin), time.Since(forked), err
 }
 
-// measureRate runs several loops that fork and delete, for rateTime. It counts the sandboxes that
-// were deleted within that time.
+// measureRate runs several loops for rateTime. Each loop forks and deletes sandboxes. measureRate
+// counts the sandboxes that were deleted within that time.
 func (p *path) measureRate(ctx context.Context, loops int) error {
 	forks, kills := make([][]time.Duration, loops), make([][]time.Duration, loops)
 	var group errgroup.Group

@@ -10,8 +10,8 @@ import (
 
 func largest(ns []int) int { return slices.Max(ns) }
 
-// matrix returns the cells. It omits the largest n with a cold page cache, which would take long
-// and give little information.
+// matrix returns the cells. It omits the largest n with a cold page cache. This combination would
+// take long and give little information.
 func matrix(o *options) []*cell {
 	var cells []*cell
 	ns := o.ns.List

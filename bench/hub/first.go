@@ -96,7 +96,7 @@ func newPeer(info report.Host, undo *cleanup.Stack) (*lab.Daemon, *hub.Hub, erro
 	return d, h, err
 }
 
-// round measures each way once.
+// round measures each way to get a first answer, one time.
 func (f *first) round(ctx context.Context) error {
 	servers := []*server{f.web}
 	err := f.run("copy of the archive, no sandbox", "HTTP", f.opt.recipe, servers, func() error { return f.download(ctx) })

@@ -17,7 +17,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// host is a store with a hub, as a daemon has them.
+// host is a store with a hub, as in a daemon.
 type host struct {
 	dir   string
 	store *store.Store
@@ -52,7 +52,8 @@ func (h *host) packTo(ctx context.Context, tag, path string) error {
 	return errors.Join(p.WriteArchive(f), f.Sync(), f.Close())
 }
 
-// makeFamily makes a parent and its child. Both have content of the given sizes in MiB.
+// makeFamily makes a parent and its child. The other parameters are the sizes of their content in
+// MiB.
 func (h *host) makeFamily(ctx context.Context, parent, child int) error {
 	if err := h.make(ctx, "parent", "", parent, parent+child); err != nil {
 		return fmt.Errorf("make the parent: %w", err)
@@ -81,9 +82,9 @@ func fill(f *os.File, size int64, r *rand.ChaCha8) error {
 	return nil
 }
 
-// make publishes a snapshot of a machine with size MiB of memory and a disk of size MiB. The
-// snapshot contains data for content MiB of the memory and for content MiB of the disk. Without a
-// parent, the snapshot also has a base image and a kernel of 16 MiB.
+// make publishes a snapshot of a machine. The memory and the disk of the machine each have the
+// given size in MiB. The parameter content says for how many MiB of each the snapshot has data.
+// Without a parent, the snapshot also has a base image and a kernel of 16 MiB.
 func (h *host) make(ctx context.Context, tag, parent string, content, size int) error {
 	seed := [32]byte{}
 	copy(seed[:], tag)

@@ -15,8 +15,8 @@ import (
 	"github.com/forkd/forkd/internal/host/hub"
 )
 
-// mover is a program that moves snapshots. A repository is REGISTRY/NAME. In it, a snapshot has the
-// same tag as in the store.
+// mover is a program that moves snapshots. A repository is named REGISTRY/NAME. A snapshot has the
+// same tag in a repository as in the store.
 type mover interface {
 	name() string
 	push(ctx context.Context, tag, repo string) error

@@ -28,8 +28,8 @@ import (
 // startLimit bounds the time until forkd-net answers.
 const startLimit = 10 * time.Second
 
-// startForkdNet starts a forkd-net in the same way as the daemon. forkd-net exits when the
-// functions of the cleanup stack have run and forkd-net has no sandboxes any more.
+// startForkdNet starts a forkd-net as the daemon does. This forkd-net exits when the functions of
+// the cleanup stack have run and forkd-net has no sandboxes any more.
 func startForkdNet(ctx context.Context, undo *cleanup.Stack) (*netclient.Client, error) {
 	dir, err := os.MkdirTemp("/tmp", "fkb")
 	if err != nil {
@@ -69,7 +69,8 @@ func startForkdNet(ctx context.Context, undo *cleanup.Stack) (*netclient.Client,
 	}
 }
 
-// startForkdNetPeer connects the tap device of a client to a forkd-net, in the same way as a VM.
+// startForkdNetPeer connects the tap device of a client to a forkd-net, in the same way as a VM is
+// connected.
 func startForkdNetPeer(ctx context.Context, p *peer, undo *cleanup.Stack) error {
 	c, err := startForkdNet(ctx, undo)
 	if err != nil {

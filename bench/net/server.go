@@ -25,7 +25,8 @@ func serve() (int, error) {
 	return l.Addr().(*net.TCPAddr).Port, nil
 }
 
-// answer carries out the operation in the first byte, until the client closes the connection.
+// answer carries out the operation that the first byte names, until the client closes the
+// connection.
 func answer(c net.Conn) {
 	defer c.Close()
 	var op [1]byte

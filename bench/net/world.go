@@ -26,7 +26,8 @@ const (
 )
 
 // enterNamespace runs this program again in a network namespace of its own. It returns the exit
-// code of the second process, and true. In the second process, it does nothing and returns false.
+// code of the second process, and true. If it is called in the second process, it does nothing and
+// returns false.
 func enterNamespace() (code int, again bool) {
 	if os.Getenv(insideEnv) != "" {
 		return 0, false

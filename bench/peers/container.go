@@ -12,7 +12,7 @@ import (
 )
 
 // container is a peer that starts a container for every child, with a program that is used like
-// runc. It has no pool and no vCPUs. CPU time and memory are unknown, because no process
+// runc. Such a peer has no pool and no vCPUs. CPU time and memory are unknown, because no process
 // corresponds exactly to a child.
 func (b *bench) container(ctx context.Context, name, bin string) (*peer, error) {
 	p, version, err := newPeer(ctx, name, bin, false)

@@ -166,7 +166,7 @@ func dialSoon(ctx context.Context, path string) (net.Conn, error) {
 }
 
 // request sends a request to the API. It does not use net/http, whose client would need more CPU
-// time than Firecracker does for the answer.
+// time than Firecracker needs to answer.
 func (v *firecrackerVM) request(ctx context.Context, method, path string, body any) error {
 	p, err := json.Marshal(body)
 	if err != nil {

@@ -5,8 +5,8 @@
 // All virtual machines run the same guest. Each VMM restores the guest from a snapshot that the
 // same VMM has made. By default, the guest has no operating system (package stub). Then the figures
 // contain only the work of the VMM and of this program, and any KVM can run the guest. Containers
-// cannot be forked, so they start a program that answers, which is the minimum for a container.
-// With -guest=linux, the guest of forkd and Firecracker is forkd's kernel and agent with a recipe's
+// cannot be forked, so they start a program that answers. This is the minimum for a container. With
+// -guest=linux, the guest of forkd and Firecracker is forkd's kernel and agent with a recipe's
 // image. With this guest, a child counts as having answered when its agent has confirmed the
 // child's identity.
 //

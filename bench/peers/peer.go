@@ -18,7 +18,7 @@ type peer struct {
 	absent string // reason why the peer is not measured; empty if it is measured
 	pool   bool   // processes of the peer can wait for a request
 	driven bool   // this program starts the children, with each number in widths; false: the peer starts them itself
-	// fork makes several forks of c.n children, one after another, and measures each with c.
+	// fork makes several forks of c.n children, one after another, and adds their figures to c.
 	fork func(ctx context.Context, c *cell, times int) error
 }
 

@@ -17,7 +17,7 @@ import (
 	"github.com/forkd/forkd/bench/internal/stub"
 )
 
-// program is a child that is only the containers' program, without a container.
+// program is a child that runs the program of the containers directly, without a container.
 type program struct {
 	path  string
 	cmd   *exec.Cmd
@@ -53,7 +53,8 @@ func (p *program) describe(c *child) {
 	c.private = func() (float64, error) { return lab.PrivateKiB(c.pid, "/none") }
 }
 
-// fork makes real processes in this test. All processes are measured, and no process remains.
+// In this test, the function fork starts real processes. All processes are measured, and no process
+// remains.
 func TestForkProcesses(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "answer")
 	if err := os.WriteFile(path, stub.Program(), 0o700); err != nil {

@@ -16,7 +16,7 @@ type prodding struct {
 }
 
 // prodEvery is the interval between the bytes of a prodding. A dropped connection is noticed after
-// this interval. On an emulated host, an answer takes 20 times as long.
+// this interval. On an emulated host, an answer takes 20 times as long as this interval.
 const prodEvery = 5 * time.Millisecond
 
 // Write sends the message and then starts prodding.

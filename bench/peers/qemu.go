@@ -206,7 +206,7 @@ func (v *qemuVM) ask(ctx context.Context, name string, arguments, answer any) er
 	}
 }
 
-// start makes the vCPUs run and returns after the event that says so.
+// start makes the vCPUs run. It returns after the event that reports that the vCPUs run.
 func (v *qemuVM) start(ctx context.Context) error {
 	if err := v.command(ctx, "migrate-incoming", map[string]any{"uri": "fd:3"}); err != nil {
 		return err
@@ -219,8 +219,8 @@ func (v *qemuVM) start(ctx context.Context) error {
 	return nil
 }
 
-// next reads a message of the monitor. It records the event that the vCPUs run. This event may
-// arrive before the answer to the command that starts the vCPUs.
+// next reads a message of the monitor. If the message is the event that the vCPUs run, next records
+// this. The event may arrive before the answer to the command that starts the vCPUs.
 func (v *qemuVM) next() (m message, err error) {
 	err = v.in.Decode(&m)
 	v.runs = v.runs || m.Event == "RESUME"

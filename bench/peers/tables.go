@@ -14,7 +14,7 @@ type matrix struct {
 	rows  []*row
 }
 
-// row has the measurements of one n, with a pool or without one.
+// row has the measurements for one number of children, with a pool or without one.
 type row struct {
 	n     int
 	warm  bool

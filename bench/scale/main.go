@@ -128,7 +128,7 @@ func during(dir string, f func(*apirig.Rig) error) error {
 	})
 }
 
-// measurement adds the figures of one number of suspended sandboxes to a table.
+// measurement adds the figures for a given number of suspended sandboxes to a table.
 type measurement struct {
 	table     *report.Table
 	suspended int
@@ -137,7 +137,8 @@ type measurement struct {
 // cost is what one operation took.
 type cost struct{ wall, cpu time.Duration }
 
-// instant is a point in time, of the clock and of the CPU time of this process.
+// instant is a point in time: the time of the clock, and the CPU time that this process has used so
+// far.
 type instant struct {
 	clock time.Time
 	cpu   time.Duration
@@ -164,7 +165,7 @@ func (m *measurement) add(what string, costs []cost) {
 	m.table.Add(m.suspended, what, len(costs), report.Cell(report.Quantile(report.Millis(wall...), 0.5)), mean)
 }
 
-// times repeats an operation, and adds what it took.
+// The method times repeats an operation, and records the cost of each repetition.
 func (m *measurement) times(what string, n int, do func(i int) error) error {
 	var costs []cost
 	for i := range n {

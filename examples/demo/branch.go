@@ -34,8 +34,8 @@ func (b *branchFigures) complete() bool {
 }
 
 // The source is branched while two programs run. A thread of its warm interpreter adds up 1 + 2 + 3
-// + …, so that total is n(n+1)/2 in every consistent copy of its memory. A process appends lines to
-// a file. branchMoves is a script that waits until the file grows.
+// + …, so that the variable total is n(n+1)/2 in every consistent copy of its memory. A process
+// appends lines to a file. branchMoves is a script that waits until the file grows.
 const (
 	branchStart = `
 import threading, time

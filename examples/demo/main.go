@@ -1,11 +1,11 @@
 // Command demo forks many children of one warm parent and lets each child compute something
 // different. It checks every answer and prints how long everything took.
 //
-// If no daemon is running, the demo starts one (in the emulated host if KVM is not usable). It
-// builds and bakes the recipe python-numpy, unless that was done before. Then it forks children,
-// lets one child fetch from an allowed server and from a forbidden server, and branches another
-// child. The demo removes its children at the end. The daemon and the emulated host continue to
-// run. The exit code is 1 unless all answers are right.
+// If no daemon is running, the demo starts one (in the emulated host if KVM is not usable). If the
+// recipe python-numpy was not built and baked before, the demo builds and bakes it. Then it forks
+// children, lets one child fetch from an allowed server and from a forbidden server, and branches
+// another child. The demo removes its children at the end. The daemon and the emulated host
+// continue to run. The exit code is 1 unless all answers are right.
 //
 // The demo uses sandboxes only through package client. The program forkd must be in the PATH.
 package main
@@ -240,8 +240,8 @@ func (d *demo) evaluate() (string, error) {
 // runs is how many times each of the two ways to run Python is timed. The median is reported.
 const runs = 3
 
-// compare times an evaluation in the warm interpreter, and a new Python process that imports numpy.
-// It times both in the same few children, one child at a time.
+// compare measures how long an evaluation takes in the warm interpreter, and in a new Python
+// process that imports numpy. It measures both in the same few children, one child at a time.
 func (d *demo) compare() (string, error) {
 	const code = "np.arange(16.0).sum()"
 	var warm, cold []float64
@@ -267,7 +267,7 @@ func (d *demo) compare() (string, error) {
 	return fmt.Sprintf("%.1f ms against %.1f ms", d.figures.EvalWarmMS, d.figures.ExecColdMS), nil
 }
 
-// cleanUpTime bounds the time for removing the children, which the demo does even after an
+// cleanUpTime bounds the time for removing the children. The demo removes them even after an
 // interrupt.
 const cleanUpTime = 2 * time.Minute
 

@@ -29,7 +29,7 @@ func (n *netFigures) complete() bool { return n == nil || n.Allowed && n.Refused
 
 // network lets the first child fetch from two servers. At first, the child's policy allows only the
 // first server. Then the policy is changed to allow both, to show that only the policy had
-// prevented the connection.
+// prevented the connection to the second server.
 func (d *demo) network() (string, error) {
 	if len(d.forked.Sandboxes) == 0 {
 		return "", errors.New("no child to connect")

@@ -46,8 +46,8 @@ func (f *figures) setMemory(stats []client.Stats) {
 	f.guestDirtyKiB = mean(func(s client.Stats) uint64 { return s.GuestDirty })
 }
 
-// percentile returns the smallest of the given values such that at least p percent of them are not
-// larger. If there are no values, it returns 0.
+// percentile returns the smallest of the given values that is at least as large as p percent of
+// them. If there are no values, it returns 0.
 func percentile(values []float64, p float64) float64 {
 	if len(values) == 0 {
 		return 0

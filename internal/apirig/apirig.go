@@ -117,9 +117,9 @@ const VolumeQuota = 4 << 30
 type Options struct {
 	Agent func(dir string) *exec.Cmd  // returns a command that serves an agent on sockets in dir
 	Dial  func(context.Context) error // called before every connection to an agent; may be nil
-	// Private gives each guest a directory of its own, which branches and forks keep. The agent's
-	// command gets the path of this directory in the environment variable FilesEnv. False: all
-	// guests share the files of this host.
+	// Private gives each guest a directory of its own. A branch saves this directory, and its forks
+	// get copies of it. The agent's command gets the path of this directory in the environment
+	// variable FilesEnv. False: all guests share the files of this host.
 	Private bool
 	Guest   sandbox.Guest // stands in for the agent of every sandbox; nil: real agents
 	Limits  face.Limits
@@ -129,8 +129,8 @@ type Options struct {
 	Domain    string       // domain of the host names of ports; empty: the constant Domain
 	Tokens    []auth.Token // accepted in addition to Token
 
-	// Id of a suspended sandbox whose record cannot be read. The rig makes the record, like an
-	// earlier daemon. Empty: none.
+	// Id of a suspended sandbox whose record cannot be read. The rig makes the record, as if an
+	// earlier daemon had left it. Empty: none.
 	Damaged string
 
 	Node string // name of the rig's host in a cluster; empty: none
@@ -287,7 +287,7 @@ func (r *Rig) recover(t T, m *sandbox.Manager) {
 	r.volumes.Recover(m.Has)
 }
 
-// openVolumes returns the volumes, which an earlier rig may have left in dir.
+// openVolumes returns the volumes in dir. An earlier rig may have left volumes there.
 func (r *Rig) openVolumes(t T, dir string) *volume.Store {
 	t.Helper()
 	var err error
@@ -299,7 +299,7 @@ func (r *Rig) openVolumes(t T, dir string) *volume.Store {
 	return r.volumes
 }
 
-// openTags returns the tags of templates, which an earlier rig may have left in dir.
+// openTags returns the tags of templates in dir. An earlier rig may have left tags there.
 func openTags(t T, dir string) *e2b.Tags {
 	t.Helper()
 	tags, err := e2b.OpenTags(filepath.Join(dir, "template-tags"))
@@ -469,7 +469,7 @@ func imagesOf(more []string) func(context.Context, string, *build.Login) (string
 }
 
 // bootOf returns a function that provides the same boot files for every container image. It checks
-// that the digest is the digest from imagesOf.
+// that the digest is the one that the function of imagesOf returns.
 func bootOf(file string) build.Boot {
 	return func(_ context.Context, i build.Image, _ func(string)) (bake.Request, error) {
 		switch {

@@ -142,7 +142,7 @@ func (a *agents) stop() {
 	}
 }
 
-// descendants returns the ids of the child processes of a process, and of their children.
+// descendants returns the ids of a process's child processes, of their child processes, and so on.
 func descendants(pid int) []int {
 	stats, _ := filepath.Glob("/proc/[0-9]*/stat") // fails only for an invalid pattern
 	children := map[int][]int{}
@@ -189,7 +189,7 @@ func (g *guest) Dial(ctx context.Context, port uint32) (net.Conn, error) {
 	return g.connect(ctx, dir, port)
 }
 
-// start starts the agent, unless it runs, and returns the directory of its sockets.
+// start starts the agent if it does not run yet, and returns the directory of its sockets.
 func (g *guest) start(ctx context.Context) (dir string, err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

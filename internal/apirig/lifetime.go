@@ -21,7 +21,7 @@ type Lifetime struct {
 type fatal struct{ error }
 
 // During calls f for a program that is not a test, and then removes what the rigs of f have made.
-// It returns the errors of both.
+// It returns the errors of f and of the removal.
 func During(program string, f func(t *Lifetime) error) (err error) {
 	t := &Lifetime{program: program}
 	defer func() {

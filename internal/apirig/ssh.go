@@ -57,7 +57,7 @@ func (s *RunningSSH) info() *apiv1.SSH {
 	return &apiv1.SSH{Address: s.Addr, HostKey: strings.TrimSpace(string(ssh.MarshalAuthorizedKey(s.HostKey)))}
 }
 
-// serveSSH serves SSH on a loopback address until t ends, unless o is nil.
+// serveSSH serves SSH on a loopback address until t ends. If o is nil, it does nothing.
 func (r *Rig) serveSSH(t T, o *SSH, dir string, shared *face.Face, counts *metrics.Metrics) {
 	t.Helper()
 	if o == nil {

@@ -102,7 +102,7 @@ func addOne(counts *ebpf.Map, kind uint32) asm.Instructions {
 		asm.Add.Imm(asm.R2, key),
 		asm.Mov.Reg(asm.R3, asm.RFP),
 		asm.Add.Imm(asm.R3, first),
-		// If two threads do this at the same time, one event is not counted.
+		// If two threads add the new entry at the same time, one event is not counted.
 		asm.Mov.Imm(asm.R4, int32(ebpf.UpdateNoExist)),
 		asm.FnMapUpdateElem.Call(),
 
@@ -159,8 +159,8 @@ func pageFaults(pid int) (uint64, error) {
 	return few + many, err
 }
 
-// statFields returns the fields of /proc/<pid>/stat after the name of the command, which may
-// contain any character. The first of these fields is field 3, the state.
+// statFields returns the fields of /proc/<pid>/stat that follow the name of the command. This name
+// may contain any character. The first of these fields is field 3, the state.
 func statFields(stat string) []string {
 	i := strings.LastIndex(stat, ") ")
 	if i < 0 {

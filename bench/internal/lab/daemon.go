@@ -204,8 +204,8 @@ func (d *Daemon) Recipe(name string) (bake.Request, error) {
 	}, nil
 }
 
-// poolLimit bounds the time for starting the VMMs of a pool. On an emulated host, each takes about
-// 0.1 s.
+// poolLimit bounds the time for starting the VMMs of a pool. On an emulated host, each VMM takes
+// about 0.1 s.
 const poolLimit = 2 * time.Minute
 
 // WaitPool waits until n VMMs of the pool are ready.

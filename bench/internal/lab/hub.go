@@ -15,7 +15,7 @@ import (
 	"github.com/forkd/forkd/internal/host/vmpool"
 )
 
-// Hub returns a hub for the daemon's store, which can start snapshots before all of their data is
+// Hub returns a hub for the daemon's store. The hub can start snapshots before all of their data is
 // there. To the given cleanup stack, it adds a function that stops the hub. This function must run
 // before the store is closed.
 func (d *Daemon) Hub(undo *cleanup.Stack) (*hub.Hub, error) {

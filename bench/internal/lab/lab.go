@@ -193,7 +193,7 @@ func statusField(text, key string) (uint64, error) {
 	return 0, fmt.Errorf("no field %s in /proc", key)
 }
 
-// Now returns CLOCK_MONOTONIC in nanoseconds. It is the same in all processes.
+// Now returns CLOCK_MONOTONIC in nanoseconds. This clock is the same in all processes.
 func Now() (int64, error) {
 	var t unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &t); err != nil {

@@ -42,7 +42,7 @@ VmFlags: rd mr mw me
 	}
 }
 
-// The CPU time of a child counts while the child is running.
+// The measured CPU time includes the CPU time of a child that is still running.
 func TestCPUSeesChildren(t *testing.T) {
 	before, err := ReadCPU()
 	if err != nil {

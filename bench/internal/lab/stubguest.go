@@ -23,9 +23,9 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// BakeStub makes a snapshot of a running stub with the given number of volume slots, whose memory map
-// has the given number of additional extents. Bake cannot be used, because it waits until the guest
-// says that it is ready.
+// BakeStub makes a snapshot of a running stub. The stub has the given number of volume slots, and
+// its memory map has the given number of additional extents. Bake cannot be used, because it waits
+// until the guest says that it is ready.
 func (d *Daemon) BakeStub(ctx context.Context, m *Manager, tag string, memoryMiB uint64, extents int,
 	slots uint) error {
 	kernel := filepath.Join(d.Dir, "stub.elf")
@@ -47,7 +47,7 @@ func (d *Daemon) BakeStub(ctx context.Context, m *Manager, tag string, memoryMiB
 }
 
 // StubSettle is how long the parent of stubs runs before it is saved. This time is more than enough
-// for the stub to reach its loop, because the stub needs only a few dozen instructions, which take
+// for the stub to reach its loop: the stub needs only a few dozen instructions, and they take
 // microseconds even on emulated hosts.
 const StubSettle = 300 * time.Millisecond
 

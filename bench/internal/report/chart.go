@@ -105,7 +105,8 @@ func (g *ChartGroup) longest() (v float64) {
 	return v
 }
 
-// figure returns v with three digits, or with more if more than three are before the point.
+// figure returns v with at most two digits after the point: one if v is at least 10, none if v is
+// at least 100.
 func figure(v float64) string {
 	digits := 2
 	switch {

@@ -164,9 +164,9 @@ func (r *Report) Save(path string) error {
 	return os.WriteFile(path, append(p, '\n'), 0o644)
 }
 
-// Quantile returns the smallest sample such that at least the fraction q of all samples are less
-// than or equal to it (nearest rank). It returns NaN if there are no samples. It never
-// interpolates, so the result is always a measured value.
+// Quantile returns the quantile q by nearest rank: of the n samples in ascending order, it returns
+// sample ⌈q·n⌉, counted from 1. It returns NaN if there are no samples. It never interpolates, so
+// the result is always a measured value.
 func Quantile(samples []float64, q float64) float64 {
 	if len(samples) == 0 {
 		return math.NaN()

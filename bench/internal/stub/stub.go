@@ -20,7 +20,7 @@ import (
 )
 
 // Answer is the byte that a forked stub writes to its console. It is the first byte of the magic
-// value "virt", with which the registers of every virtio-mmio device begin (virtio 1.2 §4.2.2).
+// value "virt", which every virtio-mmio device has in its first register (virtio 1.2 §4.2.2).
 const Answer = 'v'
 
 // Layout has the guest physical addresses that the stub reads. They differ between VMMs.
