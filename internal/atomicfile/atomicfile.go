@@ -126,8 +126,7 @@ func isPart(name string) bool {
 	})
 }
 
-// infix separates the name of a file from the random part, in the name of the file's temporary
-// file.
+// In the name of a temporary file, infix separates the name of the file from the random part.
 const infix = ".new-"
 
 // Fill creates or replaces the file at path. It calls the function fill with the path of a file

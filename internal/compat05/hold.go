@@ -1,6 +1,6 @@
-// Package compat05 implements the parts of the command line that forkd 0.5's Python package uses.
-// It holds sandboxes until a command ends, and makes sandboxes reachable like forkd 0.5's agent
-// (package agent05).
+// Package compat05 implements the parts of the CLI that forkd 0.5's Python package uses. It holds
+// sandboxes until a command ends, and makes sandboxes reachable like forkd 0.5's agent (package
+// agent05).
 //
 // It parses no command line: internal/cli/compat05.go has the flags and commands of forkd 0.5.
 package compat05

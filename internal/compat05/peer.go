@@ -12,9 +12,9 @@ import (
 	"strings"
 )
 
-// isOurs returns nil if the other end of a connection is a program of this user on this host, and
-// otherwise an error. The protocol of forkd 0.5's agent has no token, so without this check every
-// user of the host could run commands in sandboxes.
+// isOurs returns an error if the other end of a connection is not a program of this user on this
+// host. The protocol of forkd 0.5's agent has no token, so without this check every user of the
+// host could run commands in sandboxes.
 func isOurs(conn net.Conn) error {
 	from, to := addrOf(conn.RemoteAddr()), addrOf(conn.LocalAddr())
 	if !to.Addr().IsValid() || from.Addr() != to.Addr() && !from.Addr().IsLoopback() {
@@ -57,7 +57,7 @@ const (
 
 // ownerOf returns the user of a socket, according to /proc/net/tcp or tcp6. The parameters local
 // and peer are the addresses of the socket and of its peer. A closed socket has the inode 0 in this
-// table. For a closed socket, ownerOf returns false, although the table shows root as its user.
+// table. For a closed socket, ownerOf returns false, even though the table shows root as its user.
 func ownerOf(table string, local, peer netip.AddrPort) (uid int, ok bool) {
 	for line := range strings.Lines(table) {
 		f := strings.Fields(line)

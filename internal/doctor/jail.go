@@ -98,8 +98,8 @@ func judgeLandlock(there bool) Finding {
 // nothing.
 func (h *Host) cores() Finding {
 	err := unix.Prctl(unix.PR_SCHED_CORE, unix.PR_SCHED_CORE_GET, 0, unix.PR_SCHED_CORE_SCOPE_THREAD, 0)
-	// The call passes no buffer for the cookie. So it fails with EFAULT, or with ENODEV without
-	// SMT. EINVAL means that the kernel lacks core scheduling.
+	// The call passes no buffer for the cookie. So it fails with EFAULT, or with ENODEV if the host
+	// has no SMT. EINVAL means that the kernel lacks core scheduling.
 	return judgeCores(h.read("/sys/devices/system/cpu/smt/active"), err != unix.EINVAL)
 }
 

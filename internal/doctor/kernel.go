@@ -124,7 +124,7 @@ func (h *Host) pidsLeft() uint64 {
 	}
 	for dir := path.Clean(at); ; dir = path.Dir(dir) {
 		limit, err := strconv.ParseUint(h.read("/sys/fs/cgroup"+dir+"/pids.max"), 10, 64)
-		if err == nil { // otherwise the file is missing, or contains "max"
+		if err == nil { // if this fails, the file is missing or contains "max"
 			used, _ := strconv.ParseUint(h.read("/sys/fs/cgroup"+dir+"/pids.current"), 10, 64)
 			left = min(left, limit-min(limit, used))
 		}
@@ -164,8 +164,8 @@ func judgeThreads(pids, nproc uint64) Finding {
 	return pass("room for %d sandboxes and more", enoughVMs)
 }
 
-// overcommit checks the setting vm.overcommit_memory, by which the kernel accounts for mapped
-// memory.
+// overcommit checks the setting vm.overcommit_memory, which determines how the kernel accounts for
+// mapped memory.
 func (h *Host) overcommit() Finding {
 	switch mode := h.read("/proc/sys/vm/overcommit_memory"); mode {
 	case "2":

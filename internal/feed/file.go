@@ -139,7 +139,7 @@ func openFile(number int, f feedproto.File, blob *os.File, a *arrivals, d *decod
 	return &file{number: uint32(number), bytes: f.Bytes, blob: blob, frames: frames, arrivals: a, decoded: d}, nil
 }
 
-// await waits until all frames of n bytes at an offset have arrived.
+// await waits until all frames that contain any of the n bytes at the given offset have arrived.
 func (f *file) await(offset, n uint64) error {
 	first, end := f.frames.Covering(offset, n)
 	return f.arrivals.await(f.number, uint32(first), uint32(end))
@@ -176,15 +176,15 @@ func (f *file) frame(i int) ([]byte, error) {
 	return data, err
 }
 
-// keptBytes bounds the decoded frames that are kept, because the kernel reads a frame in several
-// pieces.
+// keptBytes bounds the decoded frames that are kept. Frames are kept because the kernel reads a
+// frame in several pieces.
 const keptBytes = 8 << 20
 
 // decoders bounds how many reads are answered at a time. Reads that wait for frames do not count, and
 // take no memory for data: VMMs under the control of their guests can have thousands of them.
 const decoders = 4
 
-// decoded keeps the frames that were decoded last.
+// decoded keeps the most recently decoded frames.
 type decoded struct {
 	z      *zstd.Decoder
 	places chan struct{} // has a value for each read that is being answered

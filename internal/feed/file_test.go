@@ -13,7 +13,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/feedproto"
 )
 
-// The frames that are kept have a bound in bytes, because a snapshot chooses the size of its frames.
+// The bound on the kept frames is a number of bytes, because a snapshot chooses the size of its
+// frames.
 func TestKeptFramesAreBounded(t *testing.T) {
 	d, err := newDecoded()
 	if err != nil {
@@ -83,7 +84,8 @@ func missing(t *testing.T) *file {
 	return &file{bytes: readBytes, frames: frames, arrivals: a, decoded: d}
 }
 
-// The daemon may answer a question after it has said that all frames have arrived.
+// The daemon may answer a question after it has said that all frames have arrived. Such an answer
+// has no effect.
 func TestAnswersAfterTheLastFrame(t *testing.T) {
 	var asked []feedproto.Frame
 	a := newArrivals(func(f feedproto.Frame) error { asked = append(asked, f); return nil })

@@ -52,8 +52,8 @@ const (
 	readBytes = 128 << 10
 	readAhead = 4 << 10
 
-	// background is how many reads the kernel sends before it waits for answers. It is large, because
-	// reads of pages that are there must get through while others wait for frames.
+	// background is how many reads the kernel sends before it waits for answers. It is large,
+	// because reads whose frames have arrived must get through while other reads wait for frames.
 	background = 256
 )
 

@@ -19,9 +19,9 @@ type Share struct {
 	Most int // maximum number of places at the same time; 0: no limit
 }
 
-// Fair returns how many places one client may have. The result is three quarters of the total, but
-// at most one less than the total, so that other clients find free places. If there is only one
-// place, every client may have it.
+// Fair returns how many places one client may have. The result leaves a quarter of the places
+// (rounded down, but at least one) for other clients. If there is only one place, every client may
+// have it.
 func Fair(total int) int { return max(1, total-max(1, total/4)) }
 
 // FullError says that a gate, or the share of a key, has no free place.

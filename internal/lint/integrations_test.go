@@ -122,7 +122,7 @@ var integrations = []integration{
 const tableBegin, tableEnd = "<!-- table: test/compat/record.py writes it -->\n", "<!-- end of table -->\n"
 
 // The table says that a tool works only if a run has shown it: all numbers and versions come from
-// test/compat/results. After runs, test/compat/record.py updates both.
+// test/compat/results. After runs, test/compat/record.py updates the table and the results.
 func TestIntegrationsTable(t *testing.T) {
 	results := readResults(t)
 	want := integrationsTable(results)

@@ -26,10 +26,10 @@ const sharedBits = 0o077
 const overflowID = 65534
 
 // Dir opens the directory at path, and creates it and its parents if they are missing. The
-// directory must belong to the calling user and give no access to other users, and no other user
-// may be able to replace it. The path is well known, so without these checks another user could
-// create the directory first, and later replace the files in it. The parameter option is the
-// command-line option that sets path. Errors name this option.
+// directory must belong to the calling user and give no access to other users. It must be
+// impossible for other users to replace the directory. The path is well known, so without these
+// checks another user could create the directory first, and later replace the files in it. The
+// parameter option is the command-line option that sets path. Errors name this option.
 func Dir(path, option string) (*os.File, error) {
 	path = filepath.Clean(path)
 	refuse := func(reason string, args ...any) error {
@@ -68,9 +68,9 @@ func Dir(path, option string) (*os.File, error) {
 	return dir, nil
 }
 
-// checkAbove returns an error if another user could replace the directory at path. Such a user is
-// the owner of a directory above path, or any user who may write to such a directory if it is not
-// sticky. A missing directory is accepted, because this process will create it.
+// checkAbove returns an error if another user could replace the directory at path. Such a user owns
+// a directory above path, or has write access to a directory above path that is not sticky. A
+// missing directory is accepted, because this process will create it.
 func checkAbove(path string) error {
 	for p := filepath.Dir(path); ; p = filepath.Dir(p) {
 		st, err := os.Lstat(p)
@@ -95,7 +95,8 @@ func checkAbove(path string) error {
 	}
 }
 
-// trusted checks a directory above a private directory, or a symbolic link to such a directory.
+// The function trusted checks a directory above a private directory, or a symbolic link to such a
+// directory.
 func trusted(path string, info os.FileInfo) error {
 	var st unix.Stat_t
 	if err := unix.Lstat(path, &st); err != nil {
@@ -110,8 +111,8 @@ func trusted(path string, info os.FileInfo) error {
 	if st.Mode&0o002 != 0 {
 		return fmt.Errorf("%s above it is writable for all users, who could replace it", path)
 	}
-	// Write access for a group is accepted if the group is the user's own, because distributions
-	// create a group for each user, and make the user's files writable for this group.
+	// Write access for a group is accepted if the group is the user's own: distributions create a
+	// group for each user, and make the user's files writable for this group.
 	if st.Mode&0o020 != 0 && st.Gid != 0 && st.Gid != overflowID && int(st.Gid) != os.Getgid() {
 		return fmt.Errorf("%s above it is writable for group %d, whose members could replace it", path, st.Gid)
 	}

@@ -25,8 +25,8 @@ import (
 
 // again runs the given function, which makes a system call, and repeats this while signals
 // interrupt the system call. The prologue of the given function lets the scheduler preempt the
-// goroutine before each try. If the compiler inlined the function again into its caller, it could
-// inline the given function too, and there would be no prologue.
+// goroutine before each try. If the compiler inlined this function into its caller, it could inline
+// the given function too, and there would be no prologue.
 //
 //go:noinline
 func again(call func() (uintptr, uintptr, unix.Errno)) (int, error) {

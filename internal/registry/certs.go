@@ -17,8 +17,8 @@ import (
 const CertsDir = "/etc/docker/certs.d"
 
 // Certs returns the TLS configuration for a registry, from a directory with the layout of CertsDir.
-// If the directory has no certificates for the registry, the result is nil. The parameter host is
-// as Name returns it.
+// If the directory has no certificates for the registry, the result is nil. The parameter host has
+// the form that Name returns.
 func Certs(dir, host string) (*tls.Config, error) {
 	if dir == "" || host == "." || !filepath.IsLocal(host) || filepath.Base(host) != host {
 		return nil, nil

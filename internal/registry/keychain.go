@@ -18,9 +18,9 @@ const helperTime = time.Minute
 
 var errHelper = fmt.Errorf("a credential helper in Docker's configuration has not answered in %v", helperTime)
 
-// asking has a value while authn.DefaultKeychain is asked. That keychain cannot be interrupted, and
-// answers one question at a time. So one helper that hangs leaves one goroutine, and not one for
-// each question.
+// The channel asking has a value while authn.DefaultKeychain is asked. That keychain cannot be
+// interrupted, and answers one question at a time. So one helper that hangs leaves one goroutine,
+// and not one for each question.
 var asking = make(chan struct{}, 1)
 
 // Resolve implements authn.Keychain.

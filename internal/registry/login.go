@@ -57,7 +57,8 @@ func Of(reference string) string {
 }
 
 // StoredLogin returns a registry's credentials, as `docker login` has stored them, or as a
-// credential helper in Docker's configuration returns them. If there are none, it returns false.
+// credential helper in Docker's configuration returns them. If there are no credentials, it returns
+// false.
 func StoredLogin(ctx context.Context, host string) (l Login, ok bool, err error) {
 	r, err := name.NewRegistry(host)
 	if err != nil {

@@ -25,8 +25,8 @@ const (
 	KeyBlock         = "PRIVATE KEY" // PKCS #8
 )
 
-// New makes a self-signed authority that may not sign other authorities. It copies the name and the
-// name constraints from tmpl, and sets all other fields.
+// New makes a self-signed authority that is not allowed to sign other authorities. It copies the
+// name and the name constraints from tmpl, and sets all other fields.
 func New(tmpl *x509.Certificate, now time.Time) (*x509.Certificate, *ecdsa.PrivateKey, error) {
 	key, err := NewKey()
 	if err != nil {

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// A client that trusts an authority trusts the certificates that the authority has signed, unless a
-// name is outside the authority's name constraints.
+// A client that trusts an authority trusts the certificates that the authority has signed. It does
+// not trust a certificate with a name outside the authority's name constraints.
 func TestAuthoritySigns(t *testing.T) {
 	now := time.Now()
 	ca, key, err := New(&x509.Certificate{Subject: pkix.Name{CommonName: "ours"},

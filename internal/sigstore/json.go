@@ -7,8 +7,8 @@ import (
 )
 
 // HasKeyTwice reports whether an object in a JSON text has two keys that are equal or differ only
-// in case. Programs disagree about which of the two values counts: encoding/json takes the last
-// one. So a registry could assign a copied signature to a snapshot other than the one that this
+// in case. Programs disagree about which of the two values counts: encoding/json takes the second
+// value. So a registry could assign a copied signature to a snapshot other than the one that this
 // daemon has checked. The text must be valid.
 func HasKeyTwice(text []byte) bool {
 	type level struct {

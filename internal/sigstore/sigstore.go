@@ -23,9 +23,9 @@ const BundleType = "application/vnd.dev.sigstore.bundle.v0.3+json"
 // MaxBundle is the largest bundle, in bytes.
 const MaxBundle = 64 << 10
 
-// PredicateType is the type of the statements that this package makes and accepts: that a signer vouches for
-// a digest. cosign sign makes the same statements. Other types, such as the report of a scanner, vouch for
-// nothing.
+// PredicateType is the type of the statements that this package makes and accepts. Such a statement
+// says that a signer vouches for a digest. The command "cosign sign" makes the same statements.
+// Other types, such as the report of a scanner, vouch for nothing.
 const PredicateType = "https://sigstore.dev/cosign/sign/v1"
 
 const (
@@ -105,7 +105,8 @@ type subject struct {
 	Digest map[string]string `json:"digest"`
 }
 
-// signed returns the bytes that the signature of an envelope covers (DSSE, "pre-authentication encoding").
+// The method signed returns the bytes that the signature of an envelope covers (DSSE,
+// "pre-authentication encoding").
 func (e *envelope) signed() []byte {
 	p := fmt.Appendf(nil, "DSSEv1 %d %s %d ", len(e.PayloadType), e.PayloadType, len(e.Payload))
 	return append(p, e.Payload...)

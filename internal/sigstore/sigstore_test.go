@@ -144,8 +144,8 @@ func TestBundlesThatVouchForNothing(t *testing.T) {
 	}
 }
 
-// A bundle may be the answer of a server that is not a registry. No error quotes it, unless a
-// trusted key has signed it.
+// A bundle may be the answer of a server that is not a registry. An error quotes a bundle only if a
+// trusted key has signed the bundle.
 func TestErrorsQuoteNoBundle(t *testing.T) {
 	mine := newKey(t)
 	const secretText, secretNumber = "correct-horse", "4242424242424242"

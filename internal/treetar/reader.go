@@ -54,7 +54,8 @@ func isSparse(h *tar.Header) bool {
 	return h.Typeflag == tar.TypeGNUSparse
 }
 
-// bounded is a reader that fails with ErrHeaders after it has read the number of bytes in left.
+// bounded is a reader that fails with ErrHeaders after it has read the number of bytes in the field
+// left.
 type bounded struct {
 	r    io.Reader
 	left int64

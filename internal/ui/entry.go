@@ -53,8 +53,8 @@ type session struct {
 	// server at another port gets the cookie only for requests to the same path. That server does
 	// not know the random name.
 	path  string
-	user  string // name of the user, as from TokenConfig.Login; empty for a session by a code
-	token string // token of the user; empty for a session by a code
+	user  string // name of the user, as TokenConfig.Login returns it; empty if the session was made with a code
+	token string // token of the user; empty if the session was made with a code
 }
 
 // nameLength is the length of a random name in a path.
@@ -149,7 +149,7 @@ func (e *entry) has(s session) bool {
 	return slices.ContainsFunc(e.sessions, func(o session) bool { return o.digest == s.digest })
 }
 
-// end ends a session.
+// The method end ends a session.
 func (e *entry) end(ended session) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -6,7 +6,7 @@
 // credentials again.
 //
 // The page calls the daemon's REST API through this server, which sends the requests with the
-// credentials of the command line or of the session. Only the routes in routes.go can be called. In
+// credentials of the CLI or of the session. Only the routes in routes.go can be called. In
 // particular, no route returns a page of a guest, because that page would have the origin of the
 // view, and with it all rights of the session.
 //
@@ -224,7 +224,7 @@ func (s *Server) check(r *http.Request) (session, *refusal) {
 	return session{}, &refusal{http.StatusUnauthorized, "want_token", "the session has ended: open /ui, and enter a token"}
 }
 
-// lasts reports whether the token of a session still belongs to its user.
+// The method lasts reports whether the token of a session still belongs to the session's user.
 func (s *Server) lasts(r *http.Request, of session) bool {
 	if s.Login == nil {
 		return true
@@ -236,7 +236,8 @@ func (s *Server) lasts(r *http.Request, of session) bool {
 // checkInterval is how often the token of a session is checked while an answer lasts.
 const checkInterval = 2 * time.Second
 
-// during returns the context of an answer. The context ends at the latest when the session ends.
+// The method during returns the context of an answer. The context ends at the latest when the
+// session ends.
 func (s *Server) during(r *http.Request, of session) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithDeadline(r.Context(), of.until)
 	if s.Login != nil {

@@ -314,7 +314,7 @@ func TestWebSocketsPass(t *testing.T) {
 	}
 }
 
-// The answer of the daemon may begin before the end of the request.
+// The daemon may begin its answer before it has received the end of the request.
 func TestEarlyAnswers(t *testing.T) {
 	r := newRig(t)
 	r.daemon.answer = func(w http.ResponseWriter, in *http.Request) {
@@ -368,7 +368,8 @@ func TestDaemonAway(t *testing.T) {
 // maxFirstView bounds the files that a browser loads for the first view, compressed, in bytes.
 const maxFirstView = 60 << 10
 
-// The page can have this host checked if the daemon runs on it, and only with a session.
+// The page can have this host checked only if the daemon runs on this host and the browser has a
+// session.
 func TestDoctor(t *testing.T) {
 	var running, calls atomic.Int32
 	r := startRig(t, func(context.Context) any {

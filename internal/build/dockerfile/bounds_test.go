@@ -451,8 +451,9 @@ func TestPlacesOfWarmSteps(t *testing.T) {
 	}
 }
 
-// The library writes a line to stderr for each byte that is not text. The author of a base image
-// chooses the values of the image's environment.
+// Values and words that are not text are errors, and nothing is written to stderr. The library
+// would write a line for each byte that is not text, and the author of a base image chooses the
+// values of the image's environment.
 func TestExpandingWritesNothing(t *testing.T) {
 	f, err := os.Create(filepath.Join(t.TempDir(), "stderr"))
 	if err != nil {

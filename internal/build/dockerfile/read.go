@@ -258,8 +258,8 @@ func (r *reader) note(line int, format string, args ...any) {
 	}
 }
 
-// add adds a step. If the plan has no room for it, add sets r.full, and the next call of bounds
-// returns the error.
+// add adds a step. If the plan has no room for it, add sets r.full, and the next call of the method
+// bounds returns the error.
 func (r *reader) add(s plan.Step) int {
 	if len(r.plan.Steps) == plan.MaxSteps {
 		r.full = true
@@ -269,8 +269,8 @@ func (r *reader) add(s plan.Step) int {
 	return len(r.plan.Steps) - 1
 }
 
-// bounds returns an error with the given line if reading must stop, because a limit was exceeded or
-// the context is done.
+// bounds returns an error with the given line if reading must stop. Reading must stop if a limit
+// was exceeded, or if the context is done.
 func (r *reader) bounds(line int) error {
 	if r.full {
 		return r.fail(line, "there are more than %d steps", plan.MaxSteps)
@@ -351,8 +351,8 @@ func (r *reader) target() (int, error) {
 	return 0, r.fail(0, "target %q: no such stage: there are %s", r.req.Target, strings.Join(names, ", "))
 }
 
-// find returns the index of a stage with the given name or number, among the stages whose index is
-// less than the parameter before.
+// find returns the index of a stage with the given name or number. It looks only at stages whose
+// index is less than the value of the parameter "before".
 func (r *reader) find(name string, before int) (int, bool) {
 	stages := r.source.stages[:before]
 	if i, ok := instructions.HasStage(stages, name); ok {

@@ -177,7 +177,7 @@ func (st *stage) secretMount(m *instructions.Mount, mount *plan.Mount) error {
 	return nil
 }
 
-// takeOwner copies the mode and the owner from the instruction, if it sets them.
+// takeOwner copies the mode and the owner that the instruction sets, if it sets any.
 func takeOwner(m *instructions.Mount, mount *plan.Mount) {
 	if m.Mode != nil {
 		mount.Mode = strconv.FormatUint(*m.Mode, 8)

@@ -37,11 +37,11 @@ type stage struct {
 	envBytes int               // size of env; see Put
 
 	warms []directive
-	n     int // number of the current instruction; the stage has total instructions
+	n     int // number of the current instruction; the next field is the number of all instructions
 	total int
 }
 
-// stage returns the stage with index i, which it reads at the first call.
+// stage returns the stage with index i. It reads the stage at the first call.
 func (r *reader) stage(ctx context.Context, i int) (*stage, error) {
 	if st := r.made[i]; st != nil {
 		return st, nil
@@ -133,8 +133,8 @@ const (
 	maxTitle      = 100 // bytes of a stage's name, in the names of its steps
 )
 
-// takeEnv sets the environment of a stage to the environment of its base, if this is within the
-// bounds.
+// takeEnv sets the environment of a stage to the environment of its base, if this environment is
+// within the bounds.
 func (st *stage) takeEnv(c Config) error {
 	st.env = make(map[string]string)
 	for name, value := range c.Env {
@@ -356,7 +356,8 @@ func (r *reader) instruction(ctx context.Context, st *stage, cmd instructions.Co
 }
 
 // arg sets the arguments that an ARG instruction declares. A value in the request takes precedence
-// over the default in the instruction, which takes precedence over an ARG before the first FROM.
+// over the default in the instruction. This default takes precedence over an ARG before the first
+// FROM.
 func (r *reader) arg(st *stage, c *instructions.ArgCommand) error {
 	for _, a := range c.Args {
 		value, ok := r.req.Args[a.Key]

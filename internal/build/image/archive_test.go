@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// archive makes a tar file of headers. A regular file without a size has its name as content.
+// archive makes a tar file from headers. A regular file without a size has its name as content.
 func archive(t *testing.T, headers ...tar.Header) []byte {
 	t.Helper()
 	var buf bytes.Buffer

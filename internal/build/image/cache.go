@@ -22,7 +22,7 @@ const (
 	CachedLeftover  = "leftover" // files of a killed build
 )
 
-// Cached is an entry of the cache, which a build can create again.
+// Cached is an entry of the cache. A build can create the entry again.
 type Cached struct {
 	Kind   string    `json:"kind"`
 	Dir    string    `json:"dir"`
@@ -116,9 +116,9 @@ func InUse(rootfs []string) map[string]bool {
 	return dirs
 }
 
-// Removable returns the entries of list that no build has used since the given time. The result
-// omits the newest kernel, kernels with an initramfs that it omits, and the images in inUse (paths
-// of root file systems).
+// Removable returns the entries of list that no build has used since the given time. It omits the
+// newest kernel, the kernel of each initramfs that a build has used since then, and the images
+// whose root file systems have the paths in inUse.
 func Removable(list []Cached, inUse []string, since time.Time) []Cached {
 	keep := InUse(inUse)
 	for _, c := range list {

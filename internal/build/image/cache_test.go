@@ -84,7 +84,7 @@ func TestListCached(t *testing.T) {
 	}
 }
 
-// Entries that come and go while the cache is listed are not an error.
+// If entries appear or disappear while the cache is listed, there is no error.
 func TestListCachedWhileItChanges(t *testing.T) {
 	cache := t.TempDir()
 	dir := fakeImage(t, cache, testKey)

@@ -124,8 +124,8 @@ const (
 	maxLayers           = 1000
 )
 
-// checkManifest returns an error if the manifest declares a configuration that is too large, or too
-// many layers. The configuration is read into memory, but never beyond its declared size.
+// checkManifest returns an error if the manifest declares too many layers, or a configuration that
+// is too large. The configuration is read into memory, but never beyond its declared size.
 func checkManifest(img v1.Image) error {
 	m, err := img.Manifest()
 	if err != nil {
@@ -163,7 +163,7 @@ func layersOf(img v1.Image, kind string, plain bool) ([]source, error) {
 	for i, layer := range layers {
 		s := source{Layer: imageproto.Layer{DiffID: diffs[i].String()}, name: fmt.Sprintf("layer %d", i+1),
 			open: layer.Compressed}
-		if plain { // otherwise the library would compress the layer first
+		if plain { // the method Compressed would compress the layer first
 			s.open = checked(layer.Uncompressed, diffs[i])
 		} else if kind == baseOCI {
 			digest, err := layer.Digest()
@@ -257,8 +257,8 @@ func registryOptions(home string, l *registry.Login) []remote.Option {
 }
 
 // guarded is the transport to a registry. It refuses requests that registry.Check refuses, and
-// limits manifests to maxRegistryManifest bytes. The library would read up to 100 MiB, and parse
-// them into several GiB of values.
+// limits manifests to maxRegistryManifest bytes. Without this limit, the library would read up to
+// 100 MiB, and parse them into several GiB of values.
 type guarded struct{ home string }
 
 // RoundTrip implements http.RoundTripper.

@@ -12,7 +12,7 @@ import (
 	"strings"
 )
 
-// dpkgExcludes excludes documentation and translations, both now and when a guest installs
+// dpkgExcludes excludes documentation and translations, both in the build and when a guest installs
 // packages. Copyright files stay because licences require them.
 func dpkgExcludes() []string {
 	return []string{
@@ -22,8 +22,8 @@ func dpkgExcludes() []string {
 	}
 }
 
-// openDebian runs mmdebstrap and returns the archive of a minimal Debian system that mmdebstrap
-// writes. Close waits until mmdebstrap has exited.
+// openDebian runs mmdebstrap and returns the archive that mmdebstrap writes: a minimal Debian
+// system. Close waits until mmdebstrap has exited.
 func openDebian(ctx context.Context, suite string, packages []string, line func(string)) io.ReadCloser {
 	r, w := io.Pipe()
 	p := &producer{PipeReader: r, ended: make(chan struct{})}
@@ -76,8 +76,8 @@ func debianSource(ctx context.Context, w io.Writer, suite string, packages []str
 		// Packages with alternatives, such as Java's, create links to manual pages in this
 		// directory, and fail if it is missing.
 		`--essential-hook=mkdir -p "$1/usr/share/man/man1"`,
-		// Remove settings that are for the build only: the host's proxies, which may contain
-		// credentials, the name servers and the host name.
+		// Remove settings that are for the build only: the name servers, the host name, and the
+		// host's proxies, which may contain credentials.
 		`--customize-hook=rm "$1/etc/apt/apt.conf.d/99mmdebstrap"`,
 		`--customize-hook=echo 'APT::Install-Recommends "false";' >"$1/etc/apt/apt.conf.d/99forkd"`,
 		`--customize-hook=rm -f "$1/etc/resolv.conf" "$1/etc/hostname" && touch "$1/etc/resolv.conf" && echo sandbox >"$1/etc/hostname"`,

@@ -15,8 +15,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/imageproto"
 )
 
-// unpackProgram builds forkd-unpack. It skips the test if the host cannot create file systems,
-// because e2fsprogs is missing, or because the user is not root and has no subordinate ids.
+// unpackProgram builds forkd-unpack. If the host cannot create file systems, it skips the test: if
+// e2fsprogs is missing, or if the user is not root and has no subordinate ids.
 func unpackProgram(t *testing.T) []byte {
 	t.Helper()
 	if err := errors.Join(require(toolMke2fs, toolFallocate), requireOwners(t.Context())); err != nil {

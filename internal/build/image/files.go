@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// Bounds on the files of a recipe, which are kept in memory during a build.
+// Bounds on the files of a recipe. A build keeps these files in memory.
 const (
 	maxRecipeFiles     = 20_000
 	maxRecipeTreeBytes = 512 << 20

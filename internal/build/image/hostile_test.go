@@ -48,7 +48,8 @@ func TestManifestOfAHostileRegistry(t *testing.T) {
 	}
 }
 
-// The manifest itself is also read into memory, even from a registry that redirects.
+// The manifest itself is also read into memory, so its size is bounded, even if the registry
+// redirects.
 func TestLongManifest(t *testing.T) {
 	var sent atomic.Int64
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

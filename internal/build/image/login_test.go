@@ -94,8 +94,8 @@ func servePrivate(t *testing.T, tokens bool) *privateRegistry {
 	return p
 }
 
-// Private registries send an image only to a client with credentials, whether they require the
-// password or a token. The servers to which they redirect receive no credentials.
+// A private registry sends an image only to a client with credentials: a password, or a token. The
+// servers to which the registry redirects receive no credentials.
 func TestPrivateRegistries(t *testing.T) {
 	t.Setenv("DOCKER_CONFIG", t.TempDir())
 	t.Setenv("HOME", t.TempDir())
@@ -135,8 +135,8 @@ func TestPrivateRegistries(t *testing.T) {
 	}
 }
 
-// record makes all requests of the test arrive at one server, whatever their hosts. The result has
-// the hosts of requests with a credential.
+// record makes all requests of the test arrive at one server, whatever hosts they are for. The
+// result has the hosts of requests with a credential.
 func record(t *testing.T, server *httptest.Server, answer func(http.ResponseWriter, *http.Request)) *[]string {
 	t.Helper()
 	var mu sync.Mutex
@@ -162,8 +162,8 @@ func record(t *testing.T, server *httptest.Server, answer func(http.ResponseWrit
 	return &hosts
 }
 
-// Builds send no credential without TLS to another host: no password, no identity token, and no
-// stored credential of Docker.
+// To another host, builds send no credential over a connection without TLS: no password, no
+// identity token, and no stored credential of Docker.
 func TestCredentialsOfBuildsNeedTLS(t *testing.T) {
 	dir := t.TempDir()
 	t.Setenv("DOCKER_CONFIG", dir)

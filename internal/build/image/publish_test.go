@@ -67,7 +67,7 @@ func TestPublishFailureLeavesNothing(t *testing.T) {
 	}
 }
 
-// The computation of a disk's digest ends with its context.
+// The computation of a disk's digest ends when its context ends.
 func TestDigestEndsWithItsContext(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "f")
 	if err := os.WriteFile(name, []byte("x"), 0o600); err != nil {

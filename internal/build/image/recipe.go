@@ -170,8 +170,8 @@ func LoadRecipe(name string) (*Recipe, error) {
 	if err != nil {
 		return nil, fmt.Errorf("load recipe %s: %w", name, err)
 	}
-	// root confines the sources of files, and symbolic links, to the recipe's directory. It is
-	// closed when the Recipe is garbage-collected.
+	// root prevents the sources of files, and symbolic links, from leading out of the recipe's
+	// directory. It is closed when the Recipe is garbage-collected.
 	root, err := os.OpenRoot(dir)
 	if err != nil {
 		return nil, fmt.Errorf("load recipe: %w", err)

@@ -195,9 +195,9 @@ func read(path string) ([]byte, error) {
 	return data, nil
 }
 
-// signatureMagic ends a signed module. It follows the signature and a description of 12 bytes, in
-// this order. The last 4 bytes of the description are the length of the signature, in big endian
-// (Linux include/linux/module_signature.h).
+// signatureMagic ends a signed module. Before it are the signature and then a description of 12
+// bytes. The last 4 bytes of the description are the length of the signature, in big endian (Linux
+// include/linux/module_signature.h).
 const (
 	signatureMagic   = "~Module signature appended~\n"
 	signatureTrailer = 12

@@ -147,7 +147,7 @@ func (s *Source) encodeFiles(w io.Writer) error {
 	return nil
 }
 
-// withoutFiles returns a copy of a step in which each source has one zero File in place of its
+// withoutFiles returns a copy of a step in which each source has one zero File instead of its
 // files. It also returns the sources that have files, in order.
 func (s *Step) withoutFiles() (*Step, []*Source) {
 	var lists []*Source

@@ -175,7 +175,7 @@ type Git struct {
 	Keep   bool   `json:"keep,omitempty"` // whether to copy the directory .git too
 }
 
-// Name returns the name of a file of the source below the target.
+// Name returns the name that a file of the source has below the target.
 func (s *Source) Name(f *File) string { return f.Path[s.Strip:] }
 
 // File is an entry of the build context.
@@ -211,8 +211,8 @@ type Warm struct {
 	Probe  []string `json:"probe,omitempty"`  // command and arguments, run like Args
 	Python string   `json:"python,omitempty"` // code, instead of Args
 
-	// TimeoutSecs bounds the command, the code or the probe; 0: the executor's bound. It is not
-	// part of the key.
+	// TimeoutSecs bounds the time of the command, the code or the probe; 0: the executor's bound.
+	// It is not part of the key.
 	TimeoutSecs float64 `json:"timeout_secs,omitempty"`
 }
 

@@ -89,7 +89,7 @@ type reader struct {
 	entries int // number of entries of all sources of files
 }
 
-// add adds a step that continues the last step. The function Read adds the step's number to its
+// add adds a step that continues the previous step. The function Read adds the step's number to its
 // name later.
 func (r *reader) add(name string, s plan.Step) {
 	if s.Name = name; s.Base == nil {

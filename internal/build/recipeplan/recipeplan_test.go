@@ -47,7 +47,7 @@ func contextOf(t *testing.T, fsys fs.FS) (list []plan.File) {
 	return list
 }
 
-// text is a plan with a line for its network and for each step.
+// text returns a plan as text, with a line for its network and a line for each step.
 func text(t *testing.T, p *plan.Plan) string {
 	t.Helper()
 	var b strings.Builder

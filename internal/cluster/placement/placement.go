@@ -1,7 +1,7 @@
 // Package placement chooses the node of a cluster on which a sandbox is created.
 //
-// It is pure: it has no clock, no randomness and no I/O, so that a simulation can test it. The
-// caller says what it knows about each node, and executes the decision. The package does not move
+// It is pure: it has no clock, no randomness and no I/O. So a simulation can test it. The caller
+// says what it knows about each node, and executes the decision. The package does not move
 // sandboxes that exist.
 package placement
 
@@ -32,14 +32,14 @@ const (
 type Heat int
 
 // A node has no file of an absent snapshot. Before a fork, it must fetch an absent snapshot, or read
-// a cold snapshot from its disk. A hot snapshot is in its memory.
+// a cold snapshot from its disk. A hot snapshot is in the node's memory.
 const (
 	Absent Heat = iota
 	Cold
 	Hot
 )
 
-// Resources is an amount of what sandboxes use. As a capacity, 0 means no limit.
+// Resources is an amount of each resource that sandboxes use. As a capacity, 0 means no limit.
 type Resources struct {
 	Sandboxes uint64
 	MemoryMiB uint64
@@ -79,8 +79,8 @@ type Node struct {
 // Policy decides among nodes that can start a request equally soon.
 type Policy int
 
-// Spread chooses the node with the lowest load, so that the loss of a node loses few sandboxes. Pack
-// chooses the node with the highest load, so that empty nodes can be removed.
+// Spread chooses the node with the lowest load. Then few sandboxes are lost with a node. Pack
+// chooses the node with the highest load. Then some nodes stay empty, and can be removed.
 const (
 	Spread Policy = iota
 	Pack
@@ -101,7 +101,7 @@ type Request struct {
 }
 
 // loadSteps is the number of steps in which loads are compared. Nodes whose loads are in the same
-// step are equal, so that a small change of a load does not change the choice.
+// step are equal. So a small change of a load does not change the choice.
 const loadSteps = 16
 
 // rank orders the nodes that can take a request. A lower rank is better.
@@ -155,7 +155,7 @@ func Choose(nodes []*Node, r Request) (int, error) {
 }
 
 // delay returns the seconds until the node has the snapshot of a request in its memory. It also
-// reports whether the node can get it.
+// reports whether the node can get the snapshot.
 func (n *Node) delay(r *Request) (secs float64, ok bool) {
 	rate := n.FetchRate
 	switch n.Has[r.Snapshot] {
@@ -186,7 +186,7 @@ func (n *Node) with(r *Request) (load float64, fits bool) {
 }
 
 // hashOf returns a node's place in the order that a key gives to the nodes. Each key has an order
-// of its own, so that the loss of a node distributes its keys among all other nodes.
+// of its own. So if a node is lost, its keys are distributed among all other nodes.
 func hashOf(key, node string) uint64 {
 	h := fnv.New64a()
 	_, _ = h.Write([]byte(key)) // never fails

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// random returns nodes in random states. Their capacities are small, so that many are full.
+// random returns nodes in random states. Their capacities are small, so many nodes are full.
 func random(r *rand.Rand) []*Node {
 	nodes := make([]*Node, 1+r.IntN(12))
 	for i := range nodes {
@@ -32,7 +32,7 @@ func randomRequest(r *rand.Rand) Request {
 		Key: fmt.Sprint(r.Uint64()), Policy: Policy(r.IntN(2))}
 }
 
-// fits says whether a node has room, computed in another way than by Choose.
+// fits reports whether a node has room. It computes this in another way than Choose does.
 func fits(n *Node, r Request) bool {
 	within := func(used, each, of uint64) bool { return of == 0 || used+each*max(r.N, 1) <= of }
 	return within(n.Used.Sandboxes, 1, n.Capacity.Sandboxes) &&
@@ -63,7 +63,7 @@ func TestProperties(t *testing.T) {
 			continue
 		}
 		n := nodes[i]
-		req.N, req.Each.Sandboxes = max(req.N, 1), 1 // as Choose reads the request
+		req.N, req.Each.Sandboxes = max(req.N, 1), 1 // the values that Choose uses
 		placed[n.Has[req.Snapshot]]++
 		if !can(n, req) {
 			t.Fatalf("%+v: on %+v, which must not take it", req, n)
@@ -107,7 +107,7 @@ func TestStable(t *testing.T) {
 		}
 		name := nodes[i].Name
 		r.Shuffle(len(nodes), func(a, b int) { nodes[a], nodes[b] = nodes[b], nodes[a] })
-		for range 3 { // the loss of other nodes
+		for range 3 { // up to three other nodes are lost
 			if at := r.IntN(len(nodes)); nodes[at].Name != name {
 				nodes[at].State = Lost
 			}
@@ -126,8 +126,8 @@ func TestStable(t *testing.T) {
 	}
 }
 
-// Requests with different keys are distributed among equal nodes, and the keys of a lost node among
-// all that are left.
+// Requests with different keys are distributed among equal nodes. If a node is lost, its keys are
+// distributed among all remaining nodes.
 func TestKeysAreDistributed(t *testing.T) {
 	const count, keys = 10, 10000
 	nodes := make([]*Node, count)

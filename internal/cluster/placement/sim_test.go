@@ -134,7 +134,7 @@ func (w *world) drop(at int) {
 	w.forks = w.forks[:len(w.forks)-1]
 }
 
-// lose loses a node with its sandboxes and memory. Its disk survives.
+// lose simulates the loss of a node with its sandboxes and memory. The node's disk survives.
 func (w *world) lose(f *figures) *Node {
 	i := w.rand.IntN(len(w.nodes))
 	for at := len(w.forks) - 1; at >= 0; at-- {

@@ -59,8 +59,8 @@ func (c *creation) tag() string {
 	return tag
 }
 
-// create passes a request for sandboxes on to the best node. If that node refuses it before it
-// creates anything, the next best node gets it.
+// create passes a request for sandboxes on to the best node. If that node refuses the request
+// before it creates anything, the next best node gets the request.
 func (r *Router) create(w http.ResponseWriter, req *http.Request) {
 	leave, err := wait(r.creates, req)
 	if err != nil {
@@ -107,9 +107,10 @@ func (r *Router) create(w http.ResponseWriter, req *http.Request) {
 const repeatTimeout = 20 * time.Second
 
 // earlier() looks for a node that has executed an earlier request with the same Idempotency-Key. If
-// it finds one, it passes on the answer of that node, and returns true. All nodes must answer,
-// because otherwise the request could be executed twice. A node is not asked if its daemon has not
-// told its name: such a daemon may be too old to know the header, so it would execute the request.
+// it finds one, it passes on the answer of that node, and returns true. All nodes must answer. If
+// one of them did not have to, the request could be executed twice. If a node's daemon has not
+// reported its name, the node is not asked. Such a daemon may be too old to know the header, so it
+// would execute the request.
 func (r *Router) earlier(ctx context.Context, w http.ResponseWriter, again func() *http.Request) (bool, error) {
 	ctx, cancel := context.WithTimeout(context.WithValue(ctx, repeatKey{}, true), repeatTimeout)
 	defer cancel()
@@ -128,8 +129,8 @@ func (r *Router) earlier(ctx context.Context, w http.ResponseWriter, again func(
 	return false, err
 }
 
-// each() calls do() for all nodes: for one after the other until a node answers, and then, if this
-// answer is a success, concurrently for all other nodes. So a request without a token does not
+// each() calls do() for one node after another until a node answers. If this answer is a success,
+// each() then calls do() for all other nodes concurrently. So a request without a token does not
 // reach all nodes. If any call returns an error, each() returns an error together with the results
 // of all other calls.
 func each(nodes []*node, do func(*node) (*answer, error)) (answers []*answer, err error) {
@@ -183,7 +184,8 @@ func refuses(resp *http.Response) bool {
 	return false
 }
 
-// place sends a request to the best node, and to the next best while nodes refuse it.
+// place sends a request to the best node. If a node refuses the request, place sends it to the next
+// best node.
 func (r *Router) place(w http.ResponseWriter, req *http.Request, again func() *http.Request, c *creation) {
 	var tried []*node
 	var last *attempt
@@ -236,9 +238,9 @@ func (r *Router) choose(ctx context.Context, c *creation, tried []*node) (*node,
 }
 
 // best returns the best node. It also reports whether any node that was not tried is known to have
-// the snapshot. If no node at all has it, the result is any usable node, whose daemon answers that
-// there is no such snapshot. If all nodes that have it are full, the result is the best of them
-// regardless of room, and its daemon refuses the request.
+// the snapshot. If no node at all has the snapshot, the result is any usable node. The daemon of
+// that node answers that there is no such snapshot. If all nodes that have it are full, the result
+// is the best of them regardless of room, and its daemon refuses the request.
 func (r *Router) best(c *creation, tried []*node) (n *node, known bool, err error) {
 	tag := c.tag()
 	err = errTried
@@ -267,11 +269,11 @@ func (r *Router) best(c *creation, tried []*node) (n *node, known bool, err erro
 		return nodes[i], known, nil
 	}
 	if !known && len(tried) > 0 {
-		return nil, false, e // the answer of a node that was tried is the better one
+		return nil, false, e // the answer of a node that was already tried is better
 	}
 	for _, p := range states {
 		if p.Capacity = (placement.Resources{}); !known {
-			p.FetchRate = 1 // every node is as good
+			p.FetchRate = 1 // all nodes are equally good
 		}
 	}
 	if i, e = placement.Choose(states, req); e != nil {

@@ -56,8 +56,9 @@ func (f *fake) take() []*http.Request {
 	return taken
 }
 
-// startFake starts a fake node, which is called "fake" in the list of a router with small bounds
-// for lists. It returns the URL of the router. The node's daemon reports the given name as its own.
+// startFake starts a fake node, and a router with small bounds on lists. The router's list of nodes
+// calls the node "fake". startFake returns the node and the URL of the router. The node's daemon
+// reports the given name as its own.
 func startFake(t *testing.T, name string) (f *fake, url string) {
 	t.Helper()
 	f = &fake{name: name}
@@ -109,8 +110,8 @@ func TestHeaders(t *testing.T) {
 	}
 }
 
-// A daemon that does not report its name may be of an earlier release. Such a daemon would execute
-// a repeated request instead of saying that it has not executed it.
+// If a daemon does not report its name, it gets no repeated request. It may be of an earlier
+// release, and would execute the request instead of saying that it has not executed it.
 func TestOldDaemonsGetNoRepeatedRequest(t *testing.T) {
 	f, url := startFake(t, "")
 	resp, text := get(t, "POST", url+"/v1/forks", "token", `{"snapshot_tag": "a"}`, http.Header{"Idempotency-Key": {"k"}})
@@ -161,7 +162,8 @@ func TestPagesOfManyNodesAreBounded(t *testing.T) {
 	}
 }
 
-// Events of sandboxes on several nodes are refused: the stream of one node would silently lack some.
+// A request for the events of sandboxes on several nodes is refused, because the stream of one node
+// would silently lack some of these events.
 func TestEventsOfSeveralNodes(t *testing.T) {
 	f, url := startFake(t, "fake")
 	for query, want := range map[string]int{
@@ -178,7 +180,7 @@ func TestEventsOfSeveralNodes(t *testing.T) {
 	}
 }
 
-// A request reaches only nodes of the list, whatever it names.
+// Whatever a request names, it reaches only nodes of the router's list.
 func TestOnlyNodesOfTheListAreReached(t *testing.T) {
 	f, url := startFake(t, "fake")
 	reached := make(chan string, 100)
@@ -219,7 +221,7 @@ func TestOnlyNodesOfTheListAreReached(t *testing.T) {
 	}
 }
 
-// raw sends bytes to the router, and returns all that it answers.
+// raw sends bytes to the router, and returns its complete answer.
 func raw(t *testing.T, address, text string) string {
 	t.Helper()
 	conn, err := net.Dial("tcp", address)
@@ -238,7 +240,7 @@ func raw(t *testing.T, address, text string) string {
 	return string(all)
 }
 
-// A request that two servers could read in different ways does not become two requests.
+// If two servers could read a request in different ways, it does not become two requests.
 func TestSmuggling(t *testing.T) {
 	f, url := startFake(t, "fake")
 	id, host := idOn("fake"), strings.TrimPrefix(url, "http://")
@@ -365,7 +367,8 @@ func TestFileOfNodes(t *testing.T) {
 }
 
 // If clients of other hosts reach a router, each of its nodes must have a token, because a node
-// without one executes the requests of every client. The same holds for a list that changes later.
+// without one executes the requests of every client. This is also checked when the list changes
+// later.
 func TestPublicRouterNeedsTokens(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "nodes.json")
 	write := func(tokenFile string) {

@@ -22,10 +22,10 @@ import (
 const (
 	nodePage     = 200      // number of members requested from a node at a time
 	minPage      = 10       // the same, if there are many nodes
-	allPages     = 800      // the same for all nodes together, unless minPage for each node is more
+	allPages     = 800      // the same for all nodes together; many nodes exceed it, with minPage each
 	maxPageBytes = 32 << 20 // bytes of an answer with nodePage members; a sandbox's description has up to 100 KiB
 	minPageBytes = 1 << 20  // the same, for fewer members
-	maxListBytes = 64 << 20 // bytes of a merged list, and half of the bytes of all pages that were not merged yet
+	maxListBytes = 64 << 20 // bytes of a merged list; the pages that were not merged yet can have twice as many
 	listTimeout  = 20 * time.Second
 )
 
@@ -111,9 +111,9 @@ func parseQuery(req *http.Request) (q query, err error) {
 	return q, nil
 }
 
-// listed answers with the merged lists of all nodes. Since all daemons sort by the same key, a
-// cursor is the key of the last member on a page, as for one daemon: it stays valid when members or
-// nodes come and go, and every router understands it.
+// listed answers with the merged lists of all nodes. All daemons sort by the same key. So a cursor
+// is the key of the last member on a page, as in the lists of one daemon. A cursor stays valid when
+// members or nodes come and go, and every router understands it.
 func (r *Router) listed(w http.ResponseWriter, req *http.Request, key func(*node, json.RawMessage) (string, error)) {
 	q, err := parseQuery(req)
 	if err != nil {

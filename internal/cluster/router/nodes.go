@@ -24,8 +24,8 @@ const (
 	maxNodes = 1000
 )
 
-// Time limits of connections to nodes. A node that vanishes without closing its connections is
-// noticed after half a minute by the probes of TCP.
+// Time limits of connections to nodes. If a node vanishes without closing its connections, the
+// probes of TCP notice this after half a minute.
 const (
 	dialTimeout = 3 * time.Second
 	idleTimeout = 90 * time.Second
@@ -54,8 +54,8 @@ type node struct {
 	status    status
 }
 
-// parseNodes reads the file of nodes. If an entry equals the entry of a node in old, the result has
-// that node, with its connections and its state.
+// parseNodes reads the file of nodes. If an entry equals that of a node in the parameter old, the
+// result contains this node, with its connections and its state.
 func parseNodes(text []byte, old []*node) (nodes []*node, err error) {
 	var f file
 	dec := json.NewDecoder(bytes.NewReader(text))

@@ -20,8 +20,8 @@ import (
 // writeTimeout is how long a client may take to receive a part of an answer.
 const writeTimeout = time.Minute
 
-// writer sets a deadline for each write of an answer, so that a stream can last as long as its
-// client reads it.
+// writer sets a deadline for each write of an answer. So a stream can last as long as its client
+// reads it.
 type writer struct{ http.ResponseWriter }
 
 // Write implements http.ResponseWriter.
@@ -73,14 +73,15 @@ func (transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	return attemptOf(req.Context()).node.transport.RoundTrip(req)
 }
 
-// maxHeld is the maximum size in bytes of an answer that is held in memory to decide what to do.
+// maxHeld is the maximum size, in bytes, of an answer that is held in memory until the router has
+// decided what to do with it.
 const maxHeld = 1 << 20
 
 // errRefused makes the proxy call its error handler.
 var errRefused = errors.New("refused")
 
 // newProxy returns the proxy. It removes hop-by-hop headers in both directions, carries upgraded
-// connections, and sends each part of an answer at once.
+// connections, and sends each part of an answer immediately.
 func newProxy(m *metrics.Router) *httputil.ReverseProxy {
 	return &httputil.ReverseProxy{
 		Transport: transport{}, FlushInterval: -1,

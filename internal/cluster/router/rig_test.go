@@ -27,7 +27,7 @@ type relay struct {
 	to string
 
 	mu    sync.Mutex
-	cut   bool // connections are closed at once
+	cut   bool // connections are closed immediately
 	stall bool // connections are accepted, and get no answer
 	conns map[net.Conn]bool
 }
@@ -61,7 +61,7 @@ func (r *relay) carry(c net.Conn) {
 	r.conns[c] = true
 	r.mu.Unlock()
 	if stall {
-		return // set closes the connection
+		return // the method set closes the connection
 	}
 	to, err := net.Dial("tcp", r.to)
 	if err != nil || cut {
@@ -151,8 +151,8 @@ func (c *cluster) fresh() {
 	}
 }
 
-// routerOf returns a running router that has asked all nodes. Before that, each function in set is
-// called with it.
+// routerOf returns a running router that has asked all nodes. Before it starts the router, it calls
+// each function in the parameter set with the router.
 func routerOf(t *testing.T, file string, set ...func(*Router)) *Router {
 	t.Helper()
 	r, err := New(Config{File: file, Log: slog.New(slog.DiscardHandler)})

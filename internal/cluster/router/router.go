@@ -41,7 +41,7 @@ type Config struct {
 }
 
 // Limits on requests that a router holds in memory. Further requests wait. No client can take all
-// places, see wait.
+// places; see the function wait.
 const (
 	maxCreates = 256 // requests that create sandboxes, each of at most face.MaxBody
 	maxLists   = 8   // merged lists, each of at most maxListBytes
@@ -142,7 +142,7 @@ func (r *Router) byPath(w http.ResponseWriter, req *http.Request) {
 	}
 }
 
-// haveOneOwner reports whether a list of ids is not empty, and all of them name the same node.
+// haveOneOwner reports whether a list has at least one id, and all of its ids name the same node.
 func haveOneOwner(list []string) bool {
 	isOther := func(id string) bool {
 		first, err := vmpool.NodeOf(list[0])
@@ -191,7 +191,8 @@ func (r *Router) toOwner(w http.ResponseWriter, req *http.Request, id string) {
 	fail(w, req, &sandbox.NotFoundError{ID: id})
 }
 
-// toAny passes a request on to the first usable node that has a snapshot, if tag is not empty.
+// toAny passes a request on to the first usable node. If tag is not empty, toAny prefers nodes that
+// have the snapshot with this tag.
 func (r *Router) toAny(w http.ResponseWriter, req *http.Request, tag string) {
 	var last error
 	var usable *node
@@ -207,7 +208,7 @@ func (r *Router) toAny(w http.ResponseWriter, req *http.Request, tag string) {
 		}
 		usable = n
 	}
-	if usable != nil { // its daemon says that there is no such snapshot, if the client may know that
+	if usable != nil { // its daemon says that there is no such snapshot, if the client is allowed to know that
 		r.send(w, req, usable)
 		return
 	}

@@ -20,7 +20,8 @@ import (
 
 func stringReader(s string) io.Reader { return strings.NewReader(s) }
 
-// The Go client uses sandboxes of several nodes through two routers as it uses those of one daemon.
+// Through two routers, the Go client can use the sandboxes of several nodes in the same way as the
+// sandboxes of one daemon.
 func TestSandboxesOfSeveralNodes(t *testing.T) {
 	c := start(t, apirig.Options{}, "a", "b", "c")
 	ctx, nodes := t.Context(), map[string]int{}
@@ -41,7 +42,7 @@ func TestSandboxesOfSeveralNodes(t *testing.T) {
 	if id := c.fork(1, client.ForkRequest{SourceID: source}); c.nodeOf(id) != c.nodeOf(source) {
 		t.Errorf("a fork of a sandbox is on %q, its source on %q", c.nodeOf(id), c.nodeOf(source))
 	}
-	// The other router has not heard of the new snapshot, and finds it.
+	// The other router does not know the new snapshot yet, but finds it.
 	if _, err := c.clients[0].Branch(ctx, source, client.BranchRequest{Tag: "fresh"}); err != nil {
 		t.Fatal(err)
 	}
@@ -109,7 +110,7 @@ func (c *cluster) checkLists(made []string) {
 	}
 }
 
-// use uses a sandbox in every way that a router carries.
+// use makes every kind of request that a router passes on for a sandbox.
 func (c *cluster) use(cl *client.Client, id string) {
 	t := c.t
 	t.Helper()
@@ -128,7 +129,7 @@ func (c *cluster) use(cl *client.Client, id string) {
 		t.Fatal(err)
 	}
 	var echo bytes.Buffer
-	go func() { // Wait reads what Write waits for
+	go func() { // Write may block until Wait reads the output
 		if _, err := p.Write([]byte("through the router")); err != nil {
 			t.Error(err)
 		}
@@ -155,7 +156,7 @@ func (c *cluster) use(cl *client.Client, id string) {
 	}
 }
 
-// A lost node takes only its own sandboxes along, and every error names it.
+// If a node is lost, only its own sandboxes are lost, and every error names the node.
 func TestLostNode(t *testing.T) {
 	c := start(t, apirig.Options{}, "a", "b")
 	ctx, on := t.Context(), map[string]string{}
@@ -244,8 +245,8 @@ func TestSilentNode(t *testing.T) {
 	}
 }
 
-// A repeated request is answered by the node that has executed it, by every router, even if another
-// node is the best one by then.
+// Whichever router gets a repeated request, the answer is that of the node that has executed the
+// request, even if another node is the best one by then.
 func TestRepeatedRequest(t *testing.T) {
 	c := start(t, apirig.Options{}, "a", "b", "c")
 	key, body := http.Header{"Idempotency-Key": {"k"}}, `{"snapshot_tag": "a.b", "n": 2}`
@@ -275,7 +276,8 @@ func TestRepeatedRequest(t *testing.T) {
 	}
 }
 
-// Sandboxes go to the next node while a node is full, and the last refusal is the daemon's.
+// If a node is full, a sandbox goes to the next node. If all nodes are full, the client gets the
+// refusal of the last node's daemon.
 func TestFullNodes(t *testing.T) {
 	c := start(t, apirig.Options{Admit: admit.Rules{MaxSandboxes: 2}}, "a", "b")
 	nodes := map[string]int{}

@@ -35,8 +35,8 @@ func addressOf(req *http.Request) string {
 
 // wait waits for a place in g. The place counts both for the client of a request and for the
 // client's address. Neither can have all places, so slow readers do not lock other clients out.
-// Requests of a client with the same Idempotency-Key take turns: the second one must find the node
-// that executes the first. The error is that of the request's context.
+// Requests of a client with the same Idempotency-Key take turns: the second request must find the
+// node that executes the first request. The error is that of the request's context.
 func wait(g *gate.Gate, req *http.Request) (leave func(), err error) {
 	_, total := g.Count()
 	client, address := clientOf(req), addressOf(req)

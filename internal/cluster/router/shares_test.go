@@ -18,7 +18,8 @@ import (
 	"github.com/forkd/forkd/internal/gate"
 )
 
-// Neither a client nor an address has all places, so slow readers do not lock other clients out.
+// Neither a client nor an address can take all places, so slow readers do not lock other clients
+// out.
 func TestNoClientHasAllPlaces(t *testing.T) {
 	request := func(ctx context.Context, address, token, key string) *http.Request {
 		req := httptest.NewRequestWithContext(ctx, "GET", "/v1/sandboxes", nil)
@@ -68,7 +69,8 @@ func fixed(text string) func(int) string { return func(int) string { return text
 
 func numbered(n int) string { return strings.Repeat("x", n+1) }
 
-// Clients that ask for unknown snapshots do not make the router ask all nodes without a pause.
+// Even if clients ask for unknown snapshots, the router makes a pause before it asks all nodes
+// again.
 func TestPauseBetweenQuestions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &Router{wake: make(chan struct{}, 1)}

@@ -79,8 +79,8 @@ func (n *node) has(tag string) string {
 // daemon's limit.
 const maxCounted = 1000
 
-// placing counts the sandboxes of a request that is sent to the node. At the end, the caller calls
-// the returned function and says whether the node has created them. Any client can send such
+// placing() counts the sandboxes of a request that is sent to the node. At the end, the caller
+// calls the returned function and says whether the node has created them. Any client can send such
 // requests.
 func (n *node) placing(count uint64) (done func(created bool)) {
 	count = min(max(count, 1), maxCounted)
@@ -99,8 +99,8 @@ func (n *node) placing(count uint64) (done func(created bool)) {
 // round is a round of questions to all nodes.
 type round struct{ done chan struct{} }
 
-// Run asks the nodes about themselves, and reads the list of nodes again when its file changes,
-// until ctx ends.
+// Run runs until ctx ends. It asks the nodes about themselves, and reads the list of nodes again
+// when the file of nodes changes.
 func (r *Router) Run(ctx context.Context) {
 	for ctx.Err() == nil {
 		r.mu.Lock()
@@ -114,7 +114,7 @@ func (r *Router) Run(ctx context.Context) {
 	}
 }
 
-// rest waits until the next round of questions is due. Any client can wake the router, so this
+// rest() waits until the next round of questions is due. Any client can wake the router, so this
 // method lasts at least as long as the constant pause.
 func (r *Router) rest(ctx context.Context) {
 	select {
@@ -130,7 +130,7 @@ func (r *Router) rest(ctx context.Context) {
 }
 
 // fresh waits for the end of a round of questions that begins after the call. All callers that wait
-// share one round, so that requests for unknown snapshots cannot multiply the questions.
+// share one round, so requests for unknown snapshots cannot multiply the questions.
 func (r *Router) fresh(ctx context.Context) {
 	r.mu.Lock()
 	next := r.next

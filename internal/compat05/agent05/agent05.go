@@ -50,8 +50,8 @@ type Guest interface {
 }
 
 // Addr returns the loopback address of a sandbox for clients on this host. The address is derived
-// from the id, so two sandboxes can have the same address. The probability that any two of a
-// thousand sandboxes do is 3 %.
+// from the id, so two sandboxes can have the same address. Among a thousand sandboxes, the
+// probability that any two have the same address is 3 %.
 func Addr(id string, port int) string {
 	h := fnv.New32a()
 	h.Write([]byte(id))

@@ -41,8 +41,8 @@ var cmdline = strings.Join([]string{
 	fmt.Sprintf("tsc_early_khz=%d", instructionsPerSecond/1000),
 }, " ")
 
-// apicvOff is an option that kvm-intel always gets, because Bochs 3.0 loses interrupts of guests
-// with virtual interrupt delivery.
+// apicvOff is an option that kvm-intel always gets, because Bochs 3.0 loses interrupts of guests if
+// virtual interrupt delivery is on.
 const apicvOff = "enable_apicv=0"
 
 func (h Host) moduleOptions() string {

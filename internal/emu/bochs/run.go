@@ -132,8 +132,8 @@ type watcher struct {
 	done  bool
 }
 
-// watch returns nil when the host has done its job and powered off. Otherwise it returns an error
-// with the reason.
+// watch returns nil when the host has done its job and powered off. In all other cases it returns
+// an error with the reason.
 func (w *watcher) watch(ctx context.Context, ended <-chan error) error {
 	limit := w.limits.boot
 	spoke, usedThen := time.Now(), w.used()

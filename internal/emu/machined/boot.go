@@ -162,9 +162,9 @@ func waitFor(path string) error {
 	}
 }
 
-// setUpCgroups creates a cgroup each for the init, for exec and for the daemon, and enables the
-// controllers for them. The init gets nearly all of the CPU weight, because it must answer even
-// when the CPU is busy.
+// setUpCgroups creates one cgroup for the init, one for exec and one for the daemon, and enables
+// the controllers for these cgroups. The init gets nearly all of the CPU weight, because it must
+// answer even when the CPU is busy.
 func setUpCgroups() error {
 	available, err := os.ReadFile(cgroupRoot + "/cgroup.controllers")
 	if err != nil {

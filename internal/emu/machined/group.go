@@ -69,7 +69,7 @@ func (g groups) start(cmd *exec.Cmd) (group, error) {
 // delegate prepares the cgroup dir for delegation to a process. The result place refers to a child
 // cgroup of dir, in which the caller starts the process. systemd does the same
 // (systemd.resource-control(5), Delegate= and DelegateSubgroup=). The cgroup dir itself must have
-// no processes, because the kernel would not enable controllers for the cgroups below it.
+// no processes. If it had any, the kernel would not enable controllers for the cgroups below it.
 func delegate(dir string) (place *os.File, err error) {
 	if err := unix.Setxattr(dir, "trusted.delegate", []byte("1"), 0); err != nil {
 		return nil, fmt.Errorf("delegate cgroup: %w", err)

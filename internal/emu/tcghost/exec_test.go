@@ -171,7 +171,7 @@ func TestExecKillsTheTree(t *testing.T) {
 	})
 }
 
-// A program is killed when its client disconnects, even if it does not read its input.
+// A program that does not read its input is also killed when its client disconnects.
 func TestExecEndsWithItsClientWhileInputWaits(t *testing.T) {
 	m, _ := fakeMachine(t)
 	ctx, cancel := context.WithCancel(t.Context())

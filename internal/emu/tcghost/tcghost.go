@@ -22,12 +22,13 @@ import (
 	"time"
 )
 
-// DefaultName is the emulated host that commands use if no name is given.
+// DefaultName is the name of the emulated host that commands use if they are given no name.
 const DefaultName = "default"
 
 // Errors that callers branch on.
 var (
-	// ErrNotRunning means that there is no emulated host of that name, or that it does not answer.
+	// ErrNotRunning means that no emulated host has the given name, or that the emulated host does
+	// not answer.
 	ErrNotRunning = errors.New("the emulated host is not running: start it with `forkd machine start`")
 	// ErrLost means that the emulated host exited, hung or was stopped during a command.
 	ErrLost = errors.New("the emulated host went away while the command ran")
