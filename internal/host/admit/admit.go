@@ -101,15 +101,15 @@ type Host struct {
 // of microseconds to compute the figure, which is long for a fork.
 const askEvery = 100 * time.Millisecond
 
-// New returns a Host without VMs. The private disk tops of sandboxes are in dir. If the host has
-// too little memory, the Host calls the function ended. This function waits until killed VMs have
-// given back their memory. If ended returns true, the Host checks the memory again.
+// New returns a Host without VMs. The private disk tops of sandboxes are in dir. The call ended()
+// waits until killed VMs have given back their memory. The Host makes this call if the host has too
+// little memory. If the result is true, the Host checks the memory again.
 func New(rules Rules, dir string, ended func() bool) *Host {
 	return &Host{rules: rules, dir: dir, available: memAvailable, room: FreeBytes, ended: ended}
 }
 
-// The method again calls check. If check refuses for lack of memory, and memory has been given back
-// since, the method calls check a second time.
+// again(check) returns the result of check(). If check refuses for lack of memory, and memory has
+// been given back since, check is called a second time.
 func (h *Host) again(check func() error) error {
 	err, refused := check(), (*Error)(nil)
 	if !errors.As(err, &refused) || refused.Code != CodeHostMemory || !h.ended() {
@@ -197,8 +197,8 @@ func (r *Rules) checkDisk(free uint64, name string) error {
 }
 
 // Room returns an error if a VM that is not a sandbox would use a part of the memory reserve or of
-// the disk reserve. The parameter memory is the memory that the VM needs, in bytes. The VM writes
-// to the file system that contains the file disk.
+// the disk reserve. The VM needs the given memory in bytes, and writes to the file system that
+// contains the given file.
 func (r *Rules) Room(memory uint64, disk *os.File) error {
 	if err := r.RoomInMemory(memory); err != nil {
 		return err
@@ -206,7 +206,7 @@ func (r *Rules) Room(memory uint64, disk *os.File) error {
 	return r.RoomOnDisk(disk)
 }
 
-// RoomOnDisk returns an error if the file system that contains the file disk has less free space
+// RoomOnDisk returns an error if the file system that contains the given file has less free space
 // than the reserve.
 func (r *Rules) RoomOnDisk(disk *os.File) error { return r.RoomForFiles(disk, 0) }
 

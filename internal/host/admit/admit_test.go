@@ -16,7 +16,7 @@ func wantRefused(t *testing.T, code string, err error) {
 	}
 }
 
-// none is passed to New as the parameter ended. It stands for a host without killed VMs.
+// none is an argument for New's parameter ended. It stands for a host without killed VMs.
 func none() bool { return false }
 
 func TestRulesLookAtTheHost(t *testing.T) {
@@ -68,8 +68,7 @@ func TestRulesLookAtTheHost(t *testing.T) {
 	}
 }
 
-// Sandboxes that are being created count against the owner's limit until the function release is
-// called.
+// Sandboxes that are being created count against the owner's limit until release() is called.
 func TestOwnersReserve(t *testing.T) {
 	var o Owners
 	have := func() int { return 1 }

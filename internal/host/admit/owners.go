@@ -13,9 +13,9 @@ type Owners struct {
 	coming map[string]int
 }
 
-// Reserve reserves room for n more sandboxes of an owner. The parameter most is the maximum number
-// of the owner's sandboxes (0: unlimited). The present number is the result of have(). The caller
-// must call release when the sandboxes exist or have failed. The error is an *Error.
+// Reserve reserves room for n more sandboxes of an owner. The maximum number of the owner's
+// sandboxes is most (0: unlimited). The present number is the result of have(). The caller must
+// call release when the sandboxes exist or have failed. The error is an *Error.
 func (o *Owners) Reserve(owner string, most, n int, have func() int) (release func(), err error) {
 	if most == 0 {
 		return func() {}, nil

@@ -47,8 +47,8 @@ type Client struct {
 	code *http.Client
 
 	// Keep, if set, is called before a part of an answer is kept in memory, either as text or
-	// decoded. The parameter bytes is the size of the part. If Keep returns an error, the call ends
-	// with that error. Streams and files are not kept in memory.
+	// decoded. The argument is the size of the part. If Keep returns an error, the call ends with
+	// that error. Streams and files are not kept in memory.
 	Keep func(bytes int) error
 
 	// Quiet is how long Sync waits after the guest's answer. New sets it to agentproto.QuietTime, which
@@ -106,13 +106,14 @@ func (c *Client) ResetConnections(ctx context.Context) error {
 	return err
 }
 
-// Trust makes the guest's programs trust the PEM certificate of an authority.
+// Trust adds the PEM certificate of an authority to the certificates that the guest's programs
+// trust.
 func (c *Client) Trust(ctx context.Context, certificate []byte) error {
 	_, err := c.control(ctx, agentproto.Request{Op: agentproto.OpTrust, Certificate: string(certificate)})
 	return err
 }
 
-// Freeze stops all writing to the guest's root file system until Thaw is called, but for at most 30
+// Freeze blocks all writes to the guest's root file system until Thaw is called, but for at most 30
 // seconds. While the file system is frozen, the disk looks as if it were unmounted.
 func (c *Client) Freeze(ctx context.Context) error {
 	_, err := c.control(ctx, agentproto.Request{Op: agentproto.OpFreeze})
@@ -126,16 +127,16 @@ func (c *Client) Busy(ctx context.Context) (bool, error) {
 	return reply.Busy, err
 }
 
-// Mount makes the guest mount a volume. The guest waits some seconds for a disk in the volume's
+// Mount tells the guest to mount a volume. The guest waits some seconds for a disk in the volume's
 // slot.
 func (c *Client) Mount(ctx context.Context, v agentproto.Volume) error {
 	_, err := c.control(ctx, agentproto.Request{Op: agentproto.OpMount, Volume: &v})
 	return err
 }
 
-// Unmount makes the guest write the data of a volume to its disk, and then unmount the volume. If
-// the error is an *Error, the guest has answered. In this case, programs are usually still using
-// the volume, and its data is on the disk.
+// Unmount tells the guest to write the data of a volume to its disk, and then to unmount the
+// volume. If the error is an *Error, the guest has answered. In this case, programs are usually
+// still using the volume, and its data is on the disk.
 func (c *Client) Unmount(ctx context.Context, v agentproto.Volume) error {
 	_, err := c.control(ctx, agentproto.Request{Op: agentproto.OpUnmount, Volume: &v})
 	return err
@@ -255,7 +256,7 @@ func (c *Client) forkMessage(ctx context.Context, op string, message []byte) (*a
 	return unique, nil
 }
 
-// exchange sends a request on a new connection. It calls read to receive the answer.
+// exchange sends a request on a new connection. It calls read, which receives the answer.
 func (c *Client) exchange(ctx context.Context, port uint32, request []byte, read func(io.Reader) error) error {
 	conn, err := c.dial(ctx, port)
 	if err != nil {

@@ -269,8 +269,8 @@ func (c *Client) DeleteContext(ctx context.Context, id string) error {
 	return c.codeAnswer(ctx, "delete context", http.MethodDelete, "/contexts/"+url.PathEscape(id), nil, nil)
 }
 
-// codeAnswer makes a call of the code interpreter protocol. If the parameter out is not nil,
-// codeAnswer decodes the answer into it.
+// codeAnswer makes a call of the code interpreter protocol. If out is not nil, codeAnswer decodes
+// the answer into it.
 func (c *Client) codeAnswer(ctx context.Context, op, method, path string, body []byte, out any) error {
 	resp, err := c.codeCall(ctx, op, method, path, body)
 	if err != nil {

@@ -123,7 +123,7 @@ func (g *guestConns) countLocked(n int) {
 // DialUnix returns a dial function for the vsock unix socket of a VMM. That function first sends
 // "CONNECT <port>\n" and then expects "OK <number>\n", as Firecracker's vsock device does. If the
 // guest does not read or the VMM is hostile, a limit on the number of connections may be reached.
-// The function then returns an Error with CodeUnavailable.
+// In this case, the dial function returns an Error with CodeUnavailable.
 func DialUnix(path string) DialFunc { return new(Owners).DialUnix("", path) }
 
 // stream is a connection to a guest.

@@ -159,7 +159,7 @@ func (c *Client) ExecStream(ctx context.Context, req ExecRequest, sink func(Stre
 }
 
 // ErrDetached ends an ExecStream without killing the command. It can be the cause of the context's
-// cancellation, or an error that the function Started or the sink returns.
+// cancellation, or an error that Started or the sink returns.
 var ErrDetached = errors.New("the command goes on by itself")
 
 // ExecDetached starts a command and leaves it running. Its output is lost while no client is

@@ -18,8 +18,8 @@ const (
 
 // AtRest calls f while the guest's root file system is frozen, see Freeze. The guest must freeze
 // the file system before ctx ends, and within a minute. The end of ctx does not cancel f. When f
-// has returned, AtRest thaws the file system, even if f has failed. The thaw ends when the context
-// lasting ends. If it is unknown whether the freeze has failed, AtRest also thaws the file system.
+// has returned, AtRest thaws the file system, even if f has failed. For the thaw, lasting takes the
+// place of ctx. If it is unknown whether the freeze has failed, AtRest also thaws the file system.
 func (c *Client) AtRest(ctx, lasting context.Context, f func() error) error {
 	err := within(ctx, restTimeout, "come to rest (run sync in it before)", c.Freeze)
 	if refused := (*Error)(nil); errors.As(err, &refused) {
@@ -33,8 +33,8 @@ func (c *Client) AtRest(ctx, lasting context.Context, f func() error) error {
 	return errors.Join(f(), within(lasting, wakeTimeout, "end its rest", c.Thaw))
 }
 
-// The function within calls f with a deadline, because f waits for the guest. If f has failed and
-// ctx has ended, the result is the cause of the end.
+// within adds a deadline to a call of f, because f waits for the guest. If f has failed and ctx has
+// ended, the result is the cause of the end.
 func within(ctx context.Context, limit time.Duration, what string, f func(context.Context) error) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("the guest did not %s within %v: %w", what, limit,
 		context.DeadlineExceeded))

@@ -2,7 +2,7 @@
 //
 // A family of snapshots is a snapshot and all snapshots that have data of it. One call encrypts,
 // with one new key, the files that only the snapshots of a family have. Base images, boot files and
-// manifests stay in clear. Package store exchanges the files of a snapshot in one step, package
+// manifests stay unencrypted. Package store exchanges the files of a snapshot in one step, package
 // vault keeps the keys, and package crypt defines the format of the files.
 package atrest
 
@@ -46,7 +46,7 @@ func New(cfg Config) *Crypter { return &Crypter{cfg: cfg, place: make(chan struc
 // Result says what a call has done.
 type Result struct {
 	Tags   []string // snapshots that were encrypted, decrypted or deleted
-	Others []string // snapshots that share layers with the family; the shared layers stay in clear
+	Others []string // snapshots that share layers with the family; the shared layers stay unencrypted
 }
 
 // enter waits until no other family is being changed.
@@ -97,7 +97,7 @@ func (c *Crypter) Encrypt(ctx context.Context, tag string) (r Result, err error)
 }
 
 // maxRounds bounds how often Encrypt looks for more snapshots. While it encrypts a snapshot, a
-// client can fork the snapshot and make a branch, whose layers are then in clear.
+// client can fork the snapshot and make a branch, whose layers are then unencrypted.
 const maxRounds = 8
 
 // begin returns the snapshots of a family that have files to encrypt.
@@ -220,7 +220,7 @@ func (w *work) count(suffix string) error {
 		if m.Manifest.DiskOnly() {
 			return &store.EncryptedError{Tag: m.Tag, Reason: "has a disk and no memory; such snapshots cannot be encrypted"}
 		}
-		if len(m.Manifest.Volumes) > 0 { // their layers are also files of the volume, in clear
+		if len(m.Manifest.Volumes) > 0 { // their layers are also files of the volume, which stay unencrypted
 			return &store.EncryptedError{Tag: m.Tag, Reason: "has volumes; such snapshots cannot be encrypted"}
 		}
 		ours[m.ID], w.todo[m.ID] = true, map[string]bool{}
@@ -312,9 +312,8 @@ func (w *work) decrypt(m store.Member, from, to string) error {
 	})
 }
 
-// each writes the files of one snapshot from one directory to another. It calls the function change
-// for each file that must change, and adds the suffix to the name of its new form. It links all
-// other files.
+// each writes the files of one snapshot from one directory to another. It calls change for each
+// file that must change, and adds the suffix to the name of its new form. It links all other files.
 func (w *work) each(m store.Member, from, to, suffix string,
 	change func(name string, src, dst *os.File) error) error {
 	manifest, err := os.ReadFile(filepath.Join(from, snapshot.ManifestFile))
@@ -351,9 +350,9 @@ func linkAny(from, to, name string) error {
 	return err
 }
 
-// convert converts one file. The parameters from and to are the paths of its old and its new form.
-// If the file was already converted for another snapshot of the family, convert makes a link to the
-// result.
+// convert converts one file. Its old form is at the first path, and its new form is at the second
+// path. If the file was already converted for another snapshot of the family, convert makes a link
+// to the result.
 func (w *work) convert(m store.Member, from, to, name string,
 	change func(name string, src, dst *os.File) error) error {
 	src, err := os.OpenFile(from, os.O_RDONLY|unix.O_NOFOLLOW, 0)

@@ -73,8 +73,8 @@ func (w *world) reopen() {
 // secretOf returns the text that is in the memory, the state and the disk of a snapshot.
 func secretOf(tag string) string { return "secret of " + tag + " in every file" }
 
-// make makes a snapshot with secretOf(tag) in every file. If the parameter from is not empty, the
-// new snapshot is a branch of that snapshot.
+// make makes a snapshot with secretOf(tag) in every file. If from is not empty, the new snapshot is
+// a branch of that snapshot.
 func (w *world) make(tag, from string) {
 	w.t.Helper()
 	s := w.store
@@ -347,7 +347,7 @@ func TestSnapshotsInUse(t *testing.T) {
 }
 
 // If a file has a link that the store does not know about, the encryption fails, because the link
-// would keep the content in clear.
+// would keep the unencrypted content.
 func TestForeignLink(t *testing.T) {
 	w := newWorld(t)
 	w.make("a", "")
@@ -423,7 +423,7 @@ func TestDamage(t *testing.T) {
 }
 
 // A snapshot with volumes cannot be encrypted. The layers of its volumes are also files of the
-// volumes themselves, which stay in clear.
+// volumes themselves, which stay unencrypted.
 func TestSnapshotsWithVolumesAreRefused(t *testing.T) {
 	m := &snapshot.Manifest{ID: "a", Memory: []snapshot.File{{Owner: "a"}}, Volumes: []snapshot.Volume{{Name: "data"}}}
 	w := &work{family: []store.Member{{Tag: "a", ID: "a", Manifest: m}}}

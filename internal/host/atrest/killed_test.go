@@ -67,8 +67,8 @@ func (w *world) killed(verb, tag string, delay time.Duration) (ended bool) {
 	return err == nil
 }
 
-// Whenever a daemon is killed, each snapshot is either in clear or encrypted afterwards. The next
-// call completes the work.
+// No matter when a daemon is killed, each snapshot is afterwards either encrypted or unencrypted.
+// The next call completes the work.
 func TestKilled(t *testing.T) {
 	w := newWorld(t)
 	w.make("parent", "")
@@ -91,7 +91,7 @@ func TestKilled(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				// Until the call ends, a branch that is in clear may have layers of an encrypted
+				// Until the call ends, an unencrypted branch may have layers of an encrypted
 				// parent.
 				if files := w.plain(tag); ended && i.Encrypted && len(files) > 0 {
 					t.Errorf("%s is in clear in %v", tag, files)

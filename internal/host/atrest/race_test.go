@@ -66,7 +66,7 @@ func TestBranchesDuringTheEncryption(t *testing.T) {
 	}
 }
 
-// If a daemon is killed after an encryption, it may leave copies in RAM that are in clear. The next
+// If a daemon is killed after an encryption, it may leave unencrypted copies in RAM. The next
 // daemon removes them.
 func TestCopiesInRAMAfterAKill(t *testing.T) {
 	w := newWorld(t)
@@ -97,8 +97,8 @@ func TestCopiesInRAMAfterAKill(t *testing.T) {
 	w.holds("a")
 }
 
-// Even if a snapshot has lost its EncryptionFile, for example in a backup, its data is still not
-// written in clear.
+// Even if a snapshot has lost its EncryptionFile, for example in a backup, its data is still
+// written only in encrypted form.
 func TestLostEncryptionFile(t *testing.T) {
 	w := newWorld(t)
 	w.make("a", "")

@@ -14,10 +14,9 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// stage makes a snapshot whose files are all encrypted from the beginning. If the parameter from is
-// empty, the snapshot is a parent; if not, it is a branch of the snapshot with that tag. The
-// function in the parameter before is called just before the publication. If this function has
-// failed the test, stage publishes nothing.
+// stage makes a snapshot whose files are all encrypted from the beginning. If from is empty, the
+// snapshot is a parent; if not, it is a branch of the snapshot with that tag. Just before the
+// publication, stage calls before(g). If that call has failed the test, stage publishes nothing.
 func (w *world) stage(tag, from string, before func(g *store.Staging)) error {
 	w.t.Helper()
 	var l *store.Lease
@@ -49,7 +48,7 @@ func (w *world) stage(tag, from string, before func(g *store.Staging)) error {
 			w.t.Fatal(err)
 		}
 	}
-	path := filepath.Join(w.t.TempDir(), "top") // the sandbox's own disk, which is in clear
+	path := filepath.Join(w.t.TempDir(), "top") // the sandbox's own disk, which is unencrypted
 	if l == nil {
 		path = g.Path(snapshot.DiskLayerFile) // the disk of a parent that is being baked
 	}
@@ -81,7 +80,7 @@ func (w *world) stage(tag, from string, before func(g *store.Staging)) error {
 	return err
 }
 
-// A snapshot that is encrypted while it is made has no data in clear on the disk, neither before
+// A snapshot that is encrypted while it is made has no unencrypted data on the disk, neither before
 // nor after its publication. It inherits the layers of its parent in the form that they have in the
 // parent.
 func TestEncryptedFromTheBeginning(t *testing.T) {

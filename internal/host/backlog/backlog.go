@@ -21,10 +21,10 @@ import (
 	"github.com/forkd/forkd/internal/host/reserve"
 )
 
-// share limits the memory layers of one owner that are only in RAM. Together these layers
-// may take at most share times the bytes of RAM that are still free. The layers in the lines
-// of the owner's sandboxes are included. So a single owner can take three quarters of the RAM, and
-// two owners three sevenths each. Another owner, or a suspension, always finds some room.
+// share limits the memory layers of one owner that are only in RAM. Together these layers may take
+// at most share times as many bytes as are still free in RAM. The layers in the lines of the
+// owner's sandboxes are included. So a single owner can take three quarters of the RAM, and two
+// owners can take three sevenths each. Another owner, or a suspension, always finds some room.
 const share = 3
 
 // maxWait is how long a branch waits for room in RAM.
@@ -109,13 +109,12 @@ func (e *Error) Error() string {
 
 func (e *Error) Unwrap() error { return e.Flush }
 
-// Reserve reserves room for the memory layer of a branch. The parameter most is the maximum size of
-// the layer in bytes. If a layer of this size does not fit at once, and exact is not nil, Reserve
-// calls exact for a better estimate. Reserve waits until the disk has caught up with the branches
-// of the owner, but at most for the time in the field Wait. If this time passes, or if the disk
-// cannot be written, the error is an *Error. If no other layer is to be written to disk, and
-// sandboxes of the owner have no lines, the branch is never refused. The caller calls release when
-// the snapshot is published or abandoned.
+// Reserve reserves room for the memory layer of a branch. The maximum size of the layer in bytes is
+// most. If a layer of this size does not fit at once, and exact is not nil, Reserve calls exact for
+// a better estimate. Reserve waits until the disk has caught up with the branches of the owner, but
+// no longer than b.Wait. If this time passes, or if the disk cannot be written, the error is an
+// *Error. If no other layer is to be written to disk, and sandboxes of the owner have no lines, the
+// branch is never refused. The caller calls release when the snapshot is published or abandoned.
 func (b *Backlog) Reserve(ctx context.Context, owner string, most uint64, exact func() (uint64, error)) (
 	release func(), err error) {
 	w := &room{owner: owner, bytes: most, in: make(chan struct{})}
@@ -212,8 +211,8 @@ func (b *Backlog) leave(w *room) {
 
 // Admit assigns room to layers in the queue, in order. It returns how many bytes must be free for
 // the first layer that remains, or 0 if the queue is empty. If Admit has used an earlier count of
-// the usage, it returns 0. If a layer still waits then, Admit plans another call of itself for the
-// time when that count expires.
+// the usage, it returns 0. If a layer still waits in this case, Admit plans another call of itself
+// for the time when that count expires.
 func (b *Backlog) Admit() (missing uint64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

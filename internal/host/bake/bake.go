@@ -71,7 +71,7 @@ type Config struct {
 	Log    *slog.Logger
 
 	// Admit reserves a place on the host for a parent whose disk comes from a client without the
-	// right to bake. The parameter memory is the parent's memory in bytes.
+	// right to bake. The parent's memory is given in bytes.
 	Admit func(ctx context.Context, vcpus uint32, memory uint64) (leave func(), err error)
 }
 

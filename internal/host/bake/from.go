@@ -124,8 +124,8 @@ func (b *bake) openDisk(ctx context.Context) error {
 	return b.staging.UseBase(image)
 }
 
-// inheritDisk makes the parent use the disk of the snapshot that it boots from. If that disk has
-// too many layers, inheritDisk merges them into one.
+// inheritDisk gives the parent the disk of the snapshot from which the parent boots. If that disk
+// has too many layers, inheritDisk merges them into one.
 func (b *bake) inheritDisk(ctx context.Context) error {
 	from := b.from.Manifest().Disk
 	b.disk = &snapshot.Disk{SizeBytes: from.SizeBytes, Base: from.Base}

@@ -39,7 +39,7 @@ func (e *WarmupError) Error() string {
 // that never reports the end of a step would keep the only place for bakes.
 const lateAnswer = 30 * time.Second
 
-// The function within calls f with a deadline, because f waits for the guest.
+// within adds a deadline to a call of f, because f waits for the guest.
 func within(ctx context.Context, limit time.Duration, f func(context.Context) error) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("the guest did not answer within %v", limit))
 	defer cancel()

@@ -22,8 +22,8 @@ func MemoryBound() uint64 {
 	return boundAt(dir, mount)
 }
 
-// boundAt does the work of MemoryBound for the cgroup at the path dir. The parameter mount is the
-// mount point of the hierarchy.
+// boundAt does the work of MemoryBound for the cgroup at the path dir, in the hierarchy that is
+// mounted at the path mount.
 func boundAt(dir, mount string) uint64 {
 	least := uint64(math.MaxUint64)
 	for ; strings.HasPrefix(dir, mount); dir = filepath.Dir(dir) {

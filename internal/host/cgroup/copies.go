@@ -32,8 +32,8 @@ func (c *copies) add(f *os.File) (charged bool, err error) {
 	return true, nil
 }
 
-// bytes returns the memory that the files take. The parameter most is the maximum number of bytes
-// that one file counts for. The call also removes deleted files from c.
+// bytes returns the memory that the files take. One file counts for no more than the given number
+// of bytes. The call also removes deleted files from c.
 func (c copies) bytes(most uint64) (sum uint64) {
 	const block = 512 // unit of st_blocks, in bytes
 	for path, inode := range c {

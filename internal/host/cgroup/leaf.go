@@ -218,9 +218,8 @@ func (l *Leaf) Tighten() {
 // cgroup: 64 pages (mm/memcontrol.c, MEMCG_CHARGE_BATCH).
 const statLag = 64 * vm.PageSize
 
-// Hurry removes the leaf's limits on disk I/O until the function done is called. With these limits,
-// data that the process has written would be flushed slowly even while the daemon waits for the
-// flush.
+// Hurry removes the leaf's limits on disk I/O until done() is called. With these limits, data that
+// the process has written would be flushed slowly even while the daemon waits for the flush.
 func (l *Leaf) Hurry() (done func()) {
 	if l == nil {
 		return func() {}

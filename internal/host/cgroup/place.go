@@ -42,7 +42,7 @@ func findParent() (string, error) {
 		"'systemd-run --user --scope -p Delegate=yes forkd daemon'", own, os.Geteuid())
 }
 
-// mounted returns the mount point of cgroup v2. The parameter mounts is the path of a file like
+// mounted returns the mount point of cgroup v2. The file at the given path has the format of
 // /proc/mounts.
 func mounted(mounts string) (string, error) {
 	p, err := os.ReadFile(mounts)

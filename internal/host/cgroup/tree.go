@@ -43,7 +43,7 @@ const None = "none"
 // controllers are the cgroup controllers that limits need. A host may lack some of them.
 var controllers = []string{"memory", "cpu", "pids", "io"}
 
-// unified is the kernel option that makes systemd use cgroup v2 only.
+// unified is the kernel option that restricts systemd to cgroup v2.
 const unified = "systemd.unified_cgroup_hierarchy=1"
 
 // Tree holds all leaves of a daemon. A nil Tree has no leaves.

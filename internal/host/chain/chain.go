@@ -28,9 +28,8 @@ const (
 )
 
 // Memory completes the memory layer of a new snapshot, given the layer's file. The file holds the
-// pages that were written after the parent snapshot was made. The parameter extents describes these
-// pages. Memory returns the memory map of the new snapshot, and the layers that the snapshot
-// inherits.
+// pages that were written after the parent snapshot was made. These pages are listed in extents.
+// Memory returns the memory map of the new snapshot, and the layers that the snapshot inherits.
 //
 // To limit the number of extents, Memory copies some pages from the parent's layers to the new
 // layer. If the parent already has MaxDepth layers, Memory copies all pages that the new layer
@@ -57,8 +56,8 @@ func Memory(ctx context.Context, own *os.File, extents []vm.Extent, parent *stor
 // EndLine reports whether the next branch of a sandbox ends its line of rebases. A branch that ends
 // the line is based on the snapshot that the sandbox was forked from, and holds all pages written
 // since the fork. The parameter rebased is the branch that the sandbox was last rebased onto, or
-// nil. The parameter memory is the size of the guest's memory. EndLine also returns the disk usage
-// of the layers in the line, in bytes.
+// nil. The guest's memory has the given size. EndLine also returns the disk usage of the layers in
+// the line, in bytes.
 func EndLine(st *store.Store, rebased *record.Rebased, memory uint64) (end bool, bytes uint64) {
 	if rebased == nil {
 		return false, 0
@@ -82,9 +81,9 @@ func LineBytes(line, from *store.Lease) (bytes uint64) {
 	return bytes
 }
 
-// fillGaps fills gaps between the extents of a layer with data from the layers below, so that
-// neighboring extents join. The parameter own is the layer's file. Where no layer has data,
-// fillGaps writes zeros, for the reason given at copyExtent.
+// fillGaps fills gaps between the extents of a layer (the file own) with data from the layers
+// below, so that neighboring extents join. Where no layer has data, fillGaps writes zeros, for the
+// reason given at copyExtent.
 func fillGaps(ctx context.Context, own *os.File, extents []vm.Extent, gaps []memlayer.Span, lower []vm.Extent,
 	layers []*os.File) error {
 	zeros, buf := make([]byte, copyBuffer), make([]byte, copyBuffer)
@@ -115,8 +114,8 @@ func fillGaps(ctx context.Context, own *os.File, extents []vm.Extent, gaps []mem
 	return nil
 }
 
-// writeZeros writes the given number of zeros to a file, from the given offset. The parameter zeros
-// is a buffer of zeros.
+// writeZeros writes the given number of zeros to a file, from the given offset. The buffer zeros
+// contains only zeros.
 func writeZeros(ctx context.Context, f *os.File, at, length uint64, zeros []byte) error {
 	for end := at + length; at < end; {
 		if err := ctx.Err(); err != nil {
@@ -144,8 +143,8 @@ func MergeDisk(inherited int) bool { return inherited >= MaxDepth }
 
 // DiskLayers returns the disk layers that a new snapshot of a sandbox inherits. These are the
 // inherited layers, which belong to the snapshot below, and all tops of the sandbox except the last
-// top. The last top becomes the new snapshot's own layer. The list owners has, for each top, the ID
-// of the snapshot for which the top was frozen.
+// top. The last top becomes the new snapshot's own layer. For each top, owners has the ID of the
+// snapshot for which the top was frozen.
 func DiskLayers(inherited []snapshot.File, tops []*os.File, owners []string) ([]snapshot.File, error) {
 	layers := slices.Clone(inherited)
 	for i, f := range tops[:len(tops)-1] {
@@ -158,7 +157,7 @@ func DiskLayers(inherited []snapshot.File, tops []*os.File, owners []string) ([]
 	return layers, nil
 }
 
-// NewTop makes an empty private disk top at path. It calls format to write the empty layer.
+// NewTop makes an empty private disk top at path. It calls format, which writes the empty layer.
 func NewTop(path string, size uint64, format func(*os.File, uint64) error) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {

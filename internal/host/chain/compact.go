@@ -96,7 +96,7 @@ func Compact(ctx context.Context, st *store.Store, from, to string, of *Source) 
 	return staging.Publish(fresh, extents, disk)
 }
 
-// stageFile creates one file of a snapshot and calls fill to write it.
+// stageFile creates one file of a snapshot, and calls fill, which writes the file.
 func stageFile(g *store.Staging, name string, fill func(*os.File) error) error {
 	f, err := g.Create(name)
 	if err != nil {

@@ -8,9 +8,9 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// flatten copies all extents that are in other layers to the file dst. The parameter own is the
-// number of the layer in dst. The returned memory map refers only to this layer. A page of guest
-// memory has the same offset in every layer.
+// flatten copies all extents that are in other layers to the file dst, which holds the layer with
+// the number own. The returned memory map refers only to this layer. A page of guest memory has the
+// same offset in every layer.
 func flatten(ctx context.Context, dst *os.File, own uint32, extents []vm.Extent, layers []*os.File) ([]vm.Extent,
 	error) {
 	flat := make([]vm.Extent, len(extents))

@@ -58,8 +58,7 @@ func Restore(ctx context.Context, vmm vmpool.VMM, lease *store.Lease, top *os.Fi
 	return vmm.Restore(ctx, req, files)
 }
 
-// Reopened reopens files with disklayer.Reopen. It adds the closing of the new files to the stack
-// undo.
+// Reopened reopens files with disklayer.Reopen. When undo runs, it closes the new files.
 func Reopened(undo *cleanup.Stack, files []*os.File) (own []*os.File, err error) {
 	for _, f := range files {
 		again, err := disklayer.Reopen(f)

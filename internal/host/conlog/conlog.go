@@ -34,8 +34,8 @@ type Screen struct {
 	Last  console.Text             // the last output, if Ended
 }
 
-// New returns a log that begins with the oldest output. The caller must close it. The function
-// screen returns a Screen whose fields must all describe the same moment.
+// New returns a log that begins with the oldest output. The caller must close it. All fields of a
+// Screen that screen returns must describe the same moment.
 func New(screen func() Screen) *Log { return &Log{screen: screen} }
 
 // logInterval is how often a ring is read. The VMM does not notify readers, because readers must

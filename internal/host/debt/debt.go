@@ -24,8 +24,8 @@ type Debts struct {
 	owed map[Kind]func()
 }
 
-// Owe stores the function tell, which the next Pay calls. It replaces an earlier function of the
-// same kind.
+// Owe stores tell until the next call of Pay, which calls it. Owe replaces an earlier function of
+// the same kind.
 func (d *Debts) Owe(kind Kind, tell func()) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

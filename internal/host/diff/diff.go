@@ -40,12 +40,12 @@ type Config struct {
 	Store   *store.Store
 	Scratch string // directory on the host's disk, for the data that mounts write
 
-	// Initrd returns an initramfs with the files of the initramfs base, and with forkd-diff as the
-	// file Program.
+	// Initrd returns an initramfs with the files of the given initramfs, and with forkd-diff at the
+	// path Program.
 	Initrd func(base *os.File) (*os.File, error)
 
 	// Room returns an error if the host has no room for a VM with this much memory, in bytes, or if
-	// the file system that contains the file disk has no room for more data.
+	// the file system that contains the given file has no room for more data.
 	Room func(memory uint64, disk *os.File) error
 }
 
@@ -93,7 +93,7 @@ type Request struct {
 	Base *store.Lease
 	diffproto.Merge
 
-	tar bool // set by Export, and by Merge if its parameter apply is not nil
+	tar bool // set by Export, and by Merge if apply is not nil
 }
 
 // sides returns the leases of the disks, in the order of forkd-diff.
@@ -164,14 +164,14 @@ func (d *Differ) Export(ctx context.Context, req Request, begin func() io.Writer
 // Merge finds the changes of req.New since req.Base that req.Old lacks. Merge calls apply if apply
 // is not nil, there are changes, and no conflict is left. It then writes the archive of these
 // changes to the writer that apply has returned. The archive comes from the VM, so its readers must
-// not trust it. If Merge returns an error after apply, the archive is incomplete.
+// not trust it. If Merge returns an error after it has called apply, the archive is incomplete.
 func (d *Differ) Merge(ctx context.Context, req Request, apply func() io.Writer) (r Result, err error) {
 	req.Path, req.Patch, req.MaxPatch, req.tar = "/", false, 0, apply != nil
 	err = d.run(ctx, &req, func(conn io.Reader) error { return merge(conn, &req, &r, apply) })
 	return r, err
 }
 
-// run starts a VM that makes the comparison, and calls listen to read the VM's answer.
+// run starts a VM that makes the comparison, and calls listen, which reads the VM's answer.
 func (d *Differ) run(ctx context.Context, req *Request, listen func(io.Reader) error) error {
 	first := req.New.Manifest().Disk
 	for _, side := range req.sides() {
@@ -390,7 +390,7 @@ func receive(conn io.Reader, req *Request, begin func() io.Writer) error {
 	return passOn(in, begin())
 }
 
-// passOn copies the archive from forkd-diff to the writer out.
+// passOn copies the archive from forkd-diff to out.
 func passOn(in *diffproto.Reader, out io.Writer) error {
 	for left := int64(maxArchive); ; {
 		piece, err := in.NextPiece()

@@ -99,8 +99,8 @@ type queue struct {
 const DefaultSize = 4096
 
 // maxBytes is the maximum memory of a ring's events, in bytes. The number of events alone is not a
-// sufficient bound, because clients choose an event's labels, and guests sometimes its Detail. The
-// latest event is always stored, whatever its size.
+// sufficient bound, because clients choose an event's labels, and guests sometimes choose its
+// Detail. The latest event is always stored, whatever its size.
 const maxBytes = 4 << 20
 
 // size returns the approximate memory of an event in bytes, assuming that no other event shares its
@@ -233,10 +233,9 @@ func (r *Ring) Follow(id string) *Follower {
 // Place returns the id of the place after the last event that Next returned.
 func (f *Follower) Place() string { return f.ring.ID(f.seen) }
 
-// Next waits for the next event and returns it. If the result missed is true, there is no event:
-// events were dropped before they could be read, or the follower began at an unknown place. The
-// next call then returns the oldest stored event that was not read. If ctx ends, Next returns the
-// error of ctx.
+// Next waits for the next event and returns it. If missed is true, there is no event: events were
+// dropped before they could be read, or the follower began at an unknown place. The next call then
+// returns the oldest stored event that was not read. If ctx ends, Next returns the error of ctx.
 func (f *Follower) Next(ctx context.Context) (e Event, missed bool, err error) {
 	if f.ring == nil {
 		<-ctx.Done()

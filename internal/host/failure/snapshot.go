@@ -102,7 +102,7 @@ func CanEncrypt(tag string, diskOnly, volumes bool) error {
 	switch {
 	case diskOnly:
 		return &EncryptedError{Tag: tag, Reason: "would be encrypted, and snapshots without memory cannot be encrypted"}
-	case volumes: // their layers are also files of the volume, in clear
+	case volumes: // their layers are also files of the volume, which stay unencrypted
 		return &EncryptedError{Tag: tag, Reason: "would be encrypted, and snapshots with volumes cannot be encrypted"}
 	}
 	return nil

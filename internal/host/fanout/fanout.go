@@ -284,8 +284,8 @@ func (t *try) run(ctx context.Context, i int) Result {
 	return r
 }
 
-// The function with returns a copy of req that has one more environment variable. A variable of req
-// with the same name has precedence.
+// with(req, name, value) returns a copy of req that has one more environment variable. If req
+// already has a variable with the same name, the copy keeps the value in req.
 func with(req agentclient.ExecRequest, name, value string) agentclient.ExecRequest {
 	env := map[string]string{name: value}
 	for n, v := range req.Env {

@@ -24,7 +24,7 @@ type fake struct {
 	final    bool            // the fork is not provisional any more
 	asked    sandbox.ForkRequest
 	promoted []string
-	queued   bool // the latest promotion was to wait for its turn
+	queued   bool // the latest promotion was asked to wait for its turn
 	promote  error
 	keep     error
 }

@@ -7,20 +7,20 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// Arrival tells the users of served files if the missing parts will never arrive. It also tells the
-// code that fetches the parts if no user needs them any more. It is nil for files that were complete
-// from the start.
+// Arrival connects the users of served files with the code that fetches missing parts. If the parts
+// will never arrive, it tells the users. If no user needs the parts any more, it tells that code.
+// It is nil for files that were complete from the start.
 type Arrival struct {
 	lost  chan struct{}
-	err   error         // valid after the channel lost is closed
+	err   error         // valid after lost is closed
 	kill  func()        // kills the process that serves the files
 	stop  chan struct{} // closed by Cancel
 	ended chan struct{} // closed by End
 	once  sync.Once
 }
 
-// NewArrival returns an Arrival for files whose missing parts may still arrive. The function kill ends
-// the process that serves them.
+// NewArrival returns an Arrival for files whose missing parts may still arrive. The process that
+// serves them ends when kill is called.
 func NewArrival(kill func()) *Arrival {
 	return &Arrival{lost: make(chan struct{}), kill: kill, stop: make(chan struct{}), ended: make(chan struct{})}
 }
@@ -44,7 +44,7 @@ const answerTime = 30 * time.Second
 
 // Watch is called before the daemon opens or closes served files. While the process does not
 // answer, the calling thread waits in the kernel, and nothing else can wake it. So Watch kills the
-// process if the function done is not called within answerTime.
+// process if done() is not called within answerTime.
 func (a *Arrival) Watch() (done func()) {
 	if a == nil {
 		return func() {}

@@ -87,8 +87,8 @@ func (e *UnsupportedError) Error() string {
 func (e *UnsupportedError) Unwrap() error { return e.Err }
 
 // Start starts a process that serves the given files. If the host lacks FUSE, or the daemon may not
-// use it, the error is an *UnsupportedError. The Feeder calls the function need once for each frame
-// that a reader waits for. This function must not block.
+// use it, the error is an *UnsupportedError. For each frame that a reader waits for, need is called
+// once. It must not block.
 func (p Program) Start(files []File, need func(feedproto.Frame)) (_ *Feeder, err error) {
 	m, err := mount()
 	if err != nil {
@@ -252,7 +252,8 @@ func (f *Feeder) Whole() error {
 	}
 }
 
-// Lose makes all reads of missing frames fail.
+// Lose tells the process that no more frames will arrive. From then on, all reads of missing frames
+// fail.
 func (f *Feeder) Lose() error { return f.say(&feedproto.Lost{}) }
 
 // Arrival returns a new Arrival of the served files.

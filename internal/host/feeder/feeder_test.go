@@ -116,7 +116,7 @@ func newRigIn(t *testing.T, tree *cgroup.Tree) *rig {
 	return r
 }
 
-// deliver makes a frame arrive.
+// deliver writes a frame to the blob, and reports it to the process.
 func (r *rig) deliver(t *testing.T, i uint32) {
 	t.Helper()
 	at, size := r.frames.Place(int(i))

@@ -36,7 +36,7 @@ func mount() (_ *mounted, err error) {
 		{"rootmode", "40000"}, {"user_id", strconv.Itoa(os.Geteuid())}, {"group_id", strconv.Itoa(os.Getegid())}} {
 		err = errors.Join(err, unix.FsconfigSetString(fs, option[0], option[1]))
 	}
-	// VMMs run as other users than the daemon.
+	// VMMs do not run as the daemon's user.
 	err = errors.Join(err, unix.FsconfigSetFlag(fs, "allow_other"))
 	if err == nil {
 		err = unix.FsconfigCreate(fs)

@@ -53,8 +53,8 @@ type Queue struct {
 	wake    chan struct{}               // has a value if todo may have frames
 }
 
-// New returns a Queue. A frame names its blob by the index in blobs. The function count is called when a
-// frame has arrived, and must not block. It gets the size of the frame, and whether a reader waited.
+// New returns a Queue. A frame names its blob by the index in blobs. When a frame has arrived,
+// count is called with the size of the frame, and with whether a reader waited. It must not block.
 func New(blobs []Blob, count func(awaited bool, bytes int64)) *Queue {
 	q := &Queue{count: count, waiting: make(map[feedproto.Frame]bool), came: make(map[feedproto.Frame]bool),
 		last: time.Now(), wake: make(chan struct{}, 1)}
@@ -196,8 +196,8 @@ const (
 	lull, most           = 1, 3  // before each other request
 )
 
-// Fetcher fetches the frames first to end-1 of a blob, and calls the function came after each
-// frame. The parameter blob is the index of the blob.
+// Fetcher fetches the frames first to end-1 of a blob, and calls came(frame) after each frame. The
+// parameter blob is the index of the blob.
 type Fetcher func(ctx context.Context, blob, first, end int, came func(frame int)) error
 
 // Run fetches all frames by calling fetch: first hot frames and frames that readers need, then all
@@ -230,7 +230,7 @@ func (q *Queue) Run(ctx context.Context, quiet time.Duration, fetch Fetcher) err
 	return g.Wait()
 }
 
-// work fetches needed frames and, if hot is set, hot frames, until the channel done is closed.
+// work fetches needed frames and, if hot is set, hot frames, until done is closed.
 func (q *Queue) work(ctx context.Context, hot bool, done <-chan struct{}, fetch Fetcher) error {
 	for {
 		f, ok := q.take()
@@ -271,8 +271,8 @@ func (q *Queue) fetch(ctx context.Context, run Fetcher, file, first, end int) er
 	})
 }
 
-// calm waits until there are no hot frames left and no reader has needed a frame for the time in
-// the parameter quiet. It waits at most for the time in the parameter most.
+// calm waits until no hot frames are left, no reader is waiting, and at least the duration quiet
+// has passed since a reader last needed a missing frame. It waits no longer than the duration most.
 func (q *Queue) calm(ctx context.Context, quiet, most time.Duration) error {
 	for begin := time.Now(); ; {
 		q.mu.Lock()

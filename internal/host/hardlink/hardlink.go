@@ -17,9 +17,8 @@ import (
 // do.
 func Link(from, to string) error { return explain(os.Link(from, to)) }
 
-// File makes a link to an open file, at the path in the parameter to. If the file already has this
-// path, File does nothing. The file may have been renamed since it was opened, but must still have
-// a name.
+// File makes a link to an open file, at the given path. If the file already has this path, File
+// does nothing. The file may have been renamed since it was opened, but must still have a name.
 func File(f *os.File, to string) error {
 	if id, err := fileid.Of(f); err == nil && id == fileid.OfPath(to) {
 		return nil

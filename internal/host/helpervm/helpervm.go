@@ -49,9 +49,8 @@ type Task struct {
 	Name string // name of the VM in errors, such as "the builder VM"
 	Port uint32 // vsock port of the host that the VM's init connects to
 
-	// Boot opens the files that the VM boots from. It adds functions that close these files to the
-	// stack undo, which runs after the boot. No disk should be on a file system in RAM, because a
-	// VM can fill its disks.
+	// Boot opens the files that the VM boots from. When undo runs after the boot, it closes these
+	// files. No disk should be on a file system in RAM, because a VM can fill its disks.
 	Boot func(undo *cleanup.Stack) (vmmproto.Boot, vmmclient.BootFiles, error)
 
 	// Watch returns a context with the time limits of the task, and a function that ends the
@@ -124,8 +123,8 @@ func (c *Config) Run(ctx context.Context, t Task) (err error) {
 	return vmpool.Cause(running, err)
 }
 
-// watched returns a context that ends with the VM, and when the host's disk is full. The caller
-// must call stop.
+// watched returns a context that ends when the VM ends or the host's disk is full. The caller must
+// call stop.
 func watched(ctx context.Context, v vmpool.VMM) (running context.Context, fail context.CancelCauseFunc, stop func()) {
 	alive, forget := vmpool.WhileAlive(ctx, v)
 	roomy, unwatch := vmpool.WhileRoom(alive, v, ErrFull)

@@ -24,7 +24,7 @@ const (
 	rehearsalBytes = 64 << 20        // maximum bytes of disk that a guest may write in a rehearsal
 )
 
-// Guest is the agent in a rehearsed guest.
+// Guest is the agent of a guest in a rehearsal.
 type Guest interface {
 	identity.Guest
 	Eval(ctx context.Context, code string, opts agentclient.EvalOptions) (agentclient.EvalResult, error)

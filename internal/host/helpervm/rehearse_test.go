@@ -56,7 +56,8 @@ func rehearse(t *testing.T, vmms *vmfake.VMMs, eval func(ctx context.Context) er
 	return err
 }
 
-// A rehearsal gives the guest an identity, evaluates, and ends the VM. The VM has no network.
+// A rehearsal gives the guest an identity, evaluates an expression, and ends the VM. The VM has no
+// network.
 func TestRehearsal(t *testing.T) {
 	vmms, evals := &vmfake.VMMs{}, 0
 	err := rehearse(t, vmms, func(context.Context) error {

@@ -91,8 +91,7 @@ func (s *series) rest(at time.Duration) (empty bool) {
 	return s.second.n == 0 && s.minute.n == 0 && (s.n == 0 || s.at+cellOf(KeptCoarse) < now)
 }
 
-// each calls f for the points of one resolution, between the times in the parameters from and to,
-// oldest first.
+// each calls f for the points of one resolution, in the time range [from, to], oldest first.
 func (s *series) each(from, to cell, minutes bool, f func(cell, []float32)) {
 	r := &s.second
 	if minutes {

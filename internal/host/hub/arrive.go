@@ -413,8 +413,8 @@ func (a *lazyPull) fetchRange(ctx context.Context, blob, first, end int, came fu
 	})
 }
 
-// fetchOnce fetches consecutive frames with one request to a repository. It calls the function came
-// after each frame.
+// fetchOnce fetches consecutive frames with one request to a repository. It calls came(frame) after
+// each frame.
 func (a *lazyPull) fetchOnce(ctx context.Context, c *conn, in *incoming, first, end int, came func(frame int)) error {
 	start, _ := in.frames.Place(first)
 	stop, size := in.frames.Place(end - 1)

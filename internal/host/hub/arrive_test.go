@@ -30,8 +30,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// The method lazily gives h's hub a feeder, and returns h. It skips the test if the host lacks
-// FUSE.
+// h.lazily(t) gives h's hub a feeder, and returns h. It skips the test if the host lacks FUSE.
 func (h *host) lazily(t *testing.T) *host {
 	t.Helper()
 	f, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)

@@ -45,9 +45,9 @@ func (a *Attached) Blob(d digest.Digest) []byte {
 // hexadecimal digest of the signature's manifest.
 func (c *cache) attachedTo(id string) string { return c.path("signed", id) }
 
-// Attach adds a signature to a snapshot. It calls the function blob to get the blobs that the
-// manifest of the signature names. This function returns nil if it does not have the blob. Attach
-// verifies no signature, because it knows no key. If the signature cannot be used, the error is a
+// Attach adds a signature to a snapshot. The manifest of the signature names blobs. To get them,
+// Attach calls blob(digest), which returns nil if the blob is missing. Attach verifies no
+// signature, because it knows no key. If the signature cannot be used, the error is a
 // *sigstore.InvalidError.
 func (h *Hub) Attach(ctx context.Context, who, tag string, manifest []byte, blob func(digest.Digest) []byte) error {
 	a, id, err := h.describe(ctx, who, tag)

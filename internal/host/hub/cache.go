@@ -99,11 +99,11 @@ func (c *cache) add(fill func(tmp *os.File) (digest.Digest, error)) (_ *os.File,
 	return f, os.Rename(f.Name(), c.blob(d))
 }
 
-// create creates a file for a blob whose parts arrive in any order. Before settle, the file has a
-// temporary name, and the next daemon removes it.
+// create creates a file for a blob whose parts arrive in any order. Before settle is called, the
+// file has a temporary name, and the next daemon removes it.
 func (c *cache) create() (*os.File, error) { return os.CreateTemp(c.path("blobs", ""), tmpPrefix) }
 
-// settle adds a verified blob, in a file that the method create has made.
+// settle adds a verified blob, in a file that create has made.
 func (c *cache) settle(f *os.File, d digest.Digest) error {
 	if err := f.Sync(); err != nil {
 		return err

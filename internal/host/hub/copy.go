@@ -163,7 +163,7 @@ func (c *conn) carry(ctx context.Context, d digest.Digest, proofs []proof) (list
 func (c *copying) content(ctx context.Context, _ int, b artifact.Blob) (io.ReadCloser, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	r, w := io.Pipe()
-	stop := context.AfterFunc(ctx, func() { r.Close() }) // makes a waiting write return
+	stop := context.AfterFunc(ctx, func() { r.Close() }) // so that a waiting write returns
 	go func() {
 		x := &fetching{conn: c.from, b: b, out: w, sent: func(n int64) { c.arrived.Add(n) }}
 		err := x.run(ctx)

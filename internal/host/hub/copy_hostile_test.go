@@ -27,7 +27,7 @@ func TestCopyFromHostileRegistries(t *testing.T) {
 	stop := make(chan struct{})
 	defer close(stop)
 	type around = func(http.ResponseWriter, *http.Request, http.Handler)
-	// The function of returns a registry in which f answers requests for the content of a blob.
+	// of(b, f) returns a registry in which f answers requests for the content of the blob b.
 	of := func(b artifact.Blob, f func(w http.ResponseWriter, r *http.Request, content []byte)) around {
 		return func(w http.ResponseWriter, r *http.Request, inner http.Handler) {
 			if r.Method != http.MethodGet || !strings.HasSuffix(r.URL.Path, b.Digest.Encoded()) {

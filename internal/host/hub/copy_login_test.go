@@ -11,8 +11,8 @@ import (
 	"github.com/forkd/forkd/internal/registry"
 )
 
-// locked makes a registry require a login. Blobs come from another server, which must not see the
-// login.
+// locked configures a registry to require a login. Blobs come from another server, which must not
+// see the login.
 func locked(t *testing.T, s *served, password string, leaked *atomic.Value) {
 	t.Helper()
 	open := s.Config.Handler

@@ -42,7 +42,7 @@ func hasTag(t *testing.T, s *served, repo, tag string) bool {
 	return resp.StatusCode == http.StatusOK
 }
 
-// hasNoFiles fails the test if a host's cache has blobs, or its store a snapshot.
+// hasNoFiles fails the test if a host's cache has blobs, or if its store has a snapshot.
 func (h *host) hasNoFiles(t *testing.T) {
 	t.Helper()
 	left, err := os.ReadDir(filepath.Join(h.root, "hub", "blobs"))

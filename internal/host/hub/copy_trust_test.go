@@ -13,7 +13,7 @@ import (
 )
 
 // The policy for the source is applied before any file of the snapshot is fetched. The copy gets
-// all signatures for the snapshot, and no other signatures, from and to registries with and without
+// all signatures for the snapshot, and no other signatures, whether or not the two registries have
 // the API of referrers.
 func TestCopyCarriesSignatures(t *testing.T) {
 	t.Setenv("DOCKER_CONFIG", t.TempDir())

@@ -47,8 +47,8 @@ func TestHostileRegistries(t *testing.T) {
 		}
 	}
 	type around = func(http.ResponseWriter, *http.Request, http.Handler)
-	// The function of returns a registry in which f answers each request for a path that contains
-	// the given text.
+	// of(part, f) returns a registry in which f answers each request for a path that contains the
+	// text in part.
 	of := func(part string, f http.HandlerFunc) around {
 		return func(w http.ResponseWriter, r *http.Request, inner http.Handler) {
 			if r.Method == http.MethodGet && strings.Contains(r.URL.Path, part) {

@@ -40,8 +40,8 @@ const (
 	hotRuns = 2                // number of first runs from which a list is recorded
 )
 
-// findHot returns the list of hot frames of the snapshot with the digest d, as a file and decoded. If
-// there is no usable list, both are empty.
+// findHot returns the list of hot frames of the snapshot with the digest d, both as a file and in
+// decoded form. If there is no usable list, both are empty.
 func (h *Hub) findHot(ctx context.Context, c *conn, d digest.Digest) (referrer, artifact.Hot) {
 	ctx, cancel := context.WithTimeout(ctx, h.hotTime)
 	defer cancel()

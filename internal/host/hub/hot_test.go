@@ -26,7 +26,7 @@ import (
 	"github.com/forkd/forkd/internal/host/invalid"
 )
 
-// rehearsing makes the first runs of h's hub read the base image at the given offsets.
+// rehearsing fakes the first runs of h's hub. Each run reads the base image at the given offsets.
 func (h *host) rehearsing(runs ...[]int64) *host {
 	h.cfg.Rehearse = func(_ context.Context, s helpervm.Saved) error {
 		if len(runs) == 0 {

@@ -6,8 +6,8 @@
 // trusted key must have signed it. Its network policy comes from this daemon, never from the
 // artifact. The snapshot is published when every byte is verified and on disk. If the daemon or the
 // client is killed earlier, only cached blobs are left. Package artifact defines the format of
-// artifacts, and package sigstore the format of signatures. The callers decide who may move a
-// snapshot.
+// artifacts, and package sigstore defines the format of signatures. The callers decide who may move
+// a snapshot.
 package hub
 
 import (
@@ -68,7 +68,7 @@ type Config struct {
 	Rehearse func(ctx context.Context, s helpervm.Saved) error
 
 	// Room returns an error if the host has no room for more data on the file system that contains
-	// the file disk.
+	// the given file.
 	Room    func(memory uint64, disk *os.File) error
 	Reserve uint64          // bytes that stay free on the file system of Dir; Room keeps this reserve too
 	Certs   string          // directory of certificates of registries, see registry.CertsDir; empty: none
@@ -423,7 +423,7 @@ func (h *Hub) acceptable(tag string, m *snapshot.Manifest) (string, error) {
 	return tag, cmp.Or(h.compatible(m), h.CheckTag(tag))
 }
 
-// compatible returns an error if this host cannot run a snapshot, as far as the manifest says. The
+// compatible returns an error if the manifest shows that this host cannot run the snapshot. The
 // method try compares the features of the CPU.
 func (h *Hub) compatible(m *snapshot.Manifest) error {
 	if err := vm.CheckTemplate(m.Machine.Template); err != nil {

@@ -13,7 +13,8 @@ import (
 	"github.com/forkd/forkd/internal/host/framequeue"
 )
 
-// incoming is a blob whose frames arrive in any order, or are all there. Its index is there.
+// incoming is a blob whose frames arrive in any order, or whose frames are all there. Its index is
+// there.
 type incoming struct {
 	b      artifact.Blob
 	f      *os.File

@@ -10,9 +10,8 @@ import (
 	"github.com/forkd/forkd/internal/registry"
 )
 
-// CheckLogin returns an error if a registry does not accept the credentials. The parameter host is
-// HOST or HOST:PORT of the registry. The parameter field is the field of the request that names the
-// registry, for errors.
+// CheckLogin returns an error if a registry does not accept the credentials. The registry is given
+// as HOST or HOST:PORT. Errors refer to the field of the request that names the registry.
 func (h *Hub) CheckLogin(ctx context.Context, field, host string, l registry.Login) error {
 	reg, err := name.NewRegistry(host)
 	if err != nil || host == "" {

@@ -10,8 +10,8 @@ import (
 	"github.com/forkd/forkd/internal/registry"
 )
 
-// requireLogin makes a registry require the password "secret" of the user "me". If tokens is true,
-// the registry issues a token for the password, and requires the token.
+// requireLogin configures a registry to require the password "secret" of the user "me". If tokens
+// is true, the registry issues a token for the password, and requires the token.
 func requireLogin(s *served, tokens bool) {
 	s.set(func(w http.ResponseWriter, r *http.Request, inner http.Handler) {
 		user, password, _ := r.BasicAuth()

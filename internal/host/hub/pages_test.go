@@ -16,8 +16,8 @@ import (
 	"github.com/forkd/forkd/internal/sigstore"
 )
 
-// paged serves the list of referrers of a registry in pages of n artifacts. If the function filter
-// is not nil, paged uses it to filter the artifacts by type.
+// paged serves the list of referrers of a registry in pages of n artifacts. If filter is not nil,
+// paged uses it to filter the artifacts by type.
 func paged(t *testing.T, n int, filter func(want string, d oci.Descriptor) bool) func(http.ResponseWriter,
 	*http.Request, http.Handler) {
 	return func(w http.ResponseWriter, r *http.Request, inner http.Handler) {
@@ -42,7 +42,7 @@ func paged(t *testing.T, n int, filter func(want string, d oci.Descriptor) bool)
 		if end < len(x.Manifests) {
 			q := r.URL.Query()
 			q.Set("last", strconv.Itoa(end))
-			// The server and the path are wrong, as behind some proxies.
+			// The link names the wrong server and path, as links behind some proxies do.
 			w.Header().Add("Link", `<https://attacker.example/v2/other/referrers/x?n=1>; rel="first"`)
 			w.Header().Add("Link", fmt.Sprintf(`<https://attacker.example%s?%s>; rel="next"`, r.URL.Path, q.Encode()))
 		}

@@ -259,8 +259,8 @@ const leastRate = 64 << 10
 // reach it, because a pull needs room on the disk. The next try continues with the remaining blobs.
 const longest = 24 * time.Hour
 
-// paced calls the function run, and cancels that function's context if too few bytes arrive or run
-// takes longer than Hub.longest. In these cases paced returns errSlow or errLong.
+// paced calls run(ctx). It cancels this context if too few bytes arrive, or if the call takes
+// longer than Hub.longest. In these cases paced returns errSlow or errLong.
 func (h *Hub) paced(ctx context.Context, arrived *atomic.Int64, run func(context.Context) error) error {
 	ctx, stop := context.WithTimeoutCause(ctx, h.longest, errLong)
 	defer stop()

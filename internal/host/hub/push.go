@@ -21,9 +21,9 @@ type Sent struct {
 	Hot   int   // number of frames that the first forks need; 0: unknown
 }
 
-// Push writes a snapshot to a registry. It sends only blobs that the registry lacks, and the tag
-// last. So after an error the registry has no new tag, and the next Push sends only the remaining
-// blobs. Push reports its progress by calling on(progress), possibly concurrently.
+// Push writes a snapshot to a registry. It sends only blobs that the registry lacks. It writes the
+// tag last. So after an error the registry has no new tag, and the next Push sends only the
+// remaining blobs. Push reports its progress by calling on(progress), possibly concurrently.
 //
 // If recordHot is set, Push also writes a list of the frames that the first forks need. If the
 // registry has no such list yet, Push lets the snapshot run twice to find these frames.

@@ -101,7 +101,7 @@ type wire struct {
 	own   http.RoundTripper // for requests to the registry itself
 	home  string            // the registry, as HOST or HOST:PORT
 	stall time.Duration     // see registry.Impatient
-	leave time.Duration     // the same for requests of a source that has a mirror, see mirrorKey
+	leave time.Duration     // the same for requests to a source that has a mirror, see mirrorKey
 }
 
 const (
@@ -232,9 +232,8 @@ func (c *conn) pusher() (*remote.Pusher, error) {
 		remote.WithRetryBackoff(remote.Backoff{Duration: c.wait, Factor: 2, Steps: c.tries}))
 }
 
-// The method again calls the function try until try succeeds, returns an error that is not
-// temporary, or has failed c.tries times. Tries do not count while the source is a daemon that
-// packs the snapshot.
+// again(ctx, try) calls try until it succeeds, returns an error that is not temporary, or has
+// failed c.tries times. Tries do not count while the source is a daemon that packs the snapshot.
 func (c *conn) again(ctx context.Context, try func() error) error {
 	for n := 1; ; n++ {
 		err := try()

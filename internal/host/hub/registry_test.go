@@ -141,8 +141,8 @@ func baseOf(a *artifact.Artifact) artifact.Blob {
 	return a.Blobs[slices.IndexFunc(a.Blobs, func(b artifact.Blob) bool { return b.Part.Name == artifact.BasePart })]
 }
 
-// The function once returns the sum of the sizes of an artifact's blobs. Files with the same
-// content have one blob.
+// once(a) returns the sum of the sizes of an artifact's blobs. Files with the same content have one
+// blob.
 func once(a *artifact.Artifact) (n int64) {
 	seen := make(map[string]bool)
 	for _, b := range a.Blobs {

@@ -130,8 +130,8 @@ func (p *packing) ended() bool {
 	}
 }
 
-// withFiles calls the function do with the open files of a snapshot. If the tag now names a
-// snapshot with another ID, the error is a *store.NotFoundError.
+// withFiles calls do with the open files of a snapshot. If the tag now names a snapshot with
+// another ID, the error is a *store.NotFoundError.
 func (h *Hub) withFiles(ctx context.Context, who, tag, id string, do func(*push) error) (err error) {
 	p := &push{sender: sender{hub: h, who: who}, ctx: ctx, files: make(blobs)}
 	if p.from, err = h.cfg.Store.Export(ctx, tag); err != nil {

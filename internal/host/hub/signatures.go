@@ -99,8 +99,8 @@ func newReferrer(kind string, subject oci.Descriptor, file []byte, annotations m
 	return referrer{text, m, file}, err
 }
 
-// put writes the artifact to a repository. The parameter config is the content of the configuration
-// that the artifact's manifest names.
+// put writes the artifact to a repository. The artifact's manifest names a configuration; its
+// content is config.
 func (s referrer) put(ctx context.Context, out *remote.Pusher, repo name.Repository, config []byte) error {
 	for _, p := range [][]byte{config, s.file} { // registries do not know the type of a blob
 		if err := out.Upload(ctx, repo, static.NewLayer(p, types.MediaType(s.parsed.ArtifactType))); err != nil {

@@ -50,10 +50,10 @@ func (h *Hub) sourcesOf(o *Offer) *sources {
 	return &sources{hub: h, now: o.conn, mirrors: o.conn.mirrors}
 }
 
-// The method use calls f with the connection to a repository, and a context for requests to it. If
-// the repository fails or is slow, the method calls f with the next mirror, and does not try the
-// failed repository again. The parameter last says that there is no further mirror, so that even a
-// slow repository is used.
+// use(ctx, f) calls f with the connection to a repository, and with a context for requests to it.
+// If the repository fails or is slow, f is called with the next mirror, and the failed repository
+// is not tried again. If last is true, there is no further mirror, so even a slow repository is
+// used.
 func (s *sources) use(ctx context.Context, f func(ctx context.Context, c *conn, last bool) error) error {
 	for {
 		s.mu.Lock()

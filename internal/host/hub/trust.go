@@ -179,8 +179,9 @@ type Verdict struct {
 	Problem error // a *TrustError, if no such key was found and the policy accepts this
 }
 
-// judge returns the verdict on a snapshot with the given digest. The function fetch returns the bundles; it is
-// not called if the policy is Off. If the policy refuses the snapshot, the error is a *TrustError.
+// judge returns the verdict on a snapshot with the given digest. The bundles are the result of
+// fetch(), which is not called if the policy is Off. If the policy refuses the snapshot, the error
+// is a *TrustError.
 func (h *Hub) judge(policy Policy, source string, d digest.Digest, fetch func() ([]proof, error)) (
 	v Verdict, err error) {
 	policy = cmp.Or(policy, h.cfg.Trust.policy(source))

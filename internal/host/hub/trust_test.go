@@ -44,7 +44,7 @@ func newKey(t *testing.T) *sigstore.PrivateKey {
 	return k
 }
 
-// trusting makes a host require signatures by the given key, whose name is ann.
+// trusting configures a host to require signatures by the given key, whose name is ann.
 func (h *host) trusting(t *testing.T, k *sigstore.PrivateKey) *host {
 	t.Helper()
 	dir := t.TempDir()

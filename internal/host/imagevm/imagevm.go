@@ -43,7 +43,7 @@ type Config struct {
 	Initrd func(kernel string) (*os.File, error)
 
 	// Room returns an error if the host lacks memory for a VM with this much memory, in bytes, or
-	// if the file system that contains the file disk lacks space for more data.
+	// if the file system that contains the given file lacks space for more data.
 	Room func(memory uint64, disk *os.File) error
 }
 
@@ -131,7 +131,7 @@ func (f *Filler) Fill(ctx context.Context, req Request) error {
 	return req.Disk.Truncate(req.Size)
 }
 
-// blank writes a layer to the file disk. The layer contains every cluster, with an empty file
+// blank writes a layer to the given file. The layer contains every cluster, with an empty file
 // system.
 func blank(disk *os.File, size int64, uuid [16]byte) error {
 	if err := disklayer.Format(disk, uint64(size)); err != nil {

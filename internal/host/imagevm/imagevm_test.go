@@ -90,7 +90,7 @@ func endless(ctx context.Context, w io.Writer) error {
 	}
 }
 
-// The function takes reads a stream and returns the content of its layer.
+// takes(conn) reads a stream from conn, and returns the content of its layer.
 func takes(conn net.Conn) ([]byte, error) {
 	r := imageproto.NewReader(conn)
 	if _, err := r.Header(); err != nil {

@@ -97,8 +97,8 @@ func FindSuspended(runDir, data string) (Record, error) {
 	return r, err
 }
 
-// IsUnfinished reports whether the children of a fork were not handed out. The parameter fork is
-// the ID of the fork in the records of the children.
+// IsUnfinished reports whether the children of a fork were not handed out. The fork is given by its
+// ID, as in the records of the children.
 func IsUnfinished(runDir, dataDir, fork string) (bool, error) {
 	if fork == "" {
 		return false, nil

@@ -45,8 +45,7 @@ func CheckGiven(env map[string]string, prefix string, annotation json.RawMessage
 	return CheckLabels(labels)
 }
 
-// CheckHooks checks the hooks in a request. The parameter prefix precedes the names of fields in
-// errors.
+// CheckHooks checks the hooks in a request. In errors, prefix precedes the names of fields.
 func CheckHooks(prefix string, hooks snapshot.Hooks) error {
 	var wrong *snapshot.HookError
 	if errors.As(hooks.Check(), &wrong) {

@@ -56,7 +56,7 @@ type Record struct {
 
 	// The disk consists of the snapshot's layers, the frozen tops, and the top. The memory consists
 	// of the snapshot's layers (or the layers of the branch that the sandbox was rebased onto) and
-	// private pages above them. Users can delete that branch, and for them the sandbox still runs
+	// private pages above them. Users can delete that branch. In their view, the sandbox still runs
 	// from its snapshot.
 	Frozen   []durable.FrozenTop
 	Top      string // file name in the data directory

@@ -53,9 +53,9 @@ func (e *BusyError) Error() string {
 	return fmt.Sprintf("detach volume %q from sandbox %q: %v", e.Name, e.Sandbox, e.Err)
 }
 
-// CheckMore checks whether a sandbox can mount another volume. The parameter parent is the snapshot
-// that the sandbox runs from. If the volume has too many layers, CheckMore merges them. It returns
-// the same errors as Admit.
+// CheckMore checks whether a sandbox can mount another volume. The sandbox runs from the given
+// snapshot. If the volume has too many layers, CheckMore merges them. It returns the same errors as
+// Admit.
 func (l *Live) CheckMore(ctx context.Context, m Mount, parent *snapshot.Manifest) error {
 	if err := check(m, l.Mounts, 1); err != nil {
 		return invalid.Errorf(err.Field, "%s", err.Reason)
@@ -68,7 +68,7 @@ func (l *Live) CheckMore(ctx context.Context, m Mount, parent *snapshot.Manifest
 	return Admit(ctx, l.Store, []Mount{m}, &slots)
 }
 
-// Attach makes the sandbox mount another volume. CheckMore must have returned nil. After an error,
+// Attach mounts another volume in the sandbox. CheckMore must have returned nil. After an error,
 // the sandbox has its former volumes. If the daemon could not write a record or ask the VMM, this
 // is true only after the next call of Settle.
 func (l *Live) Attach(ctx context.Context, m Mount) error {
@@ -113,7 +113,7 @@ func (l *Live) put(ctx context.Context, slot int, m Mount) error {
 	return l.VMM.SetVolume(context.WithoutCancel(ctx), 1+slot, f.SizeBytes, d.files)
 }
 
-// Detach makes the sandbox unmount a volume, which then has no writer. If a program uses the
+// Detach unmounts a volume in the sandbox. The volume then has no writer. If a program uses the
 // volume, or if the guest does not answer, the volume stays attached. The error is a
 // *NotMountedError, a *HeldError, a *BusyError, or an *Error. After any other error, the next call
 // of Settle does the rest.
@@ -154,9 +154,10 @@ func (l *Live) Detach(ctx context.Context, name string) error {
 }
 
 // Fit finds out which of its volumes a sandbox still has after an interrupted Attach or Detach, and
-// returns their number. The parameter filled is the VMM's set of slots with disks (vm.Stats). The
-// VM loses the disks in all later slots, and the volumes that the sandbox has lost have no writer
-// afterwards. If nothing was interrupted, Fit does nothing.
+// returns their number. The bits of filled say which slots of the VMM have disks (vm.Stats). The VM
+// loses the disks in all slots except those of the volumes that the sandbox still has. The volumes
+// that the sandbox has lost have no writer afterwards. If nothing was interrupted, Fit does
+// nothing.
 func (s *Set) Fit(ctx context.Context, v vmpool.VMM, filled uint32, mounts []Mount) (kept int, err error) {
 	for kept < len(mounts) && filled&(1<<kept) != 0 {
 		kept++
@@ -174,8 +175,8 @@ func (s *Set) Fit(ctx context.Context, v vmpool.VMM, filled uint32, mounts []Mou
 	return kept, nil
 }
 
-// Keep makes a sandbox stop being the writer of volumes that are not among the mounts. The VM of
-// the sandbox must have closed these volumes.
+// Keep ends the sandbox's role as the writer of all volumes that are not among the mounts. The VM
+// of the sandbox must have closed these volumes.
 func (s *Set) Keep(mounts []Mount) {
 	var names []string
 	for _, m := range mounts {

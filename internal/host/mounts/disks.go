@@ -43,9 +43,8 @@ func (s *Set) disk(slot int, m Mount) volume.Disk {
 	return d
 }
 
-// Inherit returns the mounts of a child of a snapshot. The child has copies of the volumes in the
-// snapshot, and in the slots after them the volumes in the parameter own, which the fork's request
-// names.
+// Inherit returns the mounts of a child of a snapshot. The first slots have copies of the volumes
+// in the snapshot. The slots after them have the volumes in own, which the fork's request names.
 func Inherit(parent *snapshot.Manifest, own []Mount) []Mount {
 	var list []Mount
 	for i := range parent.Volumes {
@@ -156,10 +155,9 @@ func (s *Set) Open(ctx context.Context, mounts []Mount, from Snapshot, running b
 	return d, nil
 }
 
-// OpenFirst is like Open, for a new sandbox. The function leave gives back the place that the
-// caller has in the gate of the parameter places. If there are volumes, OpenFirst first calls
-// leave, because other forks must not wait while OpenFirst waits for the lock of a volume. Later it
-// takes a new place.
+// OpenFirst is like Open, for a new sandbox. The caller has a place in the gate places; calling
+// leave gives it back. If there are volumes, OpenFirst first gives back this place, because other
+// forks must not wait while OpenFirst waits for the lock of a volume. Later it takes a new place.
 func (s *Set) OpenFirst(ctx context.Context, mounts []Mount, from Snapshot, leave func(), places *gate.Gate) (
 	*Disks, error) {
 	if len(mounts) == 0 {
@@ -306,7 +304,7 @@ type Tops struct {
 }
 
 // Freeze makes new tops for the volumes of a sandbox whose VM is about to be branched. After this,
-// the VM may write to the new tops. The stack undo closes the files. Before it makes new tops,
+// the VM may write to the new tops. When undo runs, it closes the files. Before it makes new tops,
 // Freeze merges the layers of volumes that have too many layers: earlier branches may have failed
 // before their merges, or had no room for them.
 func (s *Set) Freeze(ctx context.Context, log *slog.Logger, v vmpool.VMM, mounts []Mount, undo *cleanup.Stack) (
@@ -336,8 +334,8 @@ func (t *Tops) CloseNew() {
 	}
 }
 
-// Settle records whether the VM has switched to the new tops. The parameter names is the field
-// Names of Tops. Settle may be called again after an error.
+// Settle records whether the VM has switched to the new tops. The names are those in Tops.Names.
+// Settle may be called again after an error.
 func (s *Set) Settle(ctx context.Context, mounts []Mount, names []string, swapped bool) error {
 	if len(names) > len(mounts) {
 		return fmt.Errorf("%d new tops for %d volumes", len(names), len(mounts))
@@ -350,8 +348,9 @@ func (s *Set) Settle(ctx context.Context, mounts []Mount, names []string, swappe
 	return nil
 }
 
-// merge merges the layers of volumes that have too many, and makes the VMM use the merged layers. It logs
-// errors. After an error, the volume keeps its layers, or the VMM keeps the old files.
+// merge merges the layers of volumes that have too many layers, and switches the VMM to the merged
+// layers. It logs errors. After an error, the volume keeps its layers, or the VMM keeps the old
+// files.
 func (s *Set) merge(ctx context.Context, log *slog.Logger, mounts []Mount, v vmpool.VMM) {
 	for i, m := range mounts {
 		err := s.Store.MergeBelow(ctx, s.disk(i, m), func(merged *os.File) error {
@@ -363,8 +362,8 @@ func (s *Set) merge(ctx context.Context, log *slog.Logger, mounts []Mount, v vmp
 	}
 }
 
-// Save adds the volumes of a branched sandbox to a snapshot, with the content at the instant of the
-// branch. First it merges their layers if there are too many.
+// Save adds the volumes of a branched sandbox to a snapshot, with the content that they had when
+// the sandbox was branched. If a volume has too many layers, Save first merges them.
 func (s *Set) Save(ctx context.Context, log *slog.Logger, v vmpool.VMM, mounts []Mount, m *snapshot.Manifest,
 	g *store.Staging) error {
 	s.merge(ctx, log, mounts, v)
@@ -386,8 +385,8 @@ func (s *Set) Save(ctx context.Context, log *slog.Logger, v vmpool.VMM, mounts [
 	return g.LinkVolumes(m.Volumes, files)
 }
 
-// Suspend makes the data that a sandbox has written a part of its volumes. The sandbox's VM must have
-// ended. The sandbox stays the writer of the volumes.
+// Suspend adds the changes that a sandbox has made to the content of its volumes. The sandbox's VM
+// must have ended. The sandbox stays the writer of the volumes.
 func (s *Set) Suspend(ctx context.Context, log *slog.Logger, mounts []Mount) {
 	for i, m := range mounts {
 		if m.Mode != record.MountWriter {

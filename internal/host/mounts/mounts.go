@@ -1,6 +1,6 @@
-// Package mounts gives volumes to sandboxes. It opens the disks for a VM, and makes the guest mount
-// and unmount them. Package volume stores the volumes, and package sandbox decides the order of the
-// steps.
+// Package mounts gives volumes to sandboxes. It opens the disks for a VM, and tells the guest to
+// mount and unmount them. Package volume stores the volumes, and package sandbox decides the order
+// of the steps.
 package mounts
 
 import (
@@ -93,7 +93,7 @@ const maxLayers = 8
 // Admit checks whether the children of a snapshot can mount the volumes, in addition to the volumes
 // of the snapshot. It merges the layers of a volume with too many layers, which takes time. The
 // error is a *SlotsError, a *volume.Error, a *volume.InUseError, an *invalid.Error, or an error of
-// a merge. The volumes may still change before Open.
+// a merge. The volumes can still change before Open is called.
 func Admit(ctx context.Context, st *volume.Store, mounts []Mount, parent *snapshot.Manifest) error {
 	if st == nil && len(parent.Volumes) > 0 {
 		return &volume.Error{Name: parent.Volumes[0].Name}
@@ -150,8 +150,8 @@ func (e *Error) Error() string {
 
 func (e *Error) Unwrap() error { return e.Err }
 
-// InGuest makes a guest mount the volumes. Volumes that are already mounted stay mounted. The error is an
-// *Error.
+// InGuest tells a guest to mount the volumes. Volumes that are already mounted stay mounted. The
+// error is an *Error.
 func InGuest(ctx context.Context, dial agentclient.DialFunc, mounts []Mount) error {
 	for i, m := range mounts {
 		if err := inGuest(ctx, dial, i, m); err != nil {
@@ -172,10 +172,10 @@ func inGuest(ctx context.Context, dial agentclient.DialFunc, slot int, m Mount) 
 // unmountTime bounds the time for unmounting the volumes of a sandbox that is being deleted.
 const unmountTime = 10 * time.Second
 
-// Leave makes the guest of a VM that is about to be killed unmount the volumes that it writes to.
-// The guest first writes all data to them. If the guest does not do that in time, or if the VM is
-// paused, the volumes are as after a power failure. The log lines about failures are limited,
-// because guests cause them.
+// Leave is for a VM that is about to be killed. It tells the guest to unmount the volumes that the
+// guest writes to. The guest first writes all data to them. If the guest does not do that in time,
+// or if the VM is paused, the volumes are as after a power failure. The log lines about failures
+// are limited, because guests cause them.
 func Leave(log *slog.Logger, lines *loglimit.Lines, sandbox string, v vmpool.VMM, dial agentclient.DialFunc,
 	mounts []Mount) {
 	if len(mounts) == 0 {

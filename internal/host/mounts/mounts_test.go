@@ -78,7 +78,7 @@ func openAll(t *testing.T, st *volume.Store, sandbox, dir string, list []Mount) 
 	return set.OpenFirst(t.Context(), list, bare{}, func() {}, gate.New(1))
 }
 
-// write makes a sandbox write a byte at an offset of a volume.
+// write writes a byte at an offset of a volume, as a sandbox does.
 func write(t *testing.T, st *volume.Store, sandbox string, at int64) {
 	t.Helper()
 	d, err := openAll(t, st, sandbox, "", []Mount{{Name: "a", Path: "/a"}})

@@ -116,7 +116,7 @@ func (c *Client) Authority() ([]byte, error) {
 
 // trustLocked sends the authority and the root certificates to forkd-net, once, before the first
 // secret or hold. Without them forkd-net refuses connections to hosts of secrets and to held hosts.
-// If they cannot be opened, the next setting with a secret or hold tries again.
+// If they cannot be opened, the client tries again at the next setting with a secret or hold.
 func (c *Client) trustLocked(n *conn) {
 	if n.trusted {
 		return

@@ -155,7 +155,7 @@ func (c *Client) run(current *conn) {
 	}
 }
 
-// The method use makes n the process that c uses, and connects all sandboxes to n.
+// c.use(n) makes n the process that c uses, and connects all sandboxes to n.
 func (c *Client) use(n *conn) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -166,7 +166,7 @@ func (c *Client) use(n *conn) {
 	}
 }
 
-// drop stops using the process n, and kills it if it still runs.
+// drop ends the use of the process n, and kills the process if it still runs.
 func (c *Client) drop(n *conn) {
 	c.mu.Lock()
 	c.conn = nil

@@ -127,8 +127,8 @@ func (g *guest) answer(a answers) {
 	g.answers = a
 }
 
-// The method counts returns how often SetNet was called, and how often the VM has got another
-// network stack.
+// g.counts() returns how often SetNet was called, and how often the VM has got another network
+// stack.
 func (g *guest) counts() (asked, moves int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

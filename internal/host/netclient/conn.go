@@ -151,7 +151,7 @@ func (n *conn) send() {
 			err := n.ctl.Send(r.kind, r.body, fds...)
 			r.close()
 			if err != nil {
-				n.ctl.Shutdown() // makes receive return, which ends the connection
+				n.ctl.Shutdown() // receive then returns, and ends the connection
 				return
 			}
 		}

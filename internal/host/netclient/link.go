@@ -17,7 +17,7 @@ import (
 type VM interface {
 	// DialFrames connects a new frame socket to the VM, and returns the other end. It does not wait.
 	DialFrames() (*os.File, error)
-	// SetNet makes the VM use the newest frame socket of DialFrames. It may take some time.
+	// SetNet switches the VM to the newest frame socket from DialFrames. It may take some time.
 	SetNet(ctx context.Context, network bool) error
 	// Condemn kills the VM. A Link calls it if the VM holds memory of forkd-net.
 	Condemn(why error)
@@ -52,12 +52,12 @@ func (c *Client) newLink(id string, setting Setting, vm VM, moved func()) *Link 
 
 // Join makes a Link for the VM of a sandbox, and connects a frame socket to the VM. Join does not
 // wait. It also gives forkd-net no work, because that work would compete with the VM for the host's
-// CPUs. Ready sends forkd-net its end of the socket. The caller must make the VM boot or restore
-// with a network, and then call Ready, before the sandbox is announced. An earlier Link with the
-// same id ends, and needs no Close.
+// CPUs. Ready sends forkd-net its end of the socket. The caller must boot or restore the VM with a
+// network, and then call Ready, before the sandbox is announced. An earlier Link with the same id
+// ends, and needs no Close.
 //
-// If forkd-net is replaced, the VM gets another frame socket. The Link then calls the function
-// moved, if that function is not nil. The new network stack does not know the guest's connections.
+// If forkd-net is replaced, the VM gets another frame socket. If moved is not nil, the Link then
+// calls it. The new network stack does not know the guest's connections.
 func (c *Client) Join(id string, setting Setting, vm VM, moved func()) (*Link, error) {
 	if c == nil {
 		return nil, nil
@@ -173,7 +173,7 @@ func (l *Link) renewLocked() {
 	go l.handOver(n)
 }
 
-// handOver makes the VM use a new frame socket, whose other end is l.pending. The parameter n is
+// handOver switches the VM to a new frame socket, whose other end is l.pending. The parameter n is
 // the forkd-net for which the socket was made. If the VM refuses the socket or does not answer,
 // handOver asks it again later.
 func (l *Link) handOver(n *conn) {

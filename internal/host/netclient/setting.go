@@ -26,10 +26,10 @@ type Setting struct {
 func (s *Setting) EndsTLS() bool { return len(s.Secrets) > 0 || s.Hold.On() }
 
 // MayOpen returns an *owner.ClosedError if the requested setting opens closed networks that the
-// present policy does not open, and the client of ctx is not allowed to open them. If the parameter
-// all is set, every client is allowed to open them. Closed networks need protection because
-// forkd-net connects from the host's own network, where servers on loopback and private addresses
-// trust the host. In errors, the names of fields have the given prefix.
+// present policy does not open, and the client of ctx is not allowed to open them. If all is true,
+// every client is allowed to open them. Closed networks need protection because forkd-net connects
+// from the host's own network, where servers on loopback and private addresses trust the host. In
+// errors, the names of fields have the given prefix.
 func MayOpen(ctx context.Context, all bool, prefix string, asked *Setting, present netproto.Policy) error {
 	o := owner.Of(ctx)
 	if asked == nil || o.Admin || all {
@@ -50,9 +50,9 @@ func Isolated() Setting { return Setting{Policy: netproto.Policy{Mode: netproto.
 // ForChildren returns the network setting of children: the setting in the request or, if the
 // request has none, the setting of their snapshot. The hold of their snapshot applies to them even
 // if the request has a setting or a hold for other hosts, because only a release ends a hold. The
-// request's hold adds hosts, and its answer replaces the answer of the snapshot's hold. If the
-// parameter present is not nil, it replaces the setting of the snapshot: it is the setting of a
-// suspended sandbox that is being forked, and has changed since the snapshot.
+// request's hold adds hosts, and its answer replaces the answer of the snapshot's hold. If present
+// is not nil, it replaces the setting of the snapshot: it is the setting of a suspended sandbox
+// that is being forked, and has changed since the snapshot.
 func ForChildren(asked *Setting, hold netproto.Hold, present *Setting, of *snapshot.Network) (Setting, error) {
 	inherited, err := FromSnapshot(of)
 	if present != nil {

@@ -18,8 +18,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// netEnv is the environment of forkd-net, without the variable that sets its memory limit. It makes
-// the Go runtime return memory to the host when a sandbox has ended.
+// netEnv is the environment of forkd-net, without the variable that sets its memory limit. With
+// this environment, the Go runtime returns memory to the host when a sandbox has ended.
 var netEnv = []string{"GODEBUG=madvdontneed=1"}
 
 // Leaf is the name of forkd-net's cgroup. VMMs have other names.
@@ -33,8 +33,8 @@ const (
 	minMemory   = 512 << 20
 )
 
-// oomScore makes the kernel's OOM killer choose forkd-net after sandboxes and before the daemon.
-// Package vmmclient sets the scores of sandboxes.
+// oomScore is forkd-net's score: the kernel's OOM killer chooses forkd-net after sandboxes and
+// before the daemon. Package vmmclient sets the scores of sandboxes.
 const oomScore = 250
 
 // cpuWeight is the highest weight, because all sandboxes wait for forkd-net. With the default

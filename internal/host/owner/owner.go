@@ -38,7 +38,7 @@ func Share(name string, most int) gate.Share {
 func FairShare(name string, total int) gate.Share { return Share(name, gate.Fair(total)) }
 
 // TakePlace waits for a place in g. The place counts for the client in ctx. If ctx has no client,
-// the place counts for the owner that the parameter other names.
+// the place counts for the owner with the name in other.
 func TakePlace(ctx context.Context, g *gate.Gate, other string) (release func(), err error) {
 	return g.Wait(ctx, PlaceShare(ctx, g, other))
 }

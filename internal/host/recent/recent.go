@@ -26,17 +26,16 @@ type value[V any] struct {
 	v     V
 }
 
-// New returns an empty Values. Its method Get returns no kept value that is older than the duration
-// most. The memory of the Values is bounded by the number of keys for which Get is called within
-// that duration.
+// New returns an empty Values. Its method Get returns no kept value that is older than the given
+// duration. The memory of the Values is bounded by the number of keys for which Get is called
+// within that duration.
 func New[K comparable, V any](most time.Duration) *Values[K, V] {
 	return &Values[K, V]{most: most, values: make(map[K]*value[V])}
 }
 
-// Get returns the value of a key. It calls the function measure if the known value is older than
-// the age that the caller accepts. Concurrent calls for one key wait for each other, so usually
-// only the first of them calls measure. If the accepted age is 0, Get only calls measure, and does
-// not wait.
+// Get returns the value of a key. It calls measure if the known value is older than the age that
+// the caller accepts. Concurrent calls for one key wait for each other, so usually only the first
+// of them calls measure. If the accepted age is 0, Get only calls measure, and does not wait.
 func (v *Values[K, V]) Get(ctx context.Context, key K, age time.Duration, measure func() (V, error)) (V, error) {
 	if age <= 0 {
 		return measure()
@@ -61,7 +60,7 @@ func (v *Values[K, V]) Get(ctx context.Context, key K, age time.Duration, measur
 }
 
 // of returns the value of a key, which it creates if necessary. Before it creates a value, it
-// deletes the values for which Get was not called within the duration most.
+// deletes the values for which Get was not called within the duration given to New.
 func (v *Values[K, V]) of(key K) *value[V] {
 	v.mu.Lock()
 	defer v.mu.Unlock()

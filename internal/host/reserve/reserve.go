@@ -25,8 +25,8 @@ type Reserve struct {
 	mu   sync.Mutex // held while the file is added or removed
 }
 
-// New returns the reserve with the given file. The function room returns the free bytes of the
-// file's disk.
+// New returns the reserve with the given file. The Reserve calls room to learn the free bytes of
+// the file's disk.
 func New(file string, room func() (uint64, error)) *Reserve { return &Reserve{file: file, room: room} }
 
 // Keep allocates the reserve, if the reserve is missing and there is room. On a full disk the

@@ -30,7 +30,7 @@ func (m *Manager) reserve(o owner.Owner, n int) (release func(), err error) {
 }
 
 // admit reserves places for n VMs. It counts a refusal for the metrics. If there is too little
-// memory even for one VM, admit makes the pool kill its additional VMMs, so that a later request
+// memory even for one VM, admit tells the pool to kill its additional VMMs, so that a later request
 // finds more memory.
 func (m *Manager) admit(n int, vcpus uint32) error {
 	err := m.admitted.Enter(n, vcpus)
@@ -46,7 +46,7 @@ func (m *Manager) admit(n int, vcpus uint32) error {
 
 // AdmitParent reserves a place for a parent that boots from a disk-only snapshot. It is called for
 // clients that may not bake. The parent counts as a sandbox of the owner in ctx, and as a VM that
-// uses all of its memory. The parameter memory is the size of this memory in bytes.
+// uses all of its memory. The last parameter is the size of this memory in bytes.
 func (m *Manager) AdmitParent(ctx context.Context, vcpus uint32, memory uint64) (leave func(), err error) {
 	release, err := m.reserve(owner.Of(ctx), 1)
 	if err != nil {

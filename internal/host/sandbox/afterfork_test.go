@@ -61,8 +61,8 @@ func TestHooksHoldNeitherPoolNorMemory(t *testing.T) {
 	w.pool.Forget()
 }
 
-// If the hook of a child fails, the child is ended immediately. The hooks of the other children run
-// on only if the fork permits failures.
+// If the hook of a child fails, the child is ended immediately. The hooks of the other children
+// continue only if the fork permits failures.
 func TestAFailedHookEndsItsChild(t *testing.T) {
 	for _, partial := range []bool{true, false} {
 		w := newWorld(t, 0)

@@ -9,8 +9,7 @@ import (
 )
 
 // Boot boots a parent from a disk-only snapshot, and saves the parent as a transient snapshot. The
-// parameter from is the tag of the disk-only snapshot, and the parameter to is the tag of the new
-// snapshot.
+// first tag names the disk-only snapshot, and the second tag names the new snapshot.
 type Boot func(ctx context.Context, from, to string) error
 
 // SetBoot sets the function that boots parents. Without it, disk-only snapshots cannot be forked.

@@ -25,10 +25,10 @@ const (
 
 // Branch makes a snapshot of a sandbox. Afterwards the sandbox continues (or stays paused), even
 // after an error, and can be branched again. Branches of one sandbox wait for each other. If the
-// host or the owner has too many branches at a time, Branch waits if the field Queue of the request
-// is set, and returns an *admit.BusyError if it is not set. If the field NoWait of the request is
-// not set, the snapshot can be forked when Branch returns. The snapshot is flushed to disk in the
-// background.
+// host or the owner already has too many branches, the field Queue of the request decides: if it is
+// set, Branch waits, and if not, Branch returns an *admit.BusyError. If the field NoWait of the
+// request is not set, the snapshot can be forked when Branch returns. The snapshot is flushed to
+// disk in the background.
 func (m *Manager) Branch(ctx context.Context, id string, req BranchRequest) (BranchResult, error) {
 	start := time.Now()
 	s, err := m.Get(id)

@@ -83,7 +83,7 @@ func (b *branch) mergeTops(ctx context.Context, owner string) error {
 	return nil
 }
 
-// mergeInVMM makes the VMM use the layer at path instead of its frozen tops.
+// mergeInVMM tells the VMM to use the layer at path instead of its frozen tops.
 func (b *branch) mergeInVMM(path string) error {
 	f, err := os.Open(path) // read-only, because snapshots share the file
 	if err != nil {

@@ -28,10 +28,10 @@ func (b *branch) checkDisk() error {
 	return nil
 }
 
-// askAtRest makes the VMM branch the disk while the guest's file system is frozen. During that
-// time, programs in the guest that write have to wait. The guest must freeze its file system before
-// the client's context ends. Even if askAtRest returns an error, the VMM may have switched to a new
-// top.
+// askAtRest tells the VMM to branch the disk while the guest's file system is frozen. During that
+// time, all writes of programs in the guest have to wait. The guest must freeze its file system
+// before the client's context ends. Even if askAtRest returns an error, the VMM may have switched
+// to a new top.
 func (b *branch) askAtRest(client, ctx context.Context, files vmmclient.BranchFiles) (done vmmproto.BranchResult,
 	err error) {
 	v, calls, err := b.s.running(b.op)

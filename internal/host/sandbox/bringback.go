@@ -16,9 +16,9 @@ import (
 // bringBack starts a VM from the state of a suspended sandbox. After an error, the sandbox is still
 // suspended, or it is being deleted. The caller must hold s.ops.
 //
-// When the sandbox runs, bringBack sets the sandbox's expiry to expiry(). If the function expiry is
-// nil, the sandbox keeps its expiry. But if that expiry has passed and would suspend the sandbox
-// again immediately, bringBack removes it.
+// When the sandbox runs, bringBack sets the sandbox's expiry to the result of the given function.
+// If the function is nil, the sandbox keeps its expiry. But if that expiry has passed and would
+// suspend the sandbox again immediately, bringBack removes it.
 func (m *Manager) bringBack(ctx context.Context, s *Sandbox, expiry func() Expiry) error {
 	err := m.tryBringBack(ctx, s, expiry)
 	switch state := s.Info().State; {

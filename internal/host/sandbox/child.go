@@ -18,10 +18,10 @@ import (
 )
 
 // startChild starts one child and waits until its agent has confirmed. If no hook must run first,
-// the child is then ready. After an error nothing of the child remains. The parameter restoring
-// counts the children of the same wave whose vCPUs do not run yet. The agent receives its identity
-// only when the vCPUs of all these children run, because an agent that worked earlier would take
-// CPU time from the restores of the other children.
+// the child is then ready. After an error nothing of the child remains. The given WaitGroup counts
+// the children of the same wave whose vCPUs do not run yet. The agent receives its identity only
+// when the vCPUs of all these children run, because an agent that worked earlier would take CPU
+// time from the restores of the other children.
 func (m *Manager) startChild(ctx context.Context, start time.Time, req ForkRequest, fork string,
 	restoring *sync.WaitGroup) (*Sandbox, error) {
 	var undo cleanup.Stack

@@ -176,8 +176,8 @@ func (v *slowVMM) Branch(ctx context.Context, req vmmproto.Branch, f vmmclient.B
 	return v.VMM.Branch(ctx, req, f)
 }
 
-// If many sandboxes expire at the same moment, only a few are suspended at a time. The sandboxes of
-// different clients are suspended in turn, and not one client after another.
+// If many sandboxes expire at the same moment, only a few are suspended at a time. Clients take
+// turns: the sandboxes of one client are not all suspended before those of the next client.
 func TestSuspensionsAreFew(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()

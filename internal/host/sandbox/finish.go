@@ -98,8 +98,9 @@ func (b *branch) finish(ctx context.Context) (result BranchResult, err error) {
 	return result, err
 }
 
-// completeMemory adds to the memory layer what the VMM has not saved. It must be called after
-// refuseWriters, because a VMM that still had the layer open could block the daemon's writes.
+// completeMemory completes the memory layer with the data that the VMM has not saved. It must be
+// called after refuseWriters, because a VMM that still had the layer open could block the daemon's
+// writes.
 func (b *branch) completeMemory(ctx context.Context) ([]vm.Extent, []snapshot.File, error) {
 	layer, err := os.OpenFile(b.layer.Name(), os.O_RDWR, 0)
 	if err != nil {
@@ -109,8 +110,8 @@ func (b *branch) completeMemory(ctx context.Context) ([]vm.Extent, []snapshot.Fi
 	return chain.Memory(ctx, layer, b.done.Save.Extents, b.below)
 }
 
-// countChanges restarts the counting of changes after a complete branch. The parameter shared is
-// the number of bytes of memory that the sandbox now shares with the branch.
+// countChanges restarts the counting of changes after a complete branch. The sandbox now shares the
+// given number of bytes of memory with the branch.
 func (b *branch) countChanges(shared uint64) {
 	dirty := b.done.Save.DirtyBytes
 	base := &tally.Written{Memory: dirty - min(dirty, shared), Disk: b.fresh}

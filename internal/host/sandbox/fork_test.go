@@ -29,7 +29,7 @@ func TestChildrenStartInWaves(t *testing.T) {
 		}
 		return nil
 	}
-	told := 1 // counts the child that cannot be restored, which gets no identity
+	told := 1 // begins at 1, for the child that cannot be restored: it gets no identity
 	w.vmms.ForkedErr = func(int) error {
 		w.vmms.Mu.Lock()
 		defer w.vmms.Mu.Unlock()

@@ -22,8 +22,8 @@ type guestCall struct {
 	op    string
 }
 
-// wakeTries limits how often one request resumes a sandbox that is suspended again before the
-// request has begun.
+// wakeTries limits how often one request resumes a sandbox, if the sandbox is suspended again each
+// time before the request has begun.
 const wakeTries = 3
 
 // guestOf begins a request to the agent of a sandbox. The caller must call stop at the end of the
@@ -46,8 +46,8 @@ func (m *Manager) guestOf(ctx context.Context, id, op string) (*guestCall, error
 	}
 }
 
-// guestCall begins a request to the agent of a running sandbox. The function in the result's field
-// stop also calls the given function end.
+// guestCall begins a request to the agent of a running sandbox. The result's field stop is a
+// function that also calls end.
 func (s *Sandbox) guestCall(ctx context.Context, op string, end func()) (*guestCall, error) {
 	v, calls, err := s.running(op)
 	if err != nil {

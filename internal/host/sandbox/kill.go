@@ -34,9 +34,9 @@ func (m *Manager) free(s *Sandbox) {
 	})
 }
 
-// maxExited is the maximum number of exited sandboxes of one owner that cannot be resumed. The
-// number is limited because each of these sandboxes takes some memory, and an owner can make any
-// number of sandboxes that end by themselves.
+// maxExited is the maximum number of exited sandboxes of one owner. Sandboxes that can be resumed
+// do not count. The number is limited because each of these sandboxes takes some memory, and an
+// owner can make any number of sandboxes that end by themselves.
 const maxExited = 256
 
 // forgetExited deletes exited sandboxes of an owner, oldest exit first, until at most maxExited are
@@ -154,7 +154,7 @@ func (m *Manager) end(s *Sandbox) {
 const closeTimeout = 20 * time.Second
 
 // Close stops the manager. It waits for suspensions and deletions that timers have started, and for
-// other work in progress. A VMM may never answer, so Close waits at most for closeTimeout. If kill
+// other work in progress. A VMM may never answer, so Close waits for at most closeTimeout. If kill
 // is set, Close kills all sandboxes. If kill is not set, they continue, and the next daemon takes
 // them over.
 func (m *Manager) Close(kill bool) {

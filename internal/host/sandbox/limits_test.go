@@ -89,9 +89,9 @@ func TestLimitsStayWithASandbox(t *testing.T) {
 }
 
 // While a branch of a VM is flushed, the limits of the VM's disk are lifted. The flusher writes one
-// snapshot at a time, so a slow flush would make other flushes wait. The daemon also does this for
-// a VM without limits, because limits may be set before the flush ends. The test checks branches of
-// every mode, and a daemon that takes the VM over.
+// snapshot at a time, so a slow flush would make other flushes wait. The daemon treats a VM without
+// limits in the same way, because limits may be set before the flush ends. The test checks branches
+// of every mode, and a daemon that takes the VM over.
 func TestFlushIsNotHeldBack(t *testing.T) {
 	w := newWorld(t, 0)
 	id := w.source(t)

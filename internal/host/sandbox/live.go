@@ -64,9 +64,9 @@ func (s *Sandbox) explain(op string, v *liveVM, err error) error {
 }
 
 // answered returns err, which is the error of a request to the VMM of s. If the VMM has not
-// answered the request, it is unknown whether the VM runs. The function then marks s as silent, and
-// the next operation first asks the VMM (see catchUp). A request that its caller has cancelled does
-// not make s silent.
+// answered the request, it is unknown whether the VM runs. In this case, answered marks s as
+// silent, and the next operation first asks the VMM (see catchUp). A request that its caller has
+// cancelled does not make s silent.
 func (s *Sandbox) answered(err error) error {
 	if errors.Is(err, vmmclient.ErrNoAnswer) && !errors.Is(err, context.Canceled) {
 		s.mu.Lock()

@@ -26,7 +26,7 @@ func (m *Manager) moved(id string, v *liveVM) func() {
 	}
 }
 
-// reset makes the guest close its connections, which no longer exist in forkd-net.
+// reset tells the guest to close its connections, which no longer exist in forkd-net.
 func (m *Manager) reset(id string, v *liveVM) error {
 	ctx, cancel := context.WithTimeout(context.Background(), tellTimeout)
 	defer cancel()
@@ -96,8 +96,8 @@ func (m *Manager) setNetwork(ctx context.Context, s *Sandbox, setting netclient.
 	return m.tellTrust(ctx, s, setting)
 }
 
-// tellTrust makes the guest trust the CA that forkd-net uses for hosts of secrets. The sandbox may
-// be in any state. A sandbox without a VM gets the message when it has a VM again.
+// tellTrust tells the guest to trust the CA that forkd-net uses for hosts of secrets. The sandbox
+// may be in any state. A sandbox without a VM gets the message when it has a VM again.
 func (m *Manager) tellTrust(ctx context.Context, s *Sandbox, setting netclient.Setting) error {
 	v, state := s.live, s.Info().State
 	tell := func(ctx context.Context) error {

@@ -320,7 +320,7 @@ func TestDeletionDuringARollbackLeavesNoLink(t *testing.T) {
 	w.KillAll()
 }
 
-// openEnd is a VM's end of a frame socket that stays open. It implements netclient.VM.
+// openEnd is a VM's end of a frame socket. It stays open. It implements netclient.VM.
 type openEnd struct{ *os.File }
 
 func (e *openEnd) DialFrames() (other *os.File, err error) {

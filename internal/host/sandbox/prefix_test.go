@@ -16,8 +16,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// waitingCtx is a context that calls the function in its field waits when a goroutine asks for its
-// Done channel.
+// waitingCtx is a context. When a goroutine asks for its Done channel, it calls the function in its
+// field waits.
 type waitingCtx struct {
 	context.Context
 	waits func()

@@ -24,7 +24,7 @@ func (b *branch) keeps() bool { return b.op == "branch" && b.req.Mode != vm.Bran
 // be used, chooseBelow takes the snapshot from which the sandbox runs. The layer then holds all
 // pages written since that snapshot. If such a layer would exceed the sandbox's memory limit, the
 // line continues beyond its usual length. If the line cannot continue, chooseBelow returns an
-// error. An encrypted branch is never based on the line, whose layers may be in clear.
+// error. An encrypted branch is never based on the line, whose layers may be unencrypted.
 func (b *branch) chooseBelow(rec *ledger.Record) error {
 	b.below, b.line = b.lease, 1
 	if rec.Rebased == nil || b.req.Mode == vm.BranchFull || b.req.Mode == vm.BranchDisk {

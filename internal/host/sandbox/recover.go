@@ -62,8 +62,8 @@ func (m *Manager) LeftAlone() (list []LeftAlone) {
 	return list
 }
 
-// readoptAll takes over all VMs. The parameter entries is the content of the run directory, in
-// which each VM has a folder.
+// readoptAll takes over all VMs. Its parameter is the content of the run directory, in which each
+// VM has a folder.
 func (m *Manager) readoptAll(entries []os.DirEntry) {
 	found := make(chan struct{}, vmpool.AtOnce)
 	var group sync.WaitGroup
@@ -102,7 +102,7 @@ func (m *Manager) leave(l left) {
 }
 
 // recoverAllData calls recoverData for each sandbox that has no VM. It uses all CPUs, because a host can
-// have 100,000 suspended sandboxes. The parameter entries is the content of the data directory.
+// have 100,000 suspended sandboxes. Its parameter is the content of the data directory.
 func (m *Manager) recoverAllData(entries []os.DirEntry) error {
 	var ids []string
 	for _, d := range entries {
@@ -158,7 +158,7 @@ func (e *aloneError) Error() string {
 }
 
 // readopt takes over one VM; settleTakenOver then makes it a running sandbox. There are three kinds
-// of VMs that no client can use: VMs whose ids no client has received, VMs that may not have
+// of VMs that no client can use: VMs whose ids no client has received, VMs that have possibly not
 // confirmed their identity, and VMs that a suspended state has replaced. In these cases, readopt
 // kills the VM and returns a *ledger.LostError. Any other error means that readopt has changed
 // nothing. A working VM is taken over even if something else is missing. For example, a VM without

@@ -1,10 +1,11 @@
 // Package sandbox implements sandboxes. It forks them from snapshots, branches them, rolls them
 // back, suspends and deletes them, and owns all of their files.
 //
-// The package decides the order of steps, the limits, and what to undo after an error; package state
-// draws the states of a sandbox. It uses other packages for the work itself: vmpool.VMMs for VMM
-// processes, the interface Guest below for guest agents, and package store for the files of
-// snapshots. Package workspace gives names to sandboxes, and package bake makes parents.
+// The package decides the order of steps, the limits, and what to undo after an error. The
+// documentation of package state has a drawing of a sandbox's states. Package sandbox uses other
+// packages for the work itself: vmpool.VMMs for VMM processes, the interface Guest below for guest
+// agents, and package store for the files of snapshots. Package workspace gives names to sandboxes,
+// and package bake makes parents.
 package sandbox
 
 import (

@@ -7,7 +7,7 @@ import (
 	"github.com/forkd/forkd/internal/host/netclient"
 )
 
-// trust makes the guest of v trust forkd-net's CA, if the sandbox has secrets or a hold.
+// trust tells the guest of v to trust forkd-net's CA, if the sandbox has secrets or a hold.
 func (m *Manager) trust(ctx context.Context, v *liveVM, setting netclient.Setting) error {
 	if m.cfg.Net == nil || !setting.EndsTLS() { // without a network, there is no CA
 		return nil

@@ -113,7 +113,7 @@ func (s *Sandbox) swapLeases(change func()) error {
 	return nil
 }
 
-// settleRebase records whether a VM has begun the pending rebase. The parameter rebases is the VM's
+// settleRebase records whether a VM has begun the pending rebase. Its last parameter is the VM's
 // count of rebases. Once a rebase has begun, the VM's memory is based on the branch.
 func (s *Sandbox) settleRebase(v *liveVM, rebases uint64) error {
 	s.mu.Lock()

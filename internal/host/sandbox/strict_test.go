@@ -16,7 +16,7 @@ var (
 		Library: "libcrypto.so.3"}}}
 )
 
-// finds makes all guests report the given findings from now on.
+// finds sets the findings that all guests report from now on.
 func (w *world) finds(found *agentproto.Unique) {
 	w.vmms.Mu.Lock()
 	defer w.vmms.Mu.Unlock()

@@ -9,9 +9,9 @@ import (
 	"github.com/forkd/forkd/internal/host/vmpool"
 )
 
-// Attach makes a running sandbox mount another volume, in the slot after its other volumes. From then on,
-// the volume is like one that the sandbox has mounted since its fork. After an error the sandbox has its
-// former volumes. The errors are those of mounts.Live.
+// Attach mounts another volume in a running sandbox, in the slot after its other volumes. From then
+// on, the volume is like one that the sandbox has mounted since its fork. After an error the
+// sandbox has its former volumes. The errors are those of mounts.Live.
 func (m *Manager) Attach(ctx context.Context, id string, mount mounts.Mount) (Info, error) {
 	return m.changeVolumes(ctx, id, "attach a volume to", func(wait context.Context, l *mounts.Live,
 		parent *snapshot.Manifest) error {
@@ -22,9 +22,9 @@ func (m *Manager) Attach(ctx context.Context, id string, mount mounts.Mount) (In
 	})
 }
 
-// Detach makes a running sandbox unmount the given volume, which must be in the sandbox's highest
-// used slot. Another sandbox can then become the writer of this volume. After an error of the
-// guest, the sandbox still has the volume.
+// Detach unmounts the given volume in a running sandbox. The volume must be in the sandbox's
+// highest used slot. Another sandbox can then become the writer of this volume. After an error of
+// the guest, the sandbox still has the volume.
 func (m *Manager) Detach(ctx context.Context, id, volume string) (Info, error) {
 	return m.changeVolumes(ctx, id, "detach a volume from", func(wait context.Context, l *mounts.Live,
 		_ *snapshot.Manifest) error {
@@ -32,9 +32,8 @@ func (m *Manager) Detach(ctx context.Context, id, volume string) (Info, error) {
 	})
 }
 
-// changeVolumes calls the function change with the volumes of a running sandbox, and with the
-// snapshot that the sandbox runs from. The function's context ends when the guest has had enough
-// time.
+// changeVolumes passes the volumes of a running sandbox, and the snapshot that the sandbox runs
+// from, to the given function. The function's context ends when the guest has had enough time.
 func (m *Manager) changeVolumes(ctx context.Context, id, op string,
 	change func(context.Context, *mounts.Live, *snapshot.Manifest) error) (Info, error) {
 	return m.change(ctx, id, func(h *Held) error {

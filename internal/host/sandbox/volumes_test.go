@@ -156,8 +156,8 @@ func TestVolumesOfAForkThatFails(t *testing.T) {
 	w.checkClean(t)
 }
 
-// The next daemon takes over a sandbox with its volumes, and makes the guest mount them again. If the VM
-// has ended in the meantime, the volumes are free.
+// The next daemon takes over a sandbox with its volumes, and tells the guest to mount them again.
+// If the VM has ended in the meantime, the volumes are free.
 func TestVolumesAfterARestart(t *testing.T) {
 	w, guests := newVolumeWorld(t)
 	list := []mounts.Mount{{Name: "a", Path: "/a"}, {Name: "b", Path: "/b", Mode: "copy"}}

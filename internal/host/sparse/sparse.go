@@ -87,8 +87,8 @@ func EachData(src *os.File, p Part, f func(data Part) error) error {
 	return nil
 }
 
-// Punch makes holes in the file f wherever the file given as the parameter like has holes. The
-// parameter size is the size of that other file. Punch moves the offset of the other file.
+// Punch makes holes in the file f at all offsets at which a second file (like) has holes. The
+// second file has the given size. Punch moves the offset of the second file.
 func Punch(f, like *os.File, size int64) error {
 	const punch = unix.FALLOC_FL_PUNCH_HOLE | unix.FALLOC_FL_KEEP_SIZE
 	for at := int64(0); at < size; {

@@ -41,8 +41,8 @@ type later struct {
 	todo  []func() error
 }
 
-// soon calls the function add immediately if the snapshot is not arriving. If the snapshot is
-// arriving, soon opens the served file, and keeps the function add for Arrived.
+// soon calls add immediately if the snapshot is not arriving. If the snapshot is arriving, soon
+// opens the served file, and keeps add for Arrived.
 func (i *importing) soon(n int, p artifact.Part, add func() error) error {
 	if i.later == nil {
 		return add()
@@ -59,8 +59,8 @@ func (i *importing) soon(n int, p artifact.Part, add func() error) error {
 }
 
 // Arrive makes a snapshot usable for forks while files are missing. The parameters are as for
-// Import. The function open opens the served file of a part: a layer that the store lacks, or the
-// base image. Arrive closes the file. The parameter arrival reports when the served files have
+// Import. Arrive calls open for each part that is served: a layer that the store lacks, or the base
+// image. Arrive closes the opened files. The feeder.Arrival reports when the served files have
 // arrived. The caller must then call Arrived, or Lose.
 func (g *Staging) Arrive(ctx context.Context, m *snapshot.Manifest, files Contents,
 	arrival *feeder.Arrival, open func(part int) (*os.File, error), room func() error) (Info, error) {
@@ -186,7 +186,8 @@ func (a *arriving) cancel() error {
 }
 
 // Lose gives up an arriving snapshot. If a deletion has begun, the snapshot is gone afterwards.
-// Otherwise the snapshot is listed as failed, with the reason, and its leases receive the reason.
+// If no deletion has begun, the snapshot is listed as failed, with the reason, and its leases
+// receive the reason.
 func (g *Staging) Lose(reason error) {
 	s, a := g.store, g.arriving
 	s.mu.Lock()

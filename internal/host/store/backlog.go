@@ -7,8 +7,9 @@ import (
 	"github.com/forkd/forkd/internal/host/backlog"
 )
 
-// unflushed returns the layers that are to be written to disk. Layers of unnamed snapshots may also
-// be only in RAM, but are never written to disk. They count as layers of lines.
+// unflushed returns the layers that are to be written to disk. It omits layers of unnamed
+// snapshots: such a layer may be only in RAM, but it is never written to disk. It counts as a layer
+// of a line.
 func (s *Store) unflushed() (list []backlog.Layer) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

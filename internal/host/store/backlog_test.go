@@ -14,8 +14,8 @@ import (
 	"github.com/forkd/forkd/internal/host/reserve"
 )
 
-// slowDisk opens a store whose RAM has room for the given number of layers, each as large as the
-// layers that the function publish makes. Nothing is written to its disk until catchUp is called.
+// slowDisk opens a store whose RAM has room for the given number of layers, each as large as a
+// layer that publish makes. Nothing is written to its disk until catchUp is called.
 //
 // +checklocksignore: it returns with the flusher's lock held
 func slowDisk(t *testing.T, layers int) (s *Store, d dirs, catchUp func()) {
@@ -197,7 +197,7 @@ func TestBacklogOfAFullDisk(t *testing.T) {
 }
 
 // For a large branch, the store drops more unused layers than usual. The branch gets the freed room
-// at once.
+// immediately.
 func TestUnusedLayersMakeRoomForALargeBranch(t *testing.T) {
 	d := newDirs(t)
 	s := d.open(t)

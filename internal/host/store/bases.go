@@ -71,7 +71,7 @@ func (g *Staging) UseBoot(kernel, initrd *os.File) (err error) {
 }
 
 // addInBackground adds a file to the store. The snapshot names the file by its digest. If the file
-// cannot be linked, and the argument keep is true, the file is copied.
+// cannot be linked, and keep is true, the file is copied.
 func (g *Staging) addInBackground(what string, file *os.File, keep bool) (*basing, error) {
 	// Open the file again, because computing the digest moves the offset, and duplicates of a
 	// descriptor share an offset.
@@ -144,8 +144,8 @@ func (g *Staging) stopBasing() (any bool) {
 func procPath(f *os.File) string { return fmt.Sprintf("/proc/self/fd/%d", f.Fd()) }
 
 // addBase computes the digest of a file and records where the file is. The store then keeps the
-// record as long as g or a snapshot needs it. If addBase cannot link the file, and the argument
-// keep is true, addBase copies the file.
+// record as long as g or a snapshot needs it. If addBase cannot link the file, and keep is true,
+// addBase copies the file.
 func (s *Store) addBase(ctx context.Context, g *Staging, f *os.File, path string, keep bool) (snapshot.Base, error) {
 	id, err := fileid.Of(f)
 	if err != nil {

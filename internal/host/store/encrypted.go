@@ -55,7 +55,7 @@ func (s *Store) keysIn(dir, id string) ([]string, error) {
 }
 
 // openEncrypted decrypts the file that replaces the missing file at path. If there is no such
-// encrypted file, openEncrypted returns the error in the parameter missing.
+// encrypted file, openEncrypted returns the given error.
 func (s *Store) openEncrypted(path string, missing error) (*os.File, error) {
 	enc, err := s.openAsIs(path + crypt.Suffix)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -79,8 +79,8 @@ func isDecrypted(f *os.File) bool {
 	return unix.Fstat(int(f.Fd()), &st) == nil && st.Nlink == 0
 }
 
-// AcquireInClear is like Acquire, for callers that write data of the snapshot to the disk in clear. If the
-// snapshot is encrypted, the error is an *EncryptedError.
+// AcquireInClear is like Acquire, for callers that write unencrypted data of the snapshot to the
+// disk. If the snapshot is encrypted, the error is an *EncryptedError.
 func (s *Store) AcquireInClear(tag string) (*Lease, error) { return s.inClear(tag, s.Acquire) }
 
 func (s *Store) inClear(tag string, acquire func(tag string) (*Lease, error)) (*Lease, error) {
@@ -179,10 +179,11 @@ func (s *Store) idleFamilyLocked(tag string) ([]*entry, error) {
 const rewritePrefix = "rewrite-"
 
 // Rewrite replaces the files of a snapshot. It calls the function write, which writes all files of
-// the snapshot to an empty directory. Then Rewrite exchanges the two directories in one step. If
-// the daemon is killed, either all old files or all new files remain. When Rewrite returns nil, the
-// old files are removed, and keys that no snapshot has any more are destroyed. If the snapshot is
-// used during the call, the error is an *InUseError, and nothing has changed.
+// the snapshot to an empty directory. Then Rewrite exchanges this directory and the snapshot's
+// directory in one step. If the daemon is killed, either all old files or all new files remain.
+// When Rewrite returns nil, the old files are removed, and keys that no snapshot has any more are
+// destroyed. If the snapshot is used during the call, the error is an *InUseError, and nothing has
+// changed.
 func (s *Store) Rewrite(tag, id string, write func(from, to string) error) error {
 	unpin, err := s.Pin(tag) // prevents the deletion of the snapshot
 	if err != nil {

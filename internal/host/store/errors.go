@@ -14,7 +14,8 @@ type (
 	EncryptedError = failure.EncryptedError
 )
 
-// writesPlain returns the error for operations that would write data of an encrypted snapshot in clear.
+// writesPlain returns the error for operations that would write unencrypted data of an encrypted
+// snapshot.
 func writesPlain(tag string) error {
 	return &EncryptedError{Tag: tag, Reason: "is encrypted, and this would write its data in clear; 'forkd decrypt " + tag +
 		"' makes that possible"}

@@ -16,8 +16,8 @@ const maxFailed = 256
 // ListFailed adds a failed branch to the list of snapshots, with the reason. It is for branches
 // that failed while no client waited for them, or that are lost. An entry stays until the branch is
 // deleted or made again, or the daemon exits. If there are too many entries, the oldest entry of
-// the owner with the most entries is dropped, so no owner displaces the entries of others. The
-// parameter owner is the owner of the sandbox that was branched, or empty if unknown. An entry
+// the owner with the most entries is dropped, so no owner displaces the entries of other owners.
+// The parameter owner is the owner of the sandbox that was branched, or empty if unknown. An entry
 // without an owner is dropped only when no owner has two entries.
 func (s *Store) ListFailed(tag, owner string, reason error) {
 	s.mu.Lock()

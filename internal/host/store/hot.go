@@ -28,9 +28,9 @@ import (
 // The caller sets the other fields of m: the machine, the guest, and the disk. For a branch the
 // caller also sets the parent and the inherited memory layers. The caller lists in m.Disk all
 // layers except the last layer. The caller sets the base and the boot files only if UseBase and
-// UseBoot were not called. The parameter disk has the open files of all disk layers, including the
-// last. The files must be on the store's file system, because Publish makes links to them in the
-// snapshot's own directory. Thus the snapshot does not depend on the directories of other
+// UseBoot were not called. The last parameter has the open files of all disk layers, including the
+// last layer. The files must be on the store's file system, because Publish makes links to them in
+// the snapshot's own directory. Thus the snapshot does not depend on the directories of other
 // snapshots. If m has volumes, LinkVolumes must have been called.
 func (g *Staging) Publish(m *snapshot.Manifest, extents []vm.Extent, disk []*os.File) (Info, error) {
 	g.store.mu.Lock()

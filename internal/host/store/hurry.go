@@ -21,8 +21,8 @@ type hurry func() (done func())
 func (g *Staging) Hurry(lift func() (done func())) { g.lift = lift }
 
 // hurriesLocked returns functions for all VMs whose data in the disk layers of the snapshot m may
-// not be on disk yet. Each function lifts the disk limits of one VM. The parameter lift is the
-// function for the VM of m.
+// not be on disk yet. Each function lifts the disk limits of one VM. The given function is for the
+// VM of m.
 func (s *Store) hurriesLocked(m *snapshot.Manifest, lift hurry) (all []hurry) {
 	if m.Parent != nil && s.byID[m.Parent.ID] != nil {
 		all = append(all, s.byID[m.Parent.ID].hurries...) // for inherited layers; empty after the parent was flushed
@@ -48,8 +48,8 @@ func liftAll(hurries []hurry) (done func()) {
 
 // HurryTakenOver is like Hurry, for the unflushed snapshots of a sandbox that an earlier daemon has
 // started. It finds these snapshots by their disk layers. If the snapshot that owns a layer has
-// been deleted, the store cannot tell which sandbox has written the layer. So the list frozen has
-// the IDs of the snapshots that own the sandbox's frozen disk tops. The function lift lifts the
+// been deleted, the store cannot tell which sandbox has written the layer. So the caller also gives
+// the IDs of the snapshots that own the sandbox's frozen disk tops. The given function lifts the
 // disk limits of the sandbox's present VM.
 func (s *Store) HurryTakenOver(sandbox string, frozen []string, lift func() (done func())) {
 	s.mu.Lock()
@@ -75,7 +75,7 @@ func (s *Store) HurryTakenOver(sandbox string, frozen []string, lift func() (don
 }
 
 // hasDiskOfLocked reports whether a snapshot has a disk layer that was made for a branch of the
-// sandbox, or whose owner is in the list frozen.
+// sandbox, or whose owner is in the given list.
 func (s *Store) hasDiskOfLocked(m *snapshot.Manifest, sandbox string, frozen []string) bool {
 	if m.Disk == nil {
 		return false

@@ -36,8 +36,8 @@ func publishBy(t *testing.T, s *Store, d dirs, l hurry, tag, parent string) {
 }
 
 // A snapshot's VM is not throttled from the publication of the snapshot until the end of its flush.
-// It is also not throttled during later attempts, or while a snapshot that inherits the disk layer
-// is flushed.
+// The VM is also not throttled during later attempts, or while a snapshot that inherits the disk
+// layer is flushed.
 func TestFlushIsNotThrottled(t *testing.T) {
 	s, d, catchUp := slowDisk(t, 100)
 	var a, b throttle

@@ -34,7 +34,7 @@ func TestIdleSnapshotsAreClosed(t *testing.T) {
 			t.Fatal(err)
 		}
 		l.Release()
-		again, err := s.Acquire(fmt.Sprintf("s%d", i/2)) // some have their files open, others do not
+		again, err := s.Acquire(fmt.Sprintf("s%d", i/2)) // some snapshots have their files open, and some do not
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -27,9 +27,9 @@ import (
 
 // Contents has the files of a snapshot from another host.
 type Contents interface {
-	// Decode reads the file whose index in artifact.Parts is the parameter part. It calls
-	// write(offset, p) for each nonzero piece of the file, in ascending order. It returns an error
-	// if the content differs from the digest in the manifest.
+	// Decode reads the file with the given index in artifact.Parts. It calls write(offset, p) for
+	// each nonzero piece of the file, in ascending order. It returns an error if the content
+	// differs from the digest in the manifest.
 	Decode(ctx context.Context, part int, write func(offset uint64, p []byte) error) error
 }
 

@@ -8,8 +8,8 @@ import (
 	"github.com/forkd/forkd/internal/host/phase"
 )
 
-// index finds snapshots by their names, and by what they share, so that a deletion or a branch need
-// not look at every snapshot of the store. It is guarded by Store.mu.
+// index finds snapshots by their names, and by what they share, so that neither a deletion nor a
+// branch has to look at every snapshot of the store. It is guarded by Store.mu.
 type index struct {
 	byTag   map[string]*entry
 	byID    map[string]*entry // snapshots with a manifest, by ID

@@ -59,7 +59,7 @@ func (l *Lease) Layers() []*os.File { return l.layers }
 // disk, the result is empty.
 func (l *Lease) Disk() []*os.File { return l.disk }
 
-// Encrypted reports whether the snapshot is encrypted. Its open files are in RAM, in clear.
+// Encrypted reports whether the snapshot is encrypted. Its open files are in RAM, unencrypted.
 func (l *Lease) Encrypted() bool { return l.secret }
 
 // Release ends the lease. Calling it again does nothing.

@@ -44,8 +44,8 @@ func (s *Store) lineLocked(e *entry) (owners []string) {
 }
 
 // lines returns, for each owner of sandboxes, how many bytes of RAM the memory layers in the lines
-// of these sandboxes take. It omits layers that are to be written to disk, because the function
-// unflushed counts these.
+// of these sandboxes take. It omits layers that are to be written to disk, because Store.unflushed
+// returns these.
 func (s *Store) lines() map[string]uint64 {
 	of := make(map[string]string) // owners of sandboxes, by layer
 	s.mu.Lock()

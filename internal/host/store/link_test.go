@@ -12,8 +12,8 @@ import (
 )
 
 // If the layer of a branch's parent has as many links as the file system permits, the branch fails
-// with an error that says what to do. It leaves nothing behind. As soon as there is one link fewer,
-// the branch works.
+// with an error that says what to do. It leaves nothing behind. As soon as one link is removed, the
+// branch works.
 func TestTooManyLinks(t *testing.T) {
 	d := newDirs(t)
 	s := d.open(t)

@@ -119,9 +119,9 @@ func (s *Store) inheritDigests(m *snapshot.Manifest) {
 // inherit does not find the digest, seal computes it.
 const maxInherit = 16
 
-// inherit does the work of inheritDigests for layers of one kind. The parameter having maps the
-// owner of a layer to the snapshots that have the layer. The parameter of is a function that
-// returns the layers of that kind in a manifest.
+// inherit does the work of inheritDigests for layers of one kind. The given map has, for each owner
+// of a layer, the snapshots that have the layer. The given function returns the layers of that kind
+// in a manifest.
 func (s *Store) inherit(m *snapshot.Manifest, kind string, layers []snapshot.File,
 	having map[string][]*entry, of func(*snapshot.Manifest) []snapshot.File) {
 	type known struct{ path, digest string }

@@ -21,13 +21,13 @@ import (
 	"github.com/forkd/forkd/internal/host/writers"
 )
 
-// A snapshot can be encrypted while it is made, see Staging.Encrypt. Its files are then written to the
-// RAM file system, and Publish writes their encrypted forms to the disk. Such a snapshot is never
-// hot: it is on disk before it becomes visible, and the files in RAM are removed.
+// A snapshot can be encrypted while it is made, see Staging.Encrypt. In this case, its files are
+// written to the RAM file system, and Publish writes their encrypted forms to the disk. Such a
+// snapshot is never hot: it is on disk before it becomes visible, and the files in RAM are removed.
 
 // Encrypt makes a key for a snapshot that has memory and no volumes. From then on, Create and Path
 // name files in RAM, and Publish encrypts these files and the disk layers that it is given. The
-// parameter from is the lease of the snapshot whose layers the new snapshot inherits, or nil. These
+// given lease belongs to the snapshot whose layers the new snapshot inherits. It may be nil. These
 // layers stay in the form that they have in that snapshot, encrypted or not. Encrypt must be called
 // before the first file is made. If the snapshot cannot be encrypted, the error is an
 // *EncryptedError or a *vault.KeyError.
@@ -59,16 +59,15 @@ func (g *Staging) Encrypt(ctx context.Context, from *Lease, diskOnly, volumes bo
 	})
 }
 
-// CanEncrypt returns an error if Encrypt would refuse a new snapshot with the given tag, as far as
-// this is known without asking another system. The error is an *EncryptedError or a
-// *vault.KeyError.
+// CanEncrypt returns an error if it is already known that Encrypt would refuse a new snapshot with
+// the given tag. It asks no other system. The error is an *EncryptedError or a *vault.KeyError.
 func (s *Store) CanEncrypt(tag string, diskOnly, volumes bool) error {
 	return cmp.Or(failure.CanEncrypt(tag, diskOnly, volumes), s.vault.CanSeal())
 }
 
-// place puts a layer of an encrypted snapshot into the snapshot's directory: as a link to the layer
-// of the snapshot with the ID from, if that snapshot has the layer. Otherwise it makes an encrypted
-// copy of f. If f is nil, that snapshot must have the layer.
+// place puts a layer of an encrypted snapshot into the snapshot's directory. If the snapshot with
+// the given ID has the layer, place makes a link to that layer. Otherwise it makes an encrypted
+// copy of f. If f is nil, the snapshot with the given ID must have the layer.
 func (g *Staging) place(kind, from, owner string, f *os.File) error {
 	name := snapshot.LayerFile(kind, g.id, owner)
 	linked, err := g.linkFrom(kind, from, owner, filepath.Join(g.dir, name))
@@ -81,7 +80,7 @@ func (g *Staging) place(kind, from, owner string, f *os.File) error {
 	return g.encrypt(name, f)
 }
 
-// linkFrom makes a link to a layer of the snapshot with the ID from. The layer may be encrypted or
+// linkFrom makes a link to a layer of the snapshot with the given ID. The layer may be encrypted or
 // not. linkFrom reports whether that snapshot has the layer.
 func (g *Staging) linkFrom(kind, from, owner, to string) (bool, error) {
 	s := g.store

@@ -104,8 +104,8 @@ func (g *Staging) SetStep(step string) {
 }
 
 // For sets the owner of the snapshot. The flusher lets owners take turns. If the snapshot is a
-// branch, the parameter from is the lease of its parent, and the branch gets the base image of the
-// parent. If the snapshot is not a branch, from is nil.
+// branch, the given lease belongs to its parent, and the branch gets the base image of the parent.
+// If the snapshot is not a branch, the lease is nil.
 func (g *Staging) For(owner string, from *Lease) {
 	g.owner = owner
 	if from != nil && from.Manifest().Disk != nil {
@@ -123,7 +123,7 @@ func (g *Staging) setBase(base snapshot.Base) {
 // snapshot does not wait for snapshots that no sandbox waits for.
 func (g *Staging) Awaited() { g.awaited = true }
 
-// DurableFirst makes Publish flush the snapshot to disk before it becomes visible.
+// DurableFirst tells Publish to flush the snapshot to disk before the snapshot becomes visible.
 func (g *Staging) DurableFirst() { g.first = true }
 
 // Inherit is called if the snapshot inherits the memory layers of a leased snapshot that is not its

@@ -24,7 +24,8 @@
 //	<ram>/<id>/memory.layer            the hot copy of a snapshot's memory layer
 //	<ram>/<id>/origin                  identifies that layer's file on disk; missing until the layer is flushed
 //
-// Package phase draws the phases of an entry, and only the functions in that package change them.
+// The documentation of package phase has a drawing of the phases of an entry. Only the functions in
+// package phase change the phase of an entry.
 //
 // Locks are taken in the order of the arrows. A lock without an arrow into it is taken first, or
 // alone:
@@ -135,7 +136,8 @@ type entry struct {
 
 	hotMu sync.Mutex // held while files are opened or closed
 	hot   *hotFiles  // nil until the first lease; guarded by hotMu
-	// the files with which the snapshot arrived, which older leases use; nil if there are none; guarded by hotMu
+	// the files with which the snapshot arrived; older leases use these files; nil if there are
+	// none; guarded by hotMu
 	arrived *hotFiles
 	served  bool // a process may still serve the files in arrived; guarded by Store.mu
 	// set from Arrive until the snapshot has arrived; guarded by Store.mu
@@ -394,8 +396,8 @@ func (s *Store) readManifest(path string) (*snapshot.Manifest, error) {
 	return snapshot.ParseManifest(p)
 }
 
-// emptyDir removes the entries of dir. An entry stays if the function keep returns true for its
-// name. If the VMM of an earlier daemon has a file open for writing, the file is removed later.
+// emptyDir removes the entries of dir. An entry stays if keep returns true for its name. If the VMM
+// of an earlier daemon has a file open for writing, the file is removed later.
 func (s *Store) emptyDir(dir string, keep func(name string) bool) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {

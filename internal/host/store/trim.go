@@ -54,8 +54,8 @@ func (s *Store) trim(e *entry, h *hotFiles) {
 	}
 }
 
-// trimLayer frees pages of a layer in RAM wherever the layer's file on disk has holes. The
-// parameter hot is the layer's file in RAM. No process writes to either file any more.
+// trimLayer frees pages of a layer in RAM wherever the layer's file on disk has holes. The given
+// file is the layer's file in RAM. No process writes to either file any more.
 func (s *Store) trimLayer(dir string, m *snapshot.Manifest, l snapshot.File, hot *os.File) error {
 	disk, err := s.openSized(layerPath(dir, m, l.Owner), l.Bytes)
 	if err != nil {

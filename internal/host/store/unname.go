@@ -77,7 +77,7 @@ func (s *Store) removeOrUnname(e *entry) error {
 	return nil
 }
 
-// OnGone makes the store call f with the manifest of each snapshot that can no longer be forked,
+// OnGone tells the store to call f with the manifest of each snapshot that can no longer be forked,
 // for any reason. If OnGone was called before, the store first calls the functions of the earlier
 // calls. A damaged snapshot without a readable manifest is omitted. For a snapshot that first loses
 // its name and is deleted later, f is called twice. OnGone must not be called concurrently.

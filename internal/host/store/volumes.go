@@ -9,7 +9,7 @@ import (
 )
 
 // LinkVolumes gives the snapshot its own links to the files of volumes, so that it keeps their content
-// when the volumes change or are removed. The parameter files has the open files of each volume.
+// when the volumes change or are removed. The last parameter has the open files of each volume.
 func (g *Staging) LinkVolumes(volumes []snapshot.Volume, files [][]*os.File) error {
 	for i, v := range volumes {
 		for n, f := range v.Files {

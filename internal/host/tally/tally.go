@@ -74,7 +74,7 @@ func (c *Tally) CallsSince() *uint64 {
 // Written returns the number of bytes written since the snapshot, given the number that the VM has
 // written in total. The first call after a fork, a rollback or a resumption returns zero and only
 // sets the base, because a measurement during the fork, rollback or resumption would have delayed
-// it.
+// that operation.
 func (c *Tally) Written(now Written) Written {
 	c.mu.Lock()
 	defer c.mu.Unlock()

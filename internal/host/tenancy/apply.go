@@ -146,7 +146,7 @@ type transfer struct {
 	done chan error
 }
 
-// newTransfer calls the function send with the archive that is written to the transfer.
+// newTransfer calls send with an archive, which is the data that is written to the transfer.
 func newTransfer(send func(archive io.Reader) error) *transfer {
 	r, w := io.Pipe()
 	t := &transfer{w, make(chan error, 1)}

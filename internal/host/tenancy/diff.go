@@ -64,9 +64,9 @@ func (v *View) Export(ctx context.Context, d *diff.Differ, req DiffRequest,
 	})
 }
 
-// prepare sets From and the leases of req, and calls the function compare with the two sides of the
-// comparison. After compare has returned, prepare deletes the snapshots and children that it has
-// made.
+// prepare sets From and the leases of req, and passes the two sides of the comparison to the given
+// function. After this function has returned, prepare deletes the snapshots and children that it
+// has made.
 func (v *View) prepare(ctx context.Context, d *diff.Differ, req *DiffRequest,
 	compare func(_ context.Context, old, now *side) error) error {
 	if v.isEmpty() {
@@ -128,7 +128,7 @@ func (v *View) prepare(ctx context.Context, d *diff.Differ, req *DiffRequest,
 	return compare(ctx, &old, &now)
 }
 
-// The method runs returns the sandbox with the given id, for a request in which the sandbox's own
+// This method returns the sandbox with the given id, for a request in which the sandbox's own
 // snapshot is the older side.
 func (v *View) runs(id string) (i sandbox.Info, err error) {
 	if !vmpool.IsID(id) {

@@ -34,8 +34,8 @@ func (v *View) Reach(id string) error {
 	return v.host.manager.Reach(v.as(context.Background()), id)
 }
 
-// reached calls the function do with the manager, and with a context in which the manager acts for
-// the principal. If the principal may not see the sandbox, reached returns an error instead.
+// reached passes the manager, and a context in which the manager acts for the principal, to the
+// given function. If the principal may not see the sandbox, reached returns an error instead.
 func reached[T any](ctx context.Context, v *View, id string,
 	do func(context.Context, *sandbox.Manager) (T, error)) (t T, err error) {
 	if err := v.Reach(id); err != nil {
@@ -248,7 +248,7 @@ func (v *View) NetworkStats(ctx context.Context, id string) (netproto.Stats, err
 }
 
 // Effects returns the requests of a sandbox that were held since it was connected to the network.
-// Whenever the result of NetworkStats is zero, there are none.
+// If the result of NetworkStats is zero, there are no such requests.
 func (v *View) Effects(ctx context.Context, id string) (netproto.Effects, error) {
 	return reached(ctx, v, id, func(ctx context.Context, m *sandbox.Manager) (e netproto.Effects, err error) {
 		link, err := m.Link(id)
@@ -289,8 +289,9 @@ func withMemory(m *sandbox.Manager, ctx context.Context, id string) (sandbox.Sta
 // MaxStatsAge is the maximum age of the results of RecentStats and RecentWritten.
 const MaxStatsAge = 10 * time.Second
 
-// statsKey identifies the measurements of a sandbox that callers share. A measurement is not used
-// after a change of the state, of the snapshot that the sandbox runs from, or of its latest snapshot.
+// statsKey identifies a sandbox's measurements, which all callers share. A measurement is not used
+// after a change of the state, of the snapshot that the sandbox runs from, or of its latest
+// snapshot.
 type statsKey struct {
 	id    string
 	state sandbox.State

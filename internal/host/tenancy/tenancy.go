@@ -93,7 +93,7 @@ func (v *View) Limited(what string) error {
 }
 
 // MayName returns an *owner.PrefixError if the principal may not use a name for a snapshot,
-// workspace or volume. The parameter what is the kind of object, for the error.
+// workspace or volume. The error names the given kind of object.
 func (v *View) MayName(what, name string) error {
 	return owner.Within(v.as(context.Background()), v.p.Prefix.HasTag(name), "%s: %.70q", what, name)
 }

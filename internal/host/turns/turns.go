@@ -13,7 +13,7 @@ type Config[T any] struct {
 	Do      func(T) error  // if it returns an error, the object is tried again later
 	After   func()         // called after each Do
 	Owner   func(T) string // must not change while the object is in the queue
-	Awaited func(T) bool   // must not change; awaited objects have their own goroutine, so others do not delay them
+	Awaited func(T) bool   // must not change; awaited objects have their own goroutine and wait for no other objects
 	Retry   time.Duration  // between a failed Do and the next attempt
 }
 
@@ -117,8 +117,8 @@ func (q *Queue[T]) run(awaited bool) {
 	}
 }
 
-// failedIn schedules another attempt for an object after a failed attempt. The parameter last says
-// whether Close was called before the attempt.
+// failedIn schedules another attempt for an object after a failed attempt. If last is true, Close
+// was called before the attempt.
 func (q *Queue[T]) failedIn(x T, last bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

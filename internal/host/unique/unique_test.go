@@ -38,8 +38,8 @@ func TestOr(t *testing.T) {
 	}
 }
 
-// The function repeats returns the findings of an agent that lists n repeating generators, and only
-// counts the given number of further generators.
+// This function returns the findings of an agent that lists n repeating generators. The agent
+// counts the given number of further generators, but does not list them.
 func repeats(n int, more uint32) *agentproto.Unique {
 	u := &agentproto.Unique{More: more}
 	for i := range n {

@@ -61,10 +61,10 @@ type Seal struct {
 	key   crypt.Key
 }
 
-// CanSeal returns an error if Seal would fail, as far as that is known without the program of
-// --kms-command. Seal fails if nothing wraps keys, or if v is nil. It also fails if the directory for
-// decrypted files is not on a RAM file system, because callers write the files there before they
-// encrypt them.
+// CanSeal returns an error if it is already known that Seal would fail. It does not run the program
+// of --kms-command. Seal fails if nothing wraps keys, or if v is nil. It also fails if the
+// directory for decrypted files is not on a RAM file system, because callers write the files there
+// before they encrypt them.
 func (v *Vault) CanSeal() error {
 	if v == nil || v.cfg.KeyFile == "" && len(v.cfg.Command) == 0 {
 		return errNoSecret
@@ -85,8 +85,8 @@ func (v *Vault) Seal(ctx context.Context) (*Seal, error) {
 }
 
 // Encrypt writes the encrypted form of src to a new file, and syncs the file. The file's path is
-// the given path followed by crypt.Suffix. The parameter room is the number of bytes that the file
-// may take on the file system. The parameter name identifies the file.
+// the given path followed by crypt.Suffix. The file may take the given number of bytes on the file
+// system. The given name identifies the file.
 func (s *Seal) Encrypt(path string, src *os.File, name string, room uint64) error {
 	if need := fileid.BlocksOf(src); need > room {
 		return fmt.Errorf("%s of %d MiB, %d MiB are left: %w", filepath.Base(path), need>>20, room>>20, unix.ENOSPC)

@@ -29,7 +29,7 @@ func newHelpers(port uint32, guest func(v *VMM, host net.Conn)) *VMMs {
 	}}
 }
 
-// Unpacks returns a guest that calls the function unpack with the stream of an image, and answers
+// Unpacks returns a guest that passes the stream of an image to the function unpack, and answers
 // with the function's error. If unpack is nil, Unpacks returns nil.
 func Unpacks(unpack func(stream io.Reader) error) func(*VMM, net.Conn) {
 	if unpack == nil {

@@ -60,7 +60,7 @@ func (v *VMM) holdLocked(f *os.File) error {
 	return err
 }
 
-// swapTopLocked makes the VM write to another top of a disk. It duplicates the descriptor of the new
+// swapTopLocked switches the VM to another top of a disk. It duplicates the descriptor of the new
 // top and closes the old top.
 func (v *VMM) swapTopLocked(d *layers, top *os.File) error {
 	if v.all.KeepTops {
@@ -73,8 +73,8 @@ func (v *VMM) swapTopLocked(d *layers, top *os.File) error {
 	return err
 }
 
-// takeDisksLocked replaces the disks of the VM, and makes it write to the tops of the new disks.
-// Empty volume slots have no files.
+// takeDisksLocked replaces the disks of the VM. From then on, the VM writes to the tops of the new
+// disks. Empty volume slots have no files.
 func (v *VMM) takeDisksLocked(specs []vmmproto.Disk, disks [][]*os.File) error {
 	if len(specs) != len(disks) {
 		return fmt.Errorf("files of %d disks for %d disks", len(disks), len(specs))

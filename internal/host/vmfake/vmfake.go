@@ -62,8 +62,8 @@ type VMMs struct {
 	Killing    func()                // called by each Kill; may be nil
 	Most       int                   // largest number of layers that a VM has had above its snapshot's layers
 	Copying    chan struct{}         // closing it ends the copying of a live branch; nil: copying ends at once
-	// KeepTops makes VMs keep files open for writing that they should close: frozen tops, and files
-	// of a refused branch.
+	// If KeepTops is set, VMs keep files open for writing that they should close: frozen tops, and
+	// files of a refused branch.
 	KeepTops bool
 	// Keep is called with the state file of each branch. The VM keeps the result until it ends. May
 	// be nil.

@@ -61,8 +61,8 @@ type VMM struct {
 	last    uint64          // serial of the branch that Rebase may use; 0: none
 }
 
-// layers counts the layers of a disk above its base image, including the top: the field first is
-// the number after the restore, and the field now is the present number.
+// layers counts the layers of a disk above its base image, including the top. It has the number
+// after the restore (first) and the present number (now).
 type layers struct {
 	first, now int
 	top        *os.File // top of the disk, open for writing; nil: an empty volume slot

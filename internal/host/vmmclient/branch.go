@@ -102,8 +102,8 @@ func checkSaved(r *vmmproto.SaveResult, maxExtents uint32, memoryBytes uint64) e
 }
 
 // Rebase maps the layer of a branch in place of pages that the machine has not written since that
-// branch; see vmmproto.Rebase. The parameter serial is the BranchResult.Serial of the branch, and
-// the parameter layer is the branch's complete memory layer, open for reading. If the error is
+// branch; see vmmproto.Rebase. The given serial is the BranchResult.Serial of the branch, and the
+// given layer is the branch's complete memory layer, open for reading. If the error is
 // vm.ErrNotKept, nothing has changed. After any other error, Stats.Rebases shows whether the rebase
 // has begun.
 func (v *VMM) Rebase(ctx context.Context, serial uint64, layer *os.File) (result vmmproto.RebaseResult, err error) {

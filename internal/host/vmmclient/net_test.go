@@ -111,7 +111,7 @@ func synAck(syn []byte) []byte {
 	return p
 }
 
-// sum returns the internet checksum (RFC 1071) of p. It continues the sum in the parameter carry.
+// sum returns the internet checksum (RFC 1071) of p. It continues the given sum.
 func sum(p []byte, carry uint32) uint16 {
 	for ; len(p) >= 2; p = p[2:] {
 		carry += uint32(binary.BigEndian.Uint16(p))

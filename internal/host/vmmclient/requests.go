@@ -56,7 +56,7 @@ func (v *VMM) Boot(ctx context.Context, req vmmproto.Boot, files BootFiles) erro
 	return nil
 }
 
-// Restore makes the machine a copy of a snapshot. It sets req.Layers and the layer counts of
+// Restore turns the machine into a copy of a snapshot. It sets req.Layers and the layer counts of
 // req.Disks according to the given files. If req.Net is set, DialFrames must have been called.
 func (v *VMM) Restore(ctx context.Context, req vmmproto.Restore, files RestoreFiles) (result vmmproto.RestoreResult,
 	err error) {
@@ -97,7 +97,7 @@ const (
 // their size.
 func (v *VMM) setOOMScore(score int) { _ = v.proc.SetOOMScore(score) }
 
-// Limit replaces the limits of the VMM. The parameter ram is the size of the guest's memory in
+// Limit replaces the limits of the VMM. The second parameter is the size of the guest's memory in
 // bytes. A VMM has the default limits from Spawn on.
 func (v *VMM) Limit(limits vm.Limits, ram uint64) error { return v.leaf.Set(limits, ram) }
 
@@ -108,17 +108,17 @@ func (v *VMM) Hurry() (done func()) { return v.leaf.Hurry() }
 // support limits.
 func (v *VMM) Usage() (cgroup.Usage, error) { return v.leaf.Usage() }
 
-// Merge replaces several layers by one layer. The parameter merged is the file of this layer, which
-// has the combined content of the replaced layers. The request names the layers. Without merging, a
-// VMM that is branched repeatedly would run out of descriptors, and of memory for bitmaps.
+// Merge replaces several layers by one layer. The given file is that of the new layer. It has the
+// combined content of the replaced layers. The request names the layers. Without merging, a VMM
+// that is branched repeatedly would run out of descriptors, and of memory for bitmaps.
 func (v *VMM) Merge(ctx context.Context, req vmmproto.Merge, merged *os.File) error {
 	return v.call(ctx, vmmproto.KindMerge, &req, descriptors(merged), nil)
 }
 
 // SetVolume puts a disk into an empty volume slot, or empties the slot if there are no files. The
-// parameter disk is the number of the disk, counted over all disks. The caller keeps the files and
-// must close them. First SetVolume permits the VMM to write a top for a disk of sizeBytes. If the
-// daemon lacks the right to permit this, the VMM refuses a volume that is too large.
+// disk is given by its number among all disks of the VM. The caller keeps the files and must close
+// them. First SetVolume permits the VMM to write a top for a disk of sizeBytes. If the daemon lacks
+// the right to permit this, the VMM refuses a volume that is too large.
 func (v *VMM) SetVolume(ctx context.Context, disk int, sizeBytes uint64, files []*os.File) error {
 	if err := readOnly([][]*os.File{files}); err != nil {
 		return err
@@ -130,9 +130,9 @@ func (v *VMM) SetVolume(ctx context.Context, disk int, sizeBytes uint64, files [
 	return v.call(ctx, vmmproto.KindVolume, &req, descriptors(files...), nil)
 }
 
-// SetNet makes the machine use the newest frame socket of DialFrames or, if network is false, no
-// frame socket. The VMM does not tell the guest about the change. The process at the other end of
-// the socket resets the guest's connections.
+// SetNet switches the machine to the newest frame socket of DialFrames or, if network is false, to
+// no frame socket. The VMM does not tell the guest about the change. The process at the other end
+// of the socket resets the guest's connections.
 func (v *VMM) SetNet(ctx context.Context, network bool) error {
 	return v.call(ctx, vmmproto.KindNet, &vmmproto.SetNet{Net: network}, nil, nil)
 }

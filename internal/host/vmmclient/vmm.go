@@ -318,7 +318,7 @@ const (
 	framesBacklog = 16
 )
 
-// listen makes a listener in non-blocking mode for the VMM. The parameter kind is SOCK_STREAM or
+// listen makes a listener in non-blocking mode for the VMM. The kind is SOCK_STREAM or
 // SOCK_SEQPACKET.
 func listen(path string, kind, backlog int) (int, error) {
 	fd, err := unix.Socket(unix.AF_UNIX, kind|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)

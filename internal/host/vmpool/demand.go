@@ -16,7 +16,7 @@ const defaultLasts = 5 * time.Minute
 type demand struct {
 	burst int       // number of shells taken since the pool was last full
 	most  int       // largest recent burst
-	until time.Time // time at which the field most expires
+	until time.Time // time at which the value of most expires
 }
 
 // takenLocked counts a shell that a fork takes or, if the pool has none ready, would have taken.

@@ -59,7 +59,7 @@ func (k *Killer) end(sandbox string, v VMM) {
 // endingTime is how long Wait waits. It is long enough for the kernel to free a hundred GiB.
 const endingTime = 10 * time.Second
 
-// Wait waits for the end of all VMs that KillSoon has killed before the call, but at most for
+// Wait waits for the end of all VMs that KillSoon has killed before the call, but for at most
 // endingTime. It returns false if there were no such VMs.
 func (k *Killer) Wait() bool {
 	k.mu.Lock()

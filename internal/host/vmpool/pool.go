@@ -91,8 +91,8 @@ func (p *Pool) End() {
 	p.kick()
 }
 
-// Keep makes the pool keep shells ready for a snapshot, until Drop. Snapshots of the same shape
-// share shells.
+// Keep tells the pool to keep shells ready for a snapshot, until Drop is called. Snapshots of the
+// same shape share shells.
 func (p *Pool) Keep(snapshotID string, shape vm.Shape) {
 	p.mu.Lock()
 	p.want[snapshotID] = shape

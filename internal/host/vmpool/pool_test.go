@@ -37,7 +37,7 @@ func take(t *testing.T, p *vmpool.Pool, shape vm.Shape, n int) {
 	}
 }
 
-// The function eventually waits until a pool has the wanted number of shells.
+// This function waits until a pool has the wanted number of shells.
 func eventually(t *testing.T, p *vmpool.Pool, want int) {
 	t.Helper()
 	for end := time.Now().Add(time.Minute); p.Count() != want; time.Sleep(time.Millisecond) {
@@ -93,7 +93,7 @@ func TestPoolShrinks(t *testing.T) {
 	p.Close()
 }
 
-// Forget makes the pool kill the additional shells immediately.
+// Forget tells the pool to kill the additional shells immediately.
 func TestPoolForgets(t *testing.T) {
 	shape := vm.Shape{VCPUs: 1}
 	p, _ := newPool(t, vmpool.Config{Size: 2, Most: 6}, shape)

@@ -20,8 +20,8 @@ type Trials struct {
 	RunDir string // has the directories of the VMs
 }
 
-// Try returns an error if this host cannot restore the saved state of a machine. The parameter disk
-// is the size of the machine's disk in bytes; 0 means that it has no disk. If the reason is the
+// Try returns an error if this host cannot restore the saved state of a machine. The size of the
+// machine's disk is given in bytes; 0 means that the machine has no disk. If the reason is the
 // state or the host's CPU, the error has the code of a failed restore (such as vm.ErrCPU), and its
 // text names the missing feature.
 //

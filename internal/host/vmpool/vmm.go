@@ -65,9 +65,9 @@ type VMMs interface {
 	// OpenConsole opens the console ring in a VM's directory. It also works after the process has
 	// ended.
 	OpenConsole(dir string) (*os.File, error)
-	// AwaitStarts waits until the processes that are being started have executed their programs, but
-	// at most half a minute. Until then, each of these processes has copies of all descriptors of
-	// the daemon.
+	// AwaitStarts waits until the processes that are being started have executed their programs,
+	// but for at most half a minute. Until then, each of these processes has copies of all
+	// descriptors of the daemon.
 	AwaitStarts()
 }
 

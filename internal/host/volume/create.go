@@ -53,10 +53,10 @@ func (s *Store) Create(req Request) (Info, error) {
 	return s.finish(v, func(dir string) error { return s.makeBase(v, dir) })
 }
 
-// Snapshot makes a volume with the content and the size of another volume, whose name is the
-// parameter from. Both volumes then have hard links to the same immutable files. Snapshot ignores
-// the size in the request. The error is one of the errors of Create, or an *InUseError if the
-// source volume has a writer.
+// Snapshot makes a volume with the content and the size of another volume, which is given by its
+// name. Both volumes then have hard links to the same immutable files. Snapshot ignores the size in
+// the request. The error is one of the errors of Create, or an *InUseError if the source volume has
+// a writer.
 func (s *Store) Snapshot(ctx context.Context, from string, req Request) (Info, error) {
 	source, unlock, err := s.lock(ctx, from)
 	if err != nil {
@@ -86,8 +86,8 @@ func (s *Store) Snapshot(ctx context.Context, from string, req Request) (Info, e
 	})
 }
 
-// finish makes a volume that the method reserve has returned. It calls the function fill to make
-// the files in a directory. After an error, the name is free again.
+// finish makes a volume that reserve has returned. It calls fill, which makes the files in a
+// directory. After an error, the name is free again.
 func (s *Store) finish(v *volume, fill func(dir string) error) (Info, error) {
 	err := s.make(v, fill)
 	s.mu.Lock()
@@ -134,8 +134,8 @@ func (s *Store) reserve(req Request) (*volume, error) {
 	return v, nil
 }
 
-// make calls the function fill to make the files of a new volume in a temporary directory. Then it
-// renames the directory to the volume's name.
+// make calls fill, which makes the files of a new volume in a temporary directory. Then it renames
+// the directory to the volume's name.
 func (s *Store) make(v *volume, fill func(dir string) error) error {
 	var undo cleanup.Stack
 	defer undo.Run()

@@ -87,8 +87,8 @@ func (s *Store) checkOwn(v *volume) error {
 	return nil
 }
 
-// CopyFrom is like Copy, with the content that a volume has in a snapshot. The parameter files has the
-// snapshot's files of the volume.
+// CopyFrom is like Copy, with the content that a volume has in a snapshot. The last parameter has
+// the snapshot's files of the volume.
 func (s *Store) CopyFrom(d Disk, from *snapshot.Volume, files []*os.File) error {
 	r := &record.Volume{ID: from.ID, Name: from.Name, Created: time.Now().UTC(), SizeBytes: from.SizeBytes,
 		Layers: layersOf(from)}
@@ -190,7 +190,7 @@ func (s *Store) beginSwap(v *volume) (f *Files, top string, err error) {
 	return f, top, nil
 }
 
-// EndSwap records whether the VM of a disk writes to the top that BeginSwap has made. If it does, the
+// EndSwap records whether the VM of a disk writes to the top that BeginSwap has made. If so, the
 // former top is a layer from now on. Further calls with the same top do nothing.
 func (s *Store) EndSwap(ctx context.Context, d Disk, top string, swapped bool) error {
 	v, unlock, err := s.hold(ctx, d)
@@ -263,7 +263,7 @@ type Back struct {
 	done   bool     // whether the record may name the new files
 }
 
-// GoBack prepares the return of a disk to its content in a snapshot. The parameter files has the
+// GoBack prepares the return of a disk to its content in a snapshot. The last parameter has the
 // snapshot's files of the volume. Until Commit, the disk is unchanged.
 func (s *Store) GoBack(ctx context.Context, d Disk, to *snapshot.Volume, files []*os.File) (b *Back, err error) {
 	v, unlock, err := s.hold(ctx, d)
@@ -362,8 +362,8 @@ func (b *Back) Finish(ctx context.Context) {
 	}
 }
 
-// Suspend makes the data that a sandbox has written a part of the volume. The sandbox stays the
-// volume's writer. Its VM must have exited. The disk must not be a copy.
+// Suspend turns the data that a sandbox has written into a part of the volume. The sandbox stays
+// the volume's writer. Its VM must have exited. The disk must not be a copy.
 func (s *Store) Suspend(ctx context.Context, d Disk) error {
 	v, unlock, err := s.lockFor(ctx, d.Name, d.Sandbox)
 	if err != nil {

@@ -37,7 +37,7 @@ func saved(t *testing.T, s *Store, d Disk) (snapshot.Volume, []*os.File) {
 	return v, files
 }
 
-// swapTop makes the VM of a disk write to a new top, and returns the content of the former top.
+// swapTop switches the VM of a disk to a new top, and returns the content of the former top.
 func swapTop(t *testing.T, s *Store, d Disk, m marks) (snapshot.Volume, []*os.File) {
 	t.Helper()
 	f, top, err := s.BeginSwap(t.Context(), d)
@@ -54,8 +54,8 @@ func swapTop(t *testing.T, s *Store, d Disk, m marks) (snapshot.Volume, []*os.Fi
 	return saved(t, s, d)
 }
 
-// afterEachStep calls the function check with a copy of the store at each step, as if the daemon
-// and the VM had been killed at that step and the writer had ended.
+// afterEachStep passes a copy of the store to the given function at each step, as if the daemon and
+// the VM had been killed at that step and the writer had ended.
 func afterEachStep(t *testing.T, s *Store, check func(done string, next *Store)) {
 	t.Helper()
 	dir := s.cfg.Dir

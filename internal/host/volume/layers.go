@@ -146,7 +146,7 @@ func (s *Store) endMerge(ctx context.Context, m *merge) error {
 const maxBranched = 16
 
 // MergeBelow merges all layers of a disk into one, if branches have left too many of them. The VM
-// writes to the top during the merge. MergeBelow calls inVMM, which makes the VMM use the merged
+// writes to the top during the merge. MergeBelow calls inVMM, which tells the VMM to use the merged
 // layer instead of the old layers. If inVMM fails, the VMM keeps the old files, whose content is
 // the same.
 func (s *Store) MergeBelow(ctx context.Context, d Disk, inVMM func(merged *os.File) error) error {

@@ -50,8 +50,8 @@ func (s *Store) remove(ctx context.Context, name, id string) error {
 	return nil
 }
 
-// isOpen reports whether a process has a top of the volume open for writing. Then removing the top
-// could block; see package writers. Preconditions: the volume is locked, and has a writer.
+// isOpen reports whether a process has a top of the volume open for writing. In that case, removing
+// the top could block; see package writers. Preconditions: the volume is locked, and has a writer.
 func (s *Store) isOpen(v *volume) bool {
 	for _, top := range v.Tops() {
 		if errors.As(writers.None(filepath.Join(v.dir, top), s.patience), new(*writers.Error)) {

@@ -82,8 +82,8 @@ func (s *Store) save(v *volume, change func(*record.Volume)) error {
 		write = atomicfile.Write
 	}
 	if err = write(path, p, 0o600); err != nil {
-		// Perhaps the record was replaced, and only the flush failed. Then the files that the new
-		// record names must stay.
+		// If the record was replaced, and only the flush failed, the files that the new record
+		// names must stay.
 		if now, read := os.ReadFile(path); read != nil || !bytes.Equal(now, p) {
 			return err
 		}

@@ -261,7 +261,7 @@ func (s *Store) Get(name string) (Info, error) {
 }
 
 // GetID returns the Info of the volume with the given id. If there is no such volume, or if the
-// function may returns false for its name, the error is an *Error with the id as the name.
+// given function returns false for its name, the error is an *Error with the id as the name.
 func (s *Store) GetID(id string, may func(name string) bool) (Info, error) {
 	name := ""
 	s.mu.Lock()
@@ -281,8 +281,8 @@ func (s *Store) GetID(id string, may func(name string) bool) (Info, error) {
 	return i, err
 }
 
-// List returns the Info of all volumes whose names are permitted by the function may, sorted by
-// name. If may is nil, all names are permitted. List reads only the directories of these volumes.
+// List returns the Info of all volumes whose names the given function permits, sorted by name. If
+// the function is nil, all names are permitted. List reads only the directories of these volumes.
 func (s *Store) List(may func(name string) bool) []Info {
 	s.mu.Lock()
 	var infos []Info

@@ -147,9 +147,9 @@ func (s *Store) newTop(v *volume) (f *os.File, name string, err error) {
 	return f, name, nil
 }
 
-// Release makes the data that a sandbox has written a durable part of the volume. The volume then
-// has no writer. The sandbox's VM must have exited. If the sandbox is not the writer, Release does
-// nothing. After an error, the next call that needs the volume without its writer tries again.
+// Release turns the data that a sandbox has written into a durable part of the volume. The volume
+// then has no writer. The sandbox's VM must have exited. If the sandbox is not the writer, Release
+// does nothing. After an error, the next call that needs the volume without its writer tries again.
 func (s *Store) Release(ctx context.Context, name, sandbox string) error {
 	v, unlock, err := s.lockFor(ctx, name, sandbox)
 	if inUse := (*InUseError)(nil); errors.As(err, &inUse) || errors.Is(err, errNoWriter) {
@@ -184,9 +184,9 @@ func (s *Store) releaseEnded(ctx context.Context, v *volume) error {
 	return nil
 }
 
-// ReleaseAll calls Release for all volumes that a sandbox writes to, except the volumes whose names
-// are in the list keep. The sandbox's VM must have exited, or must have closed these volumes. A nil
-// Store has no volumes.
+// ReleaseAll calls Release for all volumes that a sandbox writes to, except the volumes with the
+// given names. The sandbox's VM must have exited, or must have closed the volumes that are
+// released. A nil Store has no volumes.
 func (s *Store) ReleaseAll(sandbox string, keep ...string) {
 	if s == nil {
 		return
@@ -207,9 +207,9 @@ func (s *Store) ReleaseAll(sandbox string, keep ...string) {
 	}
 }
 
-// Recover frees all volumes whose writers do not exist any more. The function exists reports whether a
-// sandbox exists, or may still run. No sandbox may become a writer during the call. Recover does not
-// wait for a disk; the volumes are released by ReleaseEnded, or before their next use.
+// Recover frees all volumes whose writers do not exist any more. The given function reports whether
+// a sandbox exists, or may still run. No sandbox may become a writer during the call. Recover does
+// not wait for a disk; the volumes are released by ReleaseEnded, or before their next use.
 func (s *Store) Recover(exists func(sandbox string) bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -245,12 +245,12 @@ func (s *Store) ReleaseEnded(ctx context.Context) {
 	})
 }
 
-// seal turns the writer's tops into layers. The parameter now is the next writer of the volume;
-// nil: none. Usually there is one top. If a branch or a rollback was interrupted, there are two. A
-// VM may have written to either top, so each top that is not empty becomes a layer. seal also drops
-// a top that is missing or not a valid layer. It keeps the file of an invalid top under another
-// name, but only until the next invalid top, because the file may be large. Only a VMM that its
-// guest controls damages a top. Such a VMM may also have damaged a top that has become a layer at a
+// seal turns the writer's tops into layers. The given writer is the next writer of the volume; nil:
+// none. Usually there is one top. If a branch or a rollback was interrupted, there are two. A VM
+// may have written to either top, so each top that is not empty becomes a layer. seal also drops a
+// top that is missing or not a valid layer. It keeps the file of an invalid top under another name,
+// but only until the next invalid top, because the file may be large. Only a VMM that its guest
+// controls damages a top. Such a VMM may also have damaged a top that has become a layer at a
 // branch. seal then drops this layer and all later ones.
 func (s *Store) seal(ctx context.Context, v *volume, now *record.VolumeWriter) error {
 	var kept, empty []string

@@ -80,9 +80,9 @@ func Remove(path string, patience time.Duration) error {
 	return nil
 }
 
-// RemoveAll removes a file, or a directory with all that it contains. It waits at most for the given
-// time. If some files have writers, it removes everything else, and the error contains an *Error for
-// each of these files.
+// RemoveAll removes a file, or a directory with all that it contains. It waits for at most the
+// given time. If some files have writers, it removes everything else, and the error contains an
+// *Error for each of these files.
 func RemoveAll(path string, patience time.Duration) error {
 	end := time.Now().Add(patience)
 	st, err := os.Lstat(path)

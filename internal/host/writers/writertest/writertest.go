@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// variable is the environment variable that makes a copy of the test program block a write to its
-// descriptor 3.
+// variable is the name of an environment variable. If it is set, the test program is a copy that
+// blocks a write to its descriptor 3.
 const variable = "FORKD_TEST_BLOCKED_WRITE"
 
 // lifetime is the maximum lifetime of the process with the blocked write. A test that waits for the
@@ -97,8 +97,8 @@ const (
 	missing       = 1          // UFFDIO_REGISTER_MODE_MISSING
 )
 
-// block begins a write to the file f that never ends: the data is in a page whose page fault is
-// never answered. It returns only after an error.
+// block begins a write to the file f. The write never ends: the data is in a page whose page fault
+// is never answered. block returns only after an error.
 func block(f *os.File) error {
 	dev, err := os.OpenFile("/dev/userfaultfd", os.O_RDWR, 0)
 	if err != nil {
