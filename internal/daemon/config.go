@@ -252,7 +252,7 @@ const (
 )
 
 // DefaultReserve returns how much host memory is withheld from sandboxes by default, in bytes. It
-// is enough for the rest of the system, and only a small share of a small host's memory.
+// is enough for the rest of the system, and it is only a small share of a small host's memory.
 func DefaultReserve() uint64 { return min(bake.HostMemoryMiB()/32, 512) << 20 }
 
 // DefaultDiskReserve is the disk space withheld from sandboxes by default, in bytes. A sandbox that

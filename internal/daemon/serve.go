@@ -70,9 +70,9 @@ func serve(ctx context.Context, log *slog.Logger, handler http.Handler, listener
 	return nil
 }
 
-// newServer returns a server with two time limits. The duration idle limits how long a connection
-// may be open without a request. The duration answer limits how long a client may take to receive
-// an answer. After that time, the server closes the connection.
+// newServer returns a server with two time limits. The first (idle) is how long a connection may be
+// open without a request. The second (answer) is how long a client may take to receive an answer.
+// After either time, the server closes the connection.
 func newServer(handler http.Handler, log *slog.Logger, idle, answer time.Duration) *http.Server {
 	server := &http.Server{Handler: placing(timed(handler, answer, newUnread())),
 		ReadHeaderTimeout: headerTimeout, IdleTimeout: idle, MaxHeaderBytes: maxHeaders,
@@ -87,7 +87,8 @@ func newServer(handler http.Handler, log *slog.Logger, idle, answer time.Duratio
 }
 
 // fewHeaders returns a handler that refuses requests with too many headers. It passes all other
-// requests to the handler next. audited() makes a handler write its requests into the audit log.
+// requests on to the given handler. audited() makes a handler write its requests into the audit
+// log.
 func fewHeaders(next http.Handler, audited func(http.Handler) http.Handler) http.Handler {
 	refusal := audited(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Connection", "close")

@@ -30,7 +30,7 @@ type sshFace struct {
 }
 
 // openSSH makes the SSH server of a configuration, or returns nil if the configuration has none.
-// The caller must call the result's method serve, or close the result's listener.
+// The caller must call serve() on the result, or close the result's listener.
 func openSSH(cfg *Config, shared *face.Face, counts *metrics.Metrics, bin string, jails *jail.Starter,
 	cgroups *cgroup.Tree) (*sshFace, error) {
 	if cfg.SSH == "" {

@@ -82,7 +82,8 @@ func (t *timedWriter) Unwrap() http.ResponseWriter { return t.ResponseWriter }
 
 // end sets the deadline for the bytes that net/http has buffered. The server removes the deadline
 // after it has sent them. Over HTTP/2, every answer needs a place while its bytes are sent, even if
-// it has no body. If no place is free, end resets the stream, so that the answer holds no memory.
+// it has no body. If no place is free, the method resets the stream, so that the answer holds no
+// memory.
 func (t *timedWriter) end() {
 	if t.hijacked {
 		return

@@ -57,8 +57,8 @@ func (p *answerPlace) identified(who string, stranger bool) {
 
 func (p *answerPlace) isUnidentified() bool { return p.client.Load() == nil }
 
-// enter takes the place if the answer does not have it yet. If no place is free, enter sets the
-// field full.
+// enter takes the place if the answer does not have it yet. If no place is free, p.full is set
+// instead.
 func (p *answerPlace) enter() {
 	if p.left != nil || p.full {
 		return

@@ -90,7 +90,7 @@ type Log struct {
 	lost    int  // see Entry.Lost
 }
 
-// Open opens the log at path, which is created with mode 0600.
+// Open opens the log at path. A new file gets mode 0600.
 func Open(path string) (*Log, error) {
 	strangers := func() *rate.Limiter { return rate.NewLimiter(strangersPerSecond, strangersAtOnce) }
 	l := &Log{path: path, refused: strangers(), served: strangers(), ssh: strangers()}

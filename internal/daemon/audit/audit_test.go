@@ -167,8 +167,7 @@ func TestStrangersOverSSH(t *testing.T) {
 	}
 }
 
-// fullDisk is a file that accepts as many bytes as its field room says, and then fails like a full
-// disk.
+// fullDisk is a file that accepts a given number of bytes (room), and then fails like a full disk.
 type fullDisk struct {
 	io.WriteCloser
 	room int

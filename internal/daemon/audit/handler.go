@@ -30,9 +30,9 @@ func From(ctx context.Context) *Entry {
 	return &Entry{}
 }
 
-// Handler returns a handler that passes requests to the handler next, and writes a line for each
-// request, including refused requests. It then calls done() with the entry, and with an error if
-// the entry could not be written.
+// Handler returns a handler that passes requests on to the given handler, and writes a line for
+// each request, including refused requests. It then calls done() with the entry, and with an error
+// if the entry could not be written.
 func (l *Log) Handler(next http.Handler, done func(Entry, error)) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		e := &Entry{Time: time.Now(), RequestID: r.Header.Get(RequestIDHeader), Method: r.Method, Path: r.URL.Path,

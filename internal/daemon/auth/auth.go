@@ -46,7 +46,7 @@ func Bearer(authorization string) (token string, ok bool) {
 }
 
 // CheckBind returns an error if other hosts can reach addr (host:port) and clients need no
-// credentials. The parameter proven says whether every client must have a token or a certificate.
+// credentials. If proven is true, every client must have a token or a certificate.
 func CheckBind(addr string, proven bool) error {
 	host, _, err := net.SplitHostPort(addr)
 	if err != nil {

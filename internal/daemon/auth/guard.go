@@ -68,7 +68,7 @@ func OnIdentified(ctx context.Context, known func(who string, stranger bool)) co
 func Identified(ctx context.Context, who string) { identified(ctx, who, false) }
 
 // Admitted is like Identified, but for a stranger that has taken one of the places for strangers.
-// The parameter owner is the name of the owner of the sandbox that the stranger uses.
+// The second argument is the name of the owner of the sandbox that the stranger uses.
 func Admitted(ctx context.Context, owner string) { identified(ctx, owner, true) }
 
 func identified(ctx context.Context, who string, stranger bool) {

@@ -24,7 +24,7 @@ func (s Scope) String() string {
 	return scopeNames()[s]
 }
 
-// includes reports whether s has all rights of the wanted scope.
+// includes() reports whether s has all rights of the wanted scope.
 func (s Scope) includes(want Scope) bool {
 	if want == Pull {
 		return s == Pull || s == Admin

@@ -32,8 +32,8 @@ func OpenSSHKeys(path string, log *slog.Logger) (*SSHKeys, error) {
 	return s, s.loadLocked()
 }
 
-// Find returns the entries for a key, one for each principal that has it. The parameter key is in
-// the wire format, and need not be valid.
+// Find returns the entries for a key, one for each principal that has it. The key is in the wire
+// format, and need not be valid.
 func (s *SSHKeys) Find(key []byte) []SSHKey {
 	s.mu.Lock()
 	defer s.mu.Unlock()

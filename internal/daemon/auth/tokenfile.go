@@ -86,7 +86,7 @@ func soleToken(p []byte) (token string, ok bool) {
 	return words[0], true
 }
 
-// IsSole reports whether a token file consists of a token in plain text. Then anyone who can read
+// IsSole reports whether a token file consists of a token in plain text. If so, anyone who can read
 // the file has the token.
 func IsSole(p []byte) bool {
 	_, ok := soleToken(p)

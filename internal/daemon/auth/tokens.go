@@ -58,7 +58,7 @@ func (t *Token) principal() Principal {
 	return Principal{Who: tokenWho + t.Name, Scope: t.Scope, MaxSandboxes: t.MaxSandboxes, Prefix: t.Prefix}
 }
 
-// has reports whether there is a token with this name whose scope includes the wanted scope.
+// has() reports whether there is a token with this name whose scope includes the wanted scope.
 func (t *Tokens) has(name string, want Scope) bool {
 	return slices.ContainsFunc(t.current(), func(k Token) bool { return k.Name == name && k.Scope.includes(want) })
 }

@@ -124,7 +124,7 @@ func (b *Builder) Begin(ctx context.Context, req Request, from plan.Base, userEl
 	return from, config, err
 }
 
-// settings returns the settings of processes in a fork of a snapshot. If the guest has no default
+// settings() returns the settings of processes in a fork of a snapshot. If the guest has no default
 // user, the user in the settings is userElse, provided that the guest has this account.
 func (b *Builder) settings(ctx context.Context, tag, id, userElse string) (dockerfile.Config, error) {
 	key := id + " " + userElse

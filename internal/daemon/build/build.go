@@ -286,9 +286,9 @@ func (b *Builder) Limit(ctx context.Context) (context.Context, context.CancelFun
 	return context.WithTimeoutCause(ctx, longest, fmt.Errorf("the build was not done after %v", longest))
 }
 
-// Build reads a Dockerfile or a recipe and executes it. The parameter files is the build context,
-// which the caller closes. The error is a *dockerfile.Error if the Dockerfile is at fault, and a
-// *StepError if a step failed.
+// Build reads a Dockerfile or a recipe and executes it. The caller closes the build context
+// (files). The error is a *dockerfile.Error if the Dockerfile is at fault, and a *StepError if a
+// step failed.
 func (b *Builder) Build(ctx context.Context, req Request, files *Context, o Observer) (Result, error) {
 	if err := req.Check(); err != nil {
 		return Result{}, err
@@ -316,8 +316,8 @@ func (b *Builder) Build(ctx context.Context, req Request, files *Context, o Obse
 }
 
 // BuildFrom executes the plan that read() returns, instead of a Dockerfile. It waits for other
-// builds of the same tag. The parameter files is the plan's build context, which the caller closes.
-// The error is a *StepError if a step failed.
+// builds of the same tag. The caller closes the plan's build context (files). The error is a
+// *StepError if a step failed.
 func (b *Builder) BuildFrom(ctx context.Context, req Request, files *Context,
 	read func(context.Context) (*plan.Plan, error), o Observer,
 ) (Result, error) {

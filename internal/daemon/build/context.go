@@ -66,8 +66,8 @@ type held struct {
 	mib   int64 // places held
 }
 
-// shareOf returns a value of the type held, without places, for a client's context. The gate must
-// have a place for each MiB.
+// shareOf returns the count of places for a client's context. At first, the context holds no
+// places. The gate must have a place for each MiB.
 func shareOf(g *gate.Gate, who string) *held {
 	_, total := g.Count()
 	return &held{hold: g.Hold(owner.FairShare(who, total))}

@@ -51,8 +51,8 @@ func newContext(t *testing.T) *Context {
 	return c
 }
 
-// newStore returns a Builder with two bounds on the total of all contexts, in MiB. The parameter
-// lists bounds the memory for lists of files, and the parameter contents bounds the disk space.
+// newStore returns a Builder with two bounds on the total of all contexts, in MiB. The first bound
+// (lists) is for the memory of lists of files, and the second (contents) is for the disk space.
 func newStore(t *testing.T, lists, contents int) *Builder {
 	t.Helper()
 	b := &Builder{cfg: Config{Dir: t.TempDir()}, lists: gate.New(lists), contents: gate.New(contents)}

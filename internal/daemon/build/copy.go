@@ -54,8 +54,8 @@ func (g *guest) copy(ctx context.Context, cp *plan.Copy) error {
 	}
 }
 
-// copyTogether copies sources through one directory. The parameter others is true if the COPY has
-// files that do not come from the build context, or has unpacked an archive. Then, if a link in the
+// copyTogether copies sources through one directory. If others is true, the COPY has files that do
+// not come from the build context, or has unpacked an archive. In this case, if a link in the
 // target leads out of the target, copyTogether puts no directory at the path of this link.
 // copyTogether reports whether an archive was unpacked.
 func (g *guest) copyTogether(ctx context.Context, cp *plan.Copy, sources []plan.Source, others bool) (unpacked bool,
@@ -91,7 +91,7 @@ func (g *guest) removeAfter(ctx context.Context, err error, dir string) error {
 	return g.c.Remove(ctx, dir, "root")
 }
 
-// flag returns an argument of a script: the given name, or an empty text if the parameter set is
+// flag returns an argument of a script: the given name if set is true, and an empty text if set is
 // false.
 func flag(set bool, name string) string {
 	if !set {

@@ -16,11 +16,11 @@ import (
 // filtered returns a guest's archive in a form that another guest can safely unpack. The last
 // argument is the path of the directory into which the archive is unpacked. The path is relative to
 // the staging directory of a COPY. If file is not empty, the archive must have only one entry, a
-// file with that name. filtered omits the entries that match the patterns in the parameter leave.
-// It checks the other entries against the links that the COPY has already unpacked (the parameter
-// brought). A hard link to an excluded file is an error, because the archive does not have the
-// file's content. Close waits until nothing uses the archive or these links any more. So the caller
-// must first make the archive end, for example by closing it.
+// file with that name. Entries that match a pattern in leave are omitted. All other entries are
+// checked against brought, the links that the COPY has already unpacked. A hard link to an excluded
+// file is an error, because the archive does not have the file's content. Close waits until nothing
+// uses the archive or these links any more. So the caller must first make the archive end, for
+// example by closing it.
 func filtered(archive io.Reader, file string, leave dockerfile.Ignore, brought *links, below string) io.ReadCloser {
 	r, w := io.Pipe()
 	ended := make(chan struct{})

@@ -26,7 +26,7 @@ const (
 	maxAnswer = 1 << 20 // bytes
 )
 
-// maxWarm is the default time limit of a warm step, and probeEvery the interval of its probes.
+// maxWarm is the default time limit of a warm step, and probeEvery is the interval of its probes.
 const (
 	maxWarm    = 10 * time.Minute
 	probeEvery = 500 * time.Millisecond
@@ -269,7 +269,7 @@ func (g *guest) warm(ctx context.Context, w *plan.Warm) error {
 	}
 }
 
-// defaults sets the default settings of sandboxes forked from the result, and flushes the disk.
+// defaults() sets the default settings of sandboxes forked from the result, and flushes the disk.
 func (g *guest) defaults(ctx context.Context, d *plan.Defaults) error {
 	set := agentclient.Defaults{User: asText(cmp.Or(d.User, "root")), Dir: asText(d.Dir), Env: make(map[string]string)}
 	for name, value := range d.Env {

@@ -35,8 +35,7 @@ type mounted struct {
 }
 
 // mount prepares the mounts of a command. If the command gets secrets as variables, mount adds
-// these to the parameter env. The returned function removes the mounts and saves the content of
-// caches.
+// these variables to env. The returned function removes the mounts and saves the content of caches.
 func (g *guest) mount(ctx context.Context, mounts []plan.Mount, env map[string]string) (unmount func() error,
 	err error) {
 	if len(mounts) == 0 {

@@ -73,8 +73,8 @@ func (b *Builder) repair() error {
 	return err
 }
 
-// isDone reports whether the result of the build exists already. If the result is to be encrypted, a
-// snapshot in clear does not count.
+// isDone reports whether the result of the build exists already. If the result is to be encrypted,
+// an unencrypted snapshot does not count.
 func (w *work) isDone() bool {
 	r, ok := w.b.resultOf(w.req.Tag)
 	if d, err := w.b.cfg.Manager.Snapshots().Detail(w.req.Tag); w.req.Encrypt && (err != nil || !d.Encrypted) {

@@ -41,7 +41,7 @@ type work struct {
 	memory []bool // whether a step's snapshot has memory, by the number of the step; see plan.Plan.Memory
 
 	mu    sync.Mutex
-	idle  []idle // idle sandboxes, in the order in which the method leave kept them
+	idle  []idle // idle sandboxes, in the order in which leave() kept them
 	count Result
 
 	within string // prefix of the tags of steps: the client's label prefix, or empty
@@ -379,9 +379,9 @@ func (b *Builder) fork(ctx context.Context, req sandbox.ForkRequest) (string, er
 	return made.Sandboxes[0].ID, nil
 }
 
-// forkOf forks the snapshot of step i. The parameter next is the number of the step that the fork
-// is for. If step i stands for an existing snapshot, forkOf checks that snapshot again, because its
-// tag may now name another snapshot.
+// forkOf forks the snapshot of step i for the step with the number next. If step i stands for an
+// existing snapshot, forkOf checks that snapshot again, because its tag may now name another
+// snapshot.
 func (w *work) forkOf(ctx context.Context, i, next int) (string, error) {
 	req, err := w.forkFor(next, w.tag(i))
 	if err != nil {
@@ -447,7 +447,7 @@ func (b *Builder) whileRoom(ctx context.Context, box string) (context.Context, f
 	return ctx, func() { cancel(nil) }
 }
 
-// saveAgain is how long a build waits before it tries again when too many snapshots are being made.
+// saveAgain is a pause. If too many snapshots are being made, a build tries again after this pause.
 const saveAgain = time.Second
 
 // save makes the snapshot of a step, with the defaults that the step has set in the guest.

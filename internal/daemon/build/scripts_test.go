@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// shells returns functions that run a script. The first function uses the host's shell, like an
+// shells() returns functions that run a script. The first function uses the host's shell, like an
 // image with GNU programs. The second function uses busybox, with nothing else in the PATH, like an
 // image with busybox.
 func shells(t *testing.T) map[string]func(script string, args ...string) *exec.Cmd {

@@ -83,7 +83,7 @@ func (t *stream) follow(ctx context.Context, from *reader, wants map[agentclient
 }
 
 // inputOf waits until the main process of a container runs, and passes the client's input to it.
-// Its last argument has the same meaning as the parameter closes of stream.input.
+// Its last argument has the same meaning as that of stream.input.
 func (s *Server) inputOf(ctx context.Context, c *container, from *stream, once bool) error {
 	for {
 		_, gone, changed := c.now()

@@ -48,11 +48,11 @@ func (s *words) UnmarshalJSON(p []byte) error {
 	return json.Unmarshal(p, (*[]string)(s))
 }
 
-// onlyKnown returns an error if an object has an unknown field with a value. The parameter known
-// lists the known fields. Docker's clients send all fields, so onlyKnown accepts unknown fields
-// without a value. It compares the names of fields exactly, but encoding/json ignores case. So if a
-// field with a value has a known name in another case, onlyKnown refuses it. In the error, the
-// parameter prefix precedes the name of the field.
+// onlyKnown returns an error if an object has a field with a value, and the field is not in the
+// list known. Docker's clients send all fields, so onlyKnown accepts unknown fields without a
+// value. It compares the names of fields exactly, but encoding/json ignores case. So if a field
+// with a value has a known name in another case, onlyKnown refuses it. In the error, the name of
+// the field follows the given prefix.
 func onlyKnown(prefix string, p json.RawMessage, known ...string) error {
 	if len(p) == 0 || string(p) == "null" {
 		return nil

@@ -85,8 +85,8 @@ func (s *Server) commit(w http.ResponseWriter, r *http.Request) error {
 
 // name gives a snapshot a full name, if the client is allowed to give this name. If full is empty,
 // it does nothing. If the snapshot already has the name because of its own tag, the method only
-// takes the name away from any other snapshot. The parameter made says that the snapshot was made
-// for this name.
+// takes the name away from any other snapshot. If made is true, the snapshot was made for this
+// name.
 func (s *Server) name(r *http.Request, full string, d store.Detail, made bool) error {
 	if full == "" {
 		return nil

@@ -16,7 +16,7 @@ import (
 	"github.com/forkd/forkd/internal/daemon/docker"
 )
 
-// names returns the names of all images, sorted.
+// names() returns the names of all images, sorted.
 func (r *rig) names() string {
 	r.t.Helper()
 	return imageNames(r.t, []byte(r.call("GET", "/images/json", "", 200, nil)))

@@ -162,7 +162,7 @@ func specOf(i sandbox.Info) spec {
 	return spec{Config: config{Image: i.SnapshotTag}, Image: imageID(i.StateID)}
 }
 
-// args returns the command of the main process. It is empty if the container has no main process.
+// args() returns the command of the main process. It is empty if the container has no main process.
 func (s *spec) args() []string {
 	return append(append([]string{}, s.Config.Entrypoint...), s.Config.Cmd...)
 }

@@ -342,7 +342,7 @@ func (req *createRequest) fork(img image) (fork sandbox.ForkRequest, err error) 
 const maxFigure = 1 << 50
 
 // limitsOf returns the limits that a request asks for. If a field of h is 0, the limit keeps its
-// earlier value, which is in the parameter had.
+// earlier value (had).
 func limitsOf(h *host, had vm.Limits) (l vm.Limits, err error) {
 	l = had
 	for field, n := range map[string]int64{"Memory": h.Memory, "NanoCpus": h.NanoCPUs, "CpuShares": h.CPUShares,

@@ -124,7 +124,7 @@ type route struct {
 	handle  face.Handler
 }
 
-// routes registers all routes.
+// routes() registers all routes.
 func (s *Server) routes() {
 	f := s.Face
 	for _, routes := range [][]route{s.systemRoutes(f), s.containerRoutes(f), s.execRoutes(f)} {

@@ -118,7 +118,7 @@ func (r *rig) state(id string) state {
 	return c.State
 }
 
-// frames divides multiplexed output into the output to stdout and the output to stderr.
+// frames() divides multiplexed output into the output to stdout and the output to stderr.
 func frames(t *testing.T, p []byte) (stdout, stderr string) {
 	t.Helper()
 	for len(p) > 0 {

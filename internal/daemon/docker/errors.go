@@ -29,7 +29,7 @@ func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
 	})
 }
 
-// groups returns the parts of Docker's API that forkd does not serve. The keys are the first
+// groups() returns the parts of Docker's API that forkd does not serve. The keys are the first
 // elements of paths, and the values say what to use instead.
 func groups() map[string]string {
 	return map[string]string{

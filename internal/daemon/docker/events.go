@@ -40,8 +40,7 @@ func imageEvent(action, id, name string) message {
 }
 
 // event announces a change of a container. If the state in i is Stopping, the sandbox has been
-// deleted, and the method uses its last description. The attributes are pairs of a name and a
-// value.
+// deleted, and its last description is used. The attributes are pairs of a name and a value.
 func (s *Server) event(action string, c *container, i sandbox.Info, attributes ...string) {
 	c.mu.Lock()
 	if i.State == sandbox.Stopping {
@@ -107,7 +106,7 @@ func (f *feed) follow() (past []message, later chan message, stop func()) {
 	}
 }
 
-// events sends events to a client as they occur.
+// events() sends events to a client as they occur.
 func (s *Server) events(w http.ResponseWriter, r *http.Request) error {
 	if err := s.view(r).Limited("events of all containers"); err != nil {
 		return err
@@ -168,7 +167,7 @@ func (s *Server) events(w http.ResponseWriter, r *http.Request) error {
 	}
 }
 
-// satisfies reports whether an event satisfies the filters of a client.
+// satisfies() reports whether an event satisfies the filters of a client.
 func (m *message) satisfies(f filters) bool {
 	name := m.Actor.Attributes["name"]
 	isContainer := m.Type == ofContainer

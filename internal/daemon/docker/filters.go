@@ -44,7 +44,7 @@ func filtersOf(r *http.Request, kinds ...string) (filters, error) {
 	return wanted, nil
 }
 
-// has reports whether a condition is among the filters.
+// has() reports whether a condition is among the filters.
 func (f filters) has(kind, value string) bool { return slices.Contains(f[kind], value) }
 
 // match reports whether the conditions of a kind permit one of the values.
@@ -58,7 +58,7 @@ func (f filters) match(kind string, values ...string) bool {
 // maxPattern bounds a regular expression of a filter, in bytes.
 const maxPattern = 1 << 10
 
-// patterns returns the conditions of a kind as regular expressions.
+// patterns() returns the conditions of a kind as regular expressions.
 func (f filters) patterns(kind string) (list []*regexp.Regexp, err error) {
 	for _, text := range f[kind] {
 		if len(text) > maxPattern {
@@ -88,7 +88,8 @@ func (f filters) begins(kind, value string) bool {
 	return len(f[kind]) == 0 || slices.ContainsFunc(f[kind], is)
 }
 
-// labels reports whether the conditions about labels, NAME or NAME=VALUE, permit the given labels.
+// labels() reports whether the conditions about labels, NAME or NAME=VALUE, permit the given
+// labels.
 func (f filters) labels(have map[string]string) bool {
 	for _, want := range f["label"] {
 		name, value, both := strings.Cut(want, "=")

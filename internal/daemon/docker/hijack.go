@@ -184,10 +184,10 @@ var errDetached = errors.New("the client detaches")
 // inputChunk is how much input is sent to a process at once, in bytes.
 const inputChunk = 64 << 10
 
-// input passes the client's input to a process until the client's input ends. If the parameter
-// closes is true and there is no terminal, it then closes the input of the process. If the process
-// has closed its input, the rest of the client's input is dropped. The error is errDetached if the
-// client types the keys that detach it from a terminal.
+// input passes the client's input to a process until the client's input ends. If closes is true and
+// there is no terminal, it then closes the input of the process. If the process has closed its
+// input, the rest of the client's input is dropped. The error is errDetached if the client types
+// the keys that detach it from a terminal.
 func (t *stream) input(ctx context.Context, p *process, closes bool) error {
 	keys, closed := detachKeys{on: t.tty}, false
 	for buf := make([]byte, inputChunk); ; {

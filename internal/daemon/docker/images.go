@@ -102,8 +102,8 @@ func (s *Server) imageOf(r *http.Request, name string) (image, error) {
 	return image{}, noImage(name)
 }
 
-// imageByID returns the image whose id begins with the given digits, or an image without an id if there
-// is none.
+// imageByID returns the image whose id begins with the given digits. If there is no such image, it
+// returns an image without an id.
 func (s *Server) imageByID(r *http.Request, digits string) (img image, err error) {
 	for _, i := range s.images(r) {
 		if !strings.HasPrefix(i.ID, digestName+":"+digits) {
@@ -121,7 +121,7 @@ func (s *Server) imageFrom(view *tenancy.View, d store.Detail) image {
 	return image{snapshot: d.Tag, ID: imageID(d.ID), names: s.namesOf(view, d), Detail: d}
 }
 
-// images returns the images that the client of a request may see, without the fields Ancestors,
+// images() returns the images that the client of a request may see, without the fields Ancestors,
 // Dependents and Line. Snapshots that exist only for sandboxes or for the cache of builds are not
 // images.
 func (s *Server) images(r *http.Request) (list []image) {
@@ -175,7 +175,7 @@ func (s *Server) listImages(w http.ResponseWriter, r *http.Request) error {
 	})
 }
 
-// labels returns the labels of an image. The result is never nil.
+// labels() returns the labels of an image. The result is never nil.
 func (i *image) labels() map[string]string {
 	if i.Branch != nil && i.Branch.Labels != nil {
 		return i.Branch.Labels

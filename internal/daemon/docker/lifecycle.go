@@ -40,8 +40,8 @@ func (s *Server) start(w http.ResponseWriter, r *http.Request) error {
 	return answerChange(w, did, err)
 }
 
-// answerChange answers a request to start or stop a container. If the parameter did is false, the
-// container already had the wanted status, and the answer is 304, as in Docker.
+// answerChange answers a request to start or stop a container. If did is false, the container
+// already had the wanted status, and the answer is 304, as in Docker.
 func answerChange(w http.ResponseWriter, did bool, err error) error {
 	switch {
 	case err != nil:

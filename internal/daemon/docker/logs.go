@@ -69,13 +69,13 @@ func parseTime(name, text string) (at time.Time, err error) {
 	return time.Unix(seconds, nanos), nil
 }
 
-// has reports whether the client wants the output of a stream at a time.
+// has() reports whether the client wants the output of a stream at a time.
 func (q *logQuery) has(from agentclient.Stream, at time.Time) bool {
 	return q.streams[from] && !at.Before(q.since) && (q.until.IsZero() || !at.After(q.until))
 }
 
-// logs answers with the output of a container's main process. If the container has no main process,
-// it answers with the console of the virtual machine.
+// logs() answers with the output of a container's main process. If the container has no main
+// process, it answers with the console of the virtual machine.
 func (s *Server) logs(w http.ResponseWriter, r *http.Request) error {
 	c, err := s.find(r)
 	if err != nil {

@@ -102,8 +102,8 @@ func (s *Server) find(r *http.Request) (found, error) {
 	if asked == "" {
 		return found{}, noContainer(asked)
 	}
-	// The function resolve puts such an id into the request, so that the handler does not search
-	// again. No name has this form.
+	// resolve() puts such an id into the request, so that the handler does not search again. No
+	// name has this form.
 	if vmpool.IsID(asked) {
 		if i, err := s.view(r).Sandbox(asked); err == nil && isContainer(i) {
 			audit.From(r.Context()).Sandbox = i.ID

@@ -83,7 +83,7 @@ func TestLaterSnapshotTakesName(t *testing.T) {
 	user.call("POST", "/images/evil/tag?repo=py", "", 403, nil)
 	user.call("POST", "/commit?container=box&repo=py", "{}", 403, nil)
 	user.call("DELETE", "/images/py", "", 403, nil)
-	root.call("POST", "/images/evil/tag?repo=py", "", 201, nil) // root may; the name is now newer than the snapshot py
+	root.call("POST", "/images/evil/tag?repo=py", "", 201, nil) // root can; the name is now newer than the snapshot py
 	if root.imageID("py") != evil {
 		t.Error("root cannot move the name")
 	}

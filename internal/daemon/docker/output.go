@@ -152,8 +152,8 @@ func (r *reader) offer(c chunk) {
 // rushTime is the maximum time for which a killed process waits for its readers.
 const rushTime = 5 * time.Second
 
-// rush limits the time for which a killed process waits for its readers. If the channel ended is
-// closed, the process has already ended. Then rush does nothing. If it did not check this, it would
+// rush limits the time for which a killed process waits for its readers. If the given channel is
+// closed, the process has already ended, and rush does nothing. If it did not check this, it would
 // limit the time of the next process with this output.
 func (o *output) rush(ended <-chan struct{}) {
 	o.mu.Lock()

@@ -204,7 +204,7 @@ func TestRushOfManyReaders(t *testing.T) {
 	})
 }
 
-// texts returns all kept output.
+// texts() returns all kept output.
 func texts(t *testing.T, o *output) (text string) {
 	t.Helper()
 	kept, r, err := o.readAll()

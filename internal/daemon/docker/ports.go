@@ -46,7 +46,7 @@ const (
 	loopback6 = "::1"
 )
 
-// publications returns the ports that a container publishes, sorted by the port in the container.
+// publications() returns the ports that a container publishes, sorted by the port in the container.
 func publications(h *host, exposed map[string]struct{}) (list []publication, err error) {
 	ports := make(map[string][]binding, len(h.PortBindings))
 	for name, bindings := range h.PortBindings {
@@ -123,9 +123,9 @@ func firstPort() int {
 	return n
 }
 
-// mayPublish checks the ports of the host that a client wants to publish. Ports lower than the
-// parameter first need the scope admin. Without this rule, a client could take the port of one of
-// the host's servers that is not running at the moment.
+// mayPublish checks the ports of the host that a client wants to publish. If a port is below the
+// given one, the client needs the scope admin. Without this rule, a client could take the port of
+// one of the host's servers that is not running at the moment.
 func mayPublish(who auth.Principal, list []publication, first int) error {
 	for _, p := range list {
 		n, err := strconv.Atoi(p.HostPort)

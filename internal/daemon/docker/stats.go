@@ -88,8 +88,8 @@ type traffic struct {
 // sampleEvery is the interval of samples.
 const sampleEvery = time.Second
 
-// stats answers with what a container costs the host: once, or each second until the client leaves or
-// the container is removed.
+// stats() answers with what a container costs the host: once, or each second until the client
+// leaves or the container is removed.
 func (s *Server) stats(w http.ResponseWriter, r *http.Request) error {
 	c, err := s.find(r)
 	if err != nil {

@@ -188,9 +188,9 @@ func (t *tags) set(a alias, mayChange func(old alias) error) error {
 	})
 }
 
-// checkShare returns an error if a list has more names than the limit most, or if the given client
-// has more of them than its share. In the error, the argument "of" says to which images the names
-// lead.
+// checkShare returns an error if a list has more names than the limit (most), or if the given
+// client has more of these names than its share. In the error, the argument "of" says to which
+// images the names lead.
 func checkShare(list []alias, who string, most int, of string) error {
 	given := 0
 	for _, a := range list {
@@ -220,7 +220,7 @@ func (s *Server) alias(view *tenancy.View, full string) (alias, bool) {
 	return a, ok && sees(view, a)
 }
 
-// sees reports whether a client sees an alias. No client sees an alias whose name a snapshot has
+// sees() reports whether a client sees an alias. No client sees an alias whose name a snapshot has
 // taken. A client with a prefix sees only the names that it may give, and names for which snapshots
 // were made.
 func sees(view *tenancy.View, a alias) bool {

@@ -7,7 +7,7 @@ import (
 	"github.com/forkd/forkd/internal/host/sandbox"
 )
 
-// The ports of E2B's sandboxes may be open to strangers. Sandboxes with the annotation of another
+// The ports of E2B's sandboxes can be open to strangers. Sandboxes with the annotation of another
 // package do not belong to E2B.
 func TestAnnotationsOfOthers(t *testing.T) {
 	for _, text := range []string{"", "null", "{}", `{"disk_of":true}`, `{"build":"b"}`, `{"private":false}`,

@@ -124,8 +124,8 @@ func logQueryOf(q url.Values, most int) (want logQuery, err error) {
 	return want, nil
 }
 
-// lets reports whether the query selects an entry. It compares times in whole milliseconds, because
-// queries have times in milliseconds.
+// lets() reports whether the query selects an entry. It compares times in whole milliseconds,
+// because queries have times in milliseconds.
 func (q *logQuery) lets(at time.Time, level string) bool {
 	if slices.Index(levels, level) < q.level {
 		return false

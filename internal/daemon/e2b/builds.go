@@ -47,7 +47,7 @@ type buildRequest struct {
 	FreeMiB   int64    `json:"minFreeDiskMb"`
 }
 
-// names returns the name of the template, and the tags of the build. The first tag determines the
+// names() returns the name of the template, and the tags of the build. The first tag determines the
 // tag of the snapshot.
 func (req *buildRequest) names() (name string, tags []string, err error) {
 	full := cmp.Or(req.Name, req.Alias)

@@ -188,9 +188,9 @@ func (a *Server) createAs(w http.ResponseWriter, r *http.Request, def time.Durat
 	return face.WriteJSON(w, r, http.StatusCreated, a.createdOf(made))
 }
 
-// tagOf returns the tag of the snapshot that stands for a template. The parameter template is the
-// template's id or name, perhaps followed by a colon and one of E2B's tags. tagOf does not know the
-// tags that clients have assigned; see Tags.
+// tagOf returns the tag of the snapshot that stands for a template. The argument is the template's
+// id or name, perhaps followed by a colon and one of E2B's tags. tagOf does not know the tags that
+// clients have assigned; see Tags.
 func tagOf(template string) (string, error) {
 	if team, _, ok := strings.Cut(template, "/"); ok {
 		return "", face.BadRequest(

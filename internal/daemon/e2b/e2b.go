@@ -133,7 +133,7 @@ func isBelow(path, root string) bool {
 	return ok && (rest == "" || rest[0] == '/')
 }
 
-// routes registers the routes of the control plane. Each route requires the scope that the same
+// routes() registers the routes of the control plane. Each route requires the scope that the same
 // operation requires in /v1.
 func (a *Server) routes() {
 	works := face.NewGate(face.Class{Total: maxWorks})

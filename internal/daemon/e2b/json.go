@@ -73,7 +73,7 @@ func readJSON(w http.ResponseWriter, r *http.Request, v any) error {
 	return nil
 }
 
-// seconds converts a timeout of the protocol to a duration. For nil it returns def.
+// seconds() converts a timeout of the protocol to a duration. For nil it returns def.
 func seconds(n *int64, def time.Duration) (time.Duration, error) {
 	if n == nil {
 		return def, nil

@@ -44,8 +44,9 @@ type metric struct {
 	DiskTotal uint64    `json:"diskTotal"`
 }
 
-// metrics answers with the measurements of a time range, oldest first. The daemon has made the past
-// measurements from the host. If the range includes now, the last measurement comes from the guest.
+// metrics() answers with the measurements of a time range, oldest first. The daemon has made the
+// past measurements from the host. If the range includes now, the last measurement comes from the
+// guest.
 func (a *Server) metrics(w http.ResponseWriter, r *http.Request) error {
 	i, err := a.find(r)
 	if err != nil {
@@ -205,7 +206,7 @@ func (a *Server) logEntries(r *http.Request) ([]logEntry, error) {
 	return entries, nil
 }
 
-// logs answers with the end of a sandbox's console.
+// logs() answers with the end of a sandbox's console.
 func (a *Server) logs(w http.ResponseWriter, r *http.Request) error {
 	entries, err := a.logEntries(r)
 	if err != nil {

@@ -214,8 +214,8 @@ func (a *Server) connectAs(w http.ResponseWriter, r *http.Request, ifRunning int
 	return face.WriteJSON(w, r, status, a.createdOf(i))
 }
 
-// lengthens reports whether the expiry e is later than the present expiry of a sandbox. It returns
-// false for a sandbox that does not expire.
+// lengthens() reports whether the expiry e is later than the present expiry of a sandbox. It
+// returns false for a sandbox that does not expire.
 func lengthens(i sandbox.Info, e sandbox.Expiry) bool {
 	return !i.Expires.IsZero() && i.Expires.Before(e.At)
 }

@@ -209,8 +209,8 @@ func (a *Server) snapshotOf(r *http.Request, name string) (store.Info, error) {
 	return a.snapshot(r, name, tag, err)
 }
 
-// snapshot returns the snapshot with a tag. The parameter name is the template's name. If the
-// search for the tag has failed, err is its error.
+// snapshot returns the snapshot with a tag. The name is the template's. If the search for the tag
+// has failed with the error err, the result is an error that contains this name.
 func (a *Server) snapshot(r *http.Request, name, tag string, err error) (store.Info, error) {
 	if err != nil {
 		return store.Info{}, face.NewError(http.StatusNotFound, fmt.Sprintf("template %q: not found", name))

@@ -34,7 +34,8 @@ func TestSnapshotOfAPausedSandbox(t *testing.T) {
 	r.call("DELETE", "/templates/asleep", "", 204, nil)
 }
 
-// A snapshot without memory can be made of a running sandbox. A sandbox forked from it boots.
+// A snapshot without memory can be made of a running sandbox. If a sandbox is forked from this
+// snapshot, the sandbox boots.
 func TestSnapshotWithoutMemory(t *testing.T) {
 	r := start(t)
 	b := r.create(`{"templateID":"a.b"}`)

@@ -295,7 +295,7 @@ func (a *Server) removeTags(w http.ResponseWriter, r *http.Request) error {
 }
 
 // mayRemove returns nil if a tag of the template is assigned and the client may remove the
-// assignment. Otherwise it returns an error.
+// assignment. In all other cases, it returns an error.
 func (t tagger) mayRemove(all []record.TemplateTag, name, tag string) error {
 	if len(assigned(all, name, tag)) > 0 {
 		return t.mayAssign(all, name, tag)

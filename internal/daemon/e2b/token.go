@@ -15,9 +15,9 @@ import (
 	"github.com/forkd/forkd/internal/daemon/face"
 )
 
-// Purposes of a sandbox's tokens; see auth.Keys. accessToken gives access to the agent,
-// trafficToken to the sandbox's own servers and the code interpreter. Both are derived from a key,
-// so they are not stored.
+// Purposes of a sandbox's tokens; see auth.Keys. accessToken gives access to the agent.
+// trafficToken gives access to the sandbox's own servers and to the code interpreter. Both are
+// derived from a key, so they are not stored.
 const (
 	accessToken  = "e2b access"
 	trafficToken = "e2b traffic"

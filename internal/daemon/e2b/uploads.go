@@ -109,16 +109,15 @@ type steady struct {
 	body  io.Reader
 	rc    interface{ SetReadDeadline(time.Time) error }
 	end   time.Time
-	stall time.Duration // in each interval of this length, as many bytes as the field least says must arrive
+	stall time.Duration // in each interval of this length, a minimum number of bytes (least) must arrive
 	least int64
 
 	left time.Duration // remaining time of the present interval
 	got  int64         // bytes received in the present interval
 }
 
-// newSteady returns a value of the type steady for the body of an archive with the given size in
-// bytes. A larger archive must arrive at a higher pace, because disk space for all of it is
-// reserved from the start.
+// newSteady wraps the body of an archive that has the given size in bytes. A larger archive must
+// arrive at a higher pace, because disk space for all of it is reserved from the start.
 func newSteady(body io.Reader, rc interface{ SetReadDeadline(time.Time) error }, size int64, end time.Time) *steady {
 	return &steady{body: body, rc: rc, end: end, stall: uploadStall, least: max(uploadLeast, size/uploadPart)}
 }

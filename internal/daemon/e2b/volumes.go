@@ -97,8 +97,8 @@ func (m *volumeMounts) UnmarshalJSON(p []byte) error {
 	return strictly(p, "volumeMounts", (*[]volumeMount)(m))
 }
 
-// mounts converts the volumes of a request. A name may end with ":ro" or ":copy", which is a mode of
-// forkd. Without a mode, the sandbox writes to the volume, as in E2B.
+// mounts() converts the volumes of a request. A name may end with a mode of forkd, ":ro" or
+// ":copy". Without a mode, the sandbox writes to the volume, as in E2B.
 func (m volumeMounts) mounts() (list []mounts.Mount, err error) {
 	for _, v := range m {
 		name, mode, _ := strings.Cut(v.Name, ":")

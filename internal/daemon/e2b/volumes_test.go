@@ -26,7 +26,7 @@ func (r *rig) createVolume(name string) (v vol) {
 	return v
 }
 
-// volumes returns the names of the volumes in the list.
+// volumes() returns the names of the volumes in the list.
 func (r *rig) volumes() string {
 	r.t.Helper()
 	var list []vol

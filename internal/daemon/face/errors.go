@@ -137,7 +137,7 @@ func codeOf(err error) code {
 	return codeOfRouter(err)
 }
 
-// is reports whether err, or an error that it wraps, has the type E.
+// is() reports whether err, or an error that it wraps, has the type E.
 func is[E error](err error) bool {
 	_, ok := errors.AsType[E](err)
 	return ok

@@ -7,8 +7,7 @@ import (
 	"github.com/forkd/forkd/internal/host/event"
 )
 
-// EventOf describes an event to clients. The parameter id is the place after the event; see
-// event.Ring.ID.
+// EventOf describes an event to clients. The id is the place after the event; see event.Ring.ID.
 func EventOf(id string, e *event.Event) apiv1.Event {
 	return apiv1.Event{ID: id, Time: e.Time, Type: string(e.Kind), SandboxID: e.Sandbox,
 		SnapshotTag: e.Snapshot,

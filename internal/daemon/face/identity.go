@@ -14,8 +14,9 @@ import (
 // through a browser on this host. If the daemon requires no credentials over TCP, the Host header
 // must name this host (see auth.CheckHost). CheckOrigin also refuses requests that a browser sends
 // for a page of another origin, even requests that only read, because the page must not see the
-// answer. Programs other than browsers send no Origin header and are not affected. The parameter
-// hosts has further names of this host, in addition to the names in the daemon's configuration.
+// answer. Programs other than browsers send no Origin header and are not affected. The last
+// argument lists further names of this host, in addition to the names in the daemon's
+// configuration.
 func (f *Face) CheckOrigin(r *http.Request, hosts ...string) error {
 	addr, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
 	if ok && addr.Network() == "tcp" && !f.Guard.Demands() {

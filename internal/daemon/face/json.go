@@ -60,9 +60,9 @@ func ReadLongJSON(w http.ResponseWriter, r *http.Request, v any, limit int64) er
 	return nil
 }
 
-// StrictJSON decodes one JSON object into v. In errors, the object is called by the name in the
-// parameter what. If the parameter nulls is true, a value may be null, which marks an entry to
-// remove. StrictJSON returns io.EOF for empty input.
+// StrictJSON decodes one JSON object into v. In errors, the object is called by the given name
+// (what). If nulls is true, a value may be null, which marks an entry to remove. StrictJSON returns
+// io.EOF for empty input.
 func StrictJSON(r io.Reader, v any, what string, nulls bool) error {
 	var raw bytes.Buffer
 	dec := json.NewDecoder(io.TeeReader(r, &raw))

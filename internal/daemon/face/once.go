@@ -76,8 +76,8 @@ func (f *Face) Once(h Handler) Handler {
 	}
 }
 
-// writeAnswer answers with a kept answer. The parameter again is true if the answer was kept for an
-// earlier request.
+// writeAnswer answers with a kept answer. If again is true, the answer was kept for an earlier
+// request.
 func writeAnswer(w http.ResponseWriter, a once.Answer, again bool) {
 	if again {
 		w.Header().Set("Idempotency-Replayed", "true")

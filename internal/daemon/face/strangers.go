@@ -151,7 +151,7 @@ func (s *Strangers) limiterLocked(key string, b bound) *rate.Limiter {
 func bounded(name string) bool { return owner.FairShare(name, manySandboxes).Most > 0 }
 
 // StrangersShare returns the limit on the places that strangers may take at the sandboxes of one
-// owner. The parameter places is the number of all places.
+// owner. The second argument is the number of all places.
 func StrangersShare(name string, places int) gate.Share {
 	s := owner.FairShare(name, places)
 	s.Key = "strangers to " + s.Key

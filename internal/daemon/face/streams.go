@@ -158,8 +158,8 @@ func (f *Face) CarryTCP(w http.ResponseWriter, r *http.Request, route inbound.Ro
 
 // CarryStream connects a stream of a client to a port of a sandbox. The caller has checked that the
 // principal in ctx may reach the sandbox. If ctx has no principal, every process that can connect
-// to the caller may reach the sandbox, and the stream has the limits of streams by signed URLs. See
-// Streams for the parameter kind, and inbound.Proxy.Carry for accept.
+// to the caller may reach the sandbox, and the stream has the limits of streams by signed URLs. For
+// the kind, see Streams. For accept(), see inbound.Proxy.Carry.
 func (f *Face) CarryStream(ctx context.Context, kind, id string, port uint16,
 	accept func() (inbound.Stream, <-chan struct{}, error)) (accepted bool, err error) {
 	return f.useStream(ctx, kind, inbound.Route{ID: id, Port: port, Open: auth.From(ctx).Who == ""},

@@ -69,8 +69,8 @@ func (f *Front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // port serves a request to a host name of a guest's port. The host name is a separate origin, so
 // pages of this origin may send any request to the guest. Requests of these pages to the daemon's
 // own API are refused, as for pages of any other origin. If the host name does not name a port, the
-// parameter unknown is the error that says so. The path belongs to the guest and may be a secret,
-// so the audit log omits it.
+// last argument is the error that says so. The path belongs to the guest and may be a secret, so
+// the audit log omits it.
 func (f *Front) port(w http.ResponseWriter, r *http.Request, route inbound.Route, permission string, unknown error) {
 	e := audit.From(r.Context())
 	e.Path = "/"

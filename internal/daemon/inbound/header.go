@@ -201,8 +201,8 @@ func ownLocation(location, host string, route *Route) (string, bool) {
 }
 
 // sameHost reports whether a host is the guest's own, so that a redirect to it does not leave the
-// guest. The guest's own hosts are the parameter host, which the guest saw in the request's Host
-// header, and the guest's loopback.
+// guest. The guest has two hosts of its own: the one that it saw in the request's Host header
+// (host), and its loopback.
 func sameHost(to, host string, port uint16) bool {
 	if strings.EqualFold(to, host) {
 		return true
@@ -215,8 +215,8 @@ func sameHost(to, host string, port uint16) bool {
 	return err == nil && own == port && (name == "localhost" || name == "127.0.0.1" || name == "::1")
 }
 
-// climbs reports whether a decoded path has a part that a client would treat as "..". A client may
-// decode the part once more, or convert backslashes to slashes as browsers do.
+// climbs() reports whether a decoded path has a part that a client would treat as "..". A client
+// may decode the part once more, or convert backslashes to slashes as browsers do.
 func climbs(path string) bool {
 	for part := range strings.FieldsFuncSeq(strings.ToLower(path), func(r rune) bool { return r == '/' || r == '\\' }) {
 		if strings.ReplaceAll(part, "%2e", ".") == ".." {

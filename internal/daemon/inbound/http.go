@@ -41,8 +41,8 @@ func Fields(h http.Header) (n int) {
 var errFields = fmt.Errorf("the server's answer has more than %d headers", MaxFields)
 
 // HTTP carries one request and its answer. If the request is an upgrade, HTTP then carries the
-// bytes of the new protocol. If the result answered is false, nothing has been written, and the
-// caller must answer with the error. If it is true, an error means that the answer was cut off.
+// bytes of the new protocol. If HTTP returns false, nothing has been written, and the caller must
+// answer with the error. If HTTP returns true, an error means that the answer was cut off.
 func (p *Proxy) HTTP(w http.ResponseWriter, r *http.Request, route Route, dial Dial) (answered bool, err error) {
 	switch {
 	case r.Method == http.MethodConnect:

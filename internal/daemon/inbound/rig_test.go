@@ -25,7 +25,7 @@ type rig struct {
 // limit is the time limit for events that must occur.
 const limit = time.Minute
 
-// start serves a proxy to the listener guest, which stands in for a guest.
+// start serves a proxy to a listener that stands in for a guest.
 func start(t *testing.T, guest net.Listener, cfg Config, route Route) *rig {
 	t.Helper()
 	cfg.IsToken = func(s string) bool { return s == token }

@@ -13,7 +13,8 @@ import (
 const protocol = "tcp"
 
 // TCP turns the connection of a request into a connection to the port: it upgrades to "tcp" and
-// then carries bytes. The two directions end separately. For the result answered, see Proxy.HTTP.
+// then carries bytes. The two directions end separately. The results have the same meaning as those
+// of Proxy.HTTP.
 func (p *Proxy) TCP(w http.ResponseWriter, r *http.Request, dial Dial) (answered bool, err error) {
 	if r.ProtoMajor != 1 || r.ContentLength != 0 || !asksFor(r.Header, protocol) {
 		w.Header().Set("Connection", "Upgrade")

@@ -26,8 +26,8 @@ import (
 const defaultKeepalive = 15 * time.Second
 
 // New returns a function for v1.Config.MCP. That function returns the handler of messages. The
-// tools of this handler call the handler api. The parameter keepalive is the interval of comments
-// in an idle stream; 0 means 15 seconds. A panic of api is logged.
+// tools of this handler send their requests to api, the handler of the API. The parameter keepalive
+// is the interval of comments in an idle stream; 0 means 15 seconds. A panic of api is logged.
 func New(version string, keepalive time.Duration, log *slog.Logger) func(api http.Handler) http.Handler {
 	return func(api http.Handler) http.Handler {
 		f := &messages{api: api, log: log, catalog: mcp.New(version), shared: map[mcp.Scope]func() *sdk.Server{}}

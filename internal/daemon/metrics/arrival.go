@@ -40,7 +40,7 @@ func (m *Metrics) ArrivalEnded(result string) {
 	m.arrival.ended.WithLabelValues(result).Inc()
 }
 
-// FrameArrived counts a frame. The parameter awaited says whether a sandbox waited for the frame.
+// FrameArrived counts a frame. If awaited is true, a sandbox waited for the frame.
 func (m *Metrics) FrameArrived(awaited bool, bytes int64) {
 	cause := "background"
 	if awaited {

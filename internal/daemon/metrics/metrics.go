@@ -58,7 +58,7 @@ type Metrics struct {
 	took atomic.Int64  // nanoseconds; sum of the times that these children took
 }
 
-// buckets returns bounds from 1 ms (a fork from a full pool) to a minute (an emulated host under
+// buckets() returns bounds from 1 ms (a fork from a full pool) to a minute (an emulated host under
 // load).
 func buckets() []float64 { return prometheus.ExponentialBuckets(0.001, 2, 17) }
 

@@ -38,8 +38,7 @@ func (m *requestMetrics) all() []prometheus.Collector {
 	return []prometheus.Collector{m.total, m.took, m.execs}
 }
 
-// RequestDone counts a request. The parameter route is empty if the request was refused before
-// routing.
+// RequestDone counts a request. If the request was refused before routing, the route is empty.
 func (m *Metrics) RequestDone(route string, status int, took time.Duration) {
 	if route == "" {
 		route = "none"

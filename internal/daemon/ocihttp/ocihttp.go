@@ -232,7 +232,7 @@ func (p paced) Write(b []byte) (int, error) {
 	return p.ResponseWriter.Write(b)
 }
 
-// referrers answers with a snapshot's signatures, or with its hot frames if the client asks for
+// referrers() answers with a snapshot's signatures, or with its hot frames if the client asks for
 // those.
 func (s *Server) referrers(w http.ResponseWriter, r *http.Request) error {
 	return s.serve(r, func(who, tag string) error {
@@ -268,7 +268,7 @@ func (s *Server) referrers(w http.ResponseWriter, r *http.Request) error {
 	})
 }
 
-// tags answers with the list of the tags of a repository.
+// tags() answers with the list of the tags of a repository.
 func (s *Server) tags(w http.ResponseWriter, r *http.Request) error {
 	return s.serve(r, func(_, tag string) error {
 		return sendJSON(w, "application/json", struct {

@@ -105,9 +105,9 @@ type underWay struct {
 }
 
 // Open returns the book in dir, and creates dir if it is missing. It drops records that a power
-// failure has truncated. If a record cannot be read for another reason, the record is kept for as
-// long as an answer. During that time, a repetition of the request is refused, because the request
-// may have been carried out.
+// failure has truncated. If a record cannot be read for another reason, the record is kept as long
+// as an answer is kept. During that time, a repetition of the request is refused, because the
+// request may have been carried out.
 func Open(dir string) (*Book, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("open the book of answers: %w", err)

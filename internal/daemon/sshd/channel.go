@@ -11,7 +11,7 @@ import (
 type channel struct {
 	*sshproto.Stream
 	requests chan *sshproto.Request // closed when the client has closed the channel
-	closed   chan struct{}          // closed when the Go channel requests is closed
+	closed   chan struct{}          // closed when the Go channel of the requests is closed
 	sent     chan struct{}          // closed when everything written before Close has been sent to the client
 	markSent func()                 // closes sent
 }

@@ -54,7 +54,7 @@ func (r *rig) stuckClient() (*ssh.Client, *stuckConn) {
 	return ssh.NewClient(cc, channels, requests), conn
 }
 
-// processes returns the number of forkd-ssh processes that this test has started.
+// processes() returns the number of forkd-ssh processes that this test has started.
 func processes(t *testing.T) (n int) {
 	t.Helper()
 	all, err := filepath.Glob("/proc/[0-9]*/stat")
@@ -267,7 +267,7 @@ func TestManyPackets(t *testing.T) {
 	}
 }
 
-// A session that gets no command ends.
+// If a session gets no command, it ends.
 func TestNoCommand(t *testing.T) {
 	r := start(t, apirig.Options{}, sshd.Limits{Login: time.Second})
 	c := r.client()

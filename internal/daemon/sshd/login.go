@@ -57,7 +57,7 @@ func (s *Server) principal(l *login) (auth.Principal, error) {
 	return auth.Principal{}, errRefused
 }
 
-// accountForm matches the name of an account in a guest, and idForm the id of a sandbox.
+// accountForm matches the name of an account in a guest, and idForm matches the id of a sandbox.
 var (
 	accountForm = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]{0,31}$`)
 	idForm      = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,63}$`)

@@ -34,9 +34,9 @@ type Process struct {
 // kernel's memory for the process. (forkd-ssh limits itself to 32 MiB.)
 const strangerBytes = 40 << 20
 
-// logins returns how many processes may wait for a login. These processes take at most half of the
-// memory of all processes, so strangers cannot make the kernel kill the processes of connections
-// that have logged in.
+// logins() returns how many processes may wait for a login. These processes take at most half of
+// the memory of all processes, so strangers cannot make the kernel kill the processes of
+// connections that have logged in.
 func (p *Process) logins(most int) int {
 	if p.Memory == 0 {
 		return most

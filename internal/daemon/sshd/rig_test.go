@@ -153,8 +153,8 @@ func (r *rig) register(k key, token string) {
 	}
 }
 
-// dial logs in. The result banner is the message that the server sends before it accepts or refuses
-// the login.
+// dial logs in. The banner is the message that the server sends before it accepts or refuses the
+// login.
 func (r *rig) dial(user string, k ssh.Signer) (c *ssh.Client, banner string, err error) {
 	c, err = ssh.Dial("tcp", r.SSH.Addr, &ssh.ClientConfig{User: user, Auth: []ssh.AuthMethod{ssh.PublicKeys(k)},
 		HostKeyCallback: ssh.FixedHostKey(r.SSH.HostKey), Timeout: 20 * time.Second,

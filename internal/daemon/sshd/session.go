@@ -73,7 +73,7 @@ func (c *client) session(ctx context.Context, id uint32) {
 	c.ended(kind.kind, "/"+kind.kind, begun, err)
 }
 
-// requests answers the requests of a session until the client closes the channel. It sends the
+// requests() answers the requests of a session until the client closes the channel. It sends the
 // first request for a process to the Go channel in the parameter started.
 func (s *session) requests(ctx context.Context, started chan<- start) {
 	begun := false

@@ -204,8 +204,7 @@ func (s *Server) serve(ctx context.Context, p *peer, a *attempt, remote string) 
 
 // admit waits until a client has proved that it may log in, adds the login to entry, and returns
 // the login. It does not yet tell the client of its success. If the client does not succeed, the
-// login is nil, and the result known reports whether the client is a known principal that was
-// refused.
+// login is nil, and the second result is true if the client is a known principal that was refused.
 func (s *Server) admit(ctx context.Context, p *peer, entry *audit.Entry) (admitted *login, known bool) {
 	for tries := 0; tries < maxAttempts; {
 		m, err := p.Receive()

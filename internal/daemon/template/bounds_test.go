@@ -13,7 +13,7 @@ import (
 	"github.com/forkd/forkd/internal/build/plan"
 )
 
-// variables returns the arguments of a step that sets n variables.
+// variables() returns the arguments of a step that sets n variables.
 func variables(prefix string, n int) Step {
 	s := Step{Type: typeEnv}
 	for i := range n {

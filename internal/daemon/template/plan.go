@@ -59,7 +59,7 @@ func (p *Plan) check(template string) error {
 	return nil
 }
 
-// Types of steps. In E2B, ADD is another name for COPY, and ARG for ENV.
+// Types of steps. In E2B, ADD is another name for COPY, and ARG is another name for ENV.
 const (
 	typeCopy    = "COPY"
 	typeAdd     = "ADD"

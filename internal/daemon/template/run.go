@@ -103,8 +103,8 @@ func (w *work) unpack(ctx context.Context) (*build.Context, error) {
 	return files, nil
 }
 
-// Sizes that E2B's command line requests by default. E2B's SDKs requested the same sizes before
-// September 2026.
+// Sizes that E2B's CLI requests by default. E2B's SDKs requested the same sizes before September
+// 2026.
 const (
 	usualCPUs = 2
 	usualMiB  = 1024

@@ -6,10 +6,10 @@
 // behind. The plan contains the variables, the user and the directory of each step, so the package
 // first asks a guest for the variables, the user and the directory of the base.
 //
-// The package remembers an ended build for an hour (keepEnded), and at most maxEnded ended builds
-// of a client. When the daemon stops, it forgets all builds. A client's archives are removed when
-// their build has ended. Package e2b speaks HTTP and decides which client may build. Sizes are in
-// bytes unless a name says otherwise.
+// The package remembers an ended build for an hour (keepEnded). It remembers at most maxEnded ended
+// builds of each client. When the daemon stops, it forgets all builds. A client's archives are
+// removed when their build has ended. Package e2b speaks HTTP and decides which client may build.
+// Sizes are in bytes unless a name says otherwise.
 package template
 
 import (
@@ -261,8 +261,8 @@ func (b *Builder) Start(ctx context.Context, bd *Build, plan Plan) error {
 // errPanic is the error of a build that panicked.
 var errPanic = errors.New("internal error: the daemon's log has the details")
 
-// guarded calls the function run and converts a panic to an error. A build reads a client's data in
-// a goroutine of its own, where a panic would crash the daemon.
+// guarded calls run, and converts a panic to an error. A build reads a client's data in a goroutine
+// of its own, where a panic would crash the daemon.
 func (b *Builder) guarded(run func() error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {

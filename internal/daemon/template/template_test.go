@@ -49,7 +49,7 @@ func TestLogIsBounded(t *testing.T) {
 	}
 }
 
-// An ended build is forgotten with its log, so that the logs of all clients do not stay in memory.
+// An ended build and its log are forgotten, so that the logs of all clients do not stay in memory.
 func TestEndedBuildsAreForgotten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, err := New(Config{Dir: filepath.Join(t.TempDir(), "x"), Log: slog.New(slog.DiscardHandler)})

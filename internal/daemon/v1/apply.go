@@ -50,7 +50,7 @@ func (a *api) apply(w http.ResponseWriter, r *http.Request) error {
 	}
 	all := res.Added + res.Changed + res.Deleted
 	if ask.Prefer != diffproto.PreferFrom {
-		all += res.Conflicts // without this preference, conflicts are in the list, but do not count as changes
+		all += res.Conflicts // conflicts that "from" does not win are in the list, but do not count as changes
 	}
 	out.Omitted = all > uint64(len(out.Files))
 	if res.Conflicts > 0 && req.Prefer == "" && !req.DryRun {

@@ -256,8 +256,9 @@ func TestWorkspaces(t *testing.T) {
 	}
 }
 
-// A branch has labels, and its description names the snapshot that the sandbox ran from before. The
-// description of the sandbox and its statistics report the bytes written since the branch.
+// A branch has labels, and its description names the snapshot that the sandbox ran from before the
+// branch. The description of the sandbox and its statistics report the bytes written since the
+// branch.
 func TestLabelsAndOrderOfBranches(t *testing.T) {
 	cl, url, id := forked(t)
 	ctx := t.Context()

@@ -226,7 +226,7 @@ func (d *mortalDaemon) hasNoLeftovers(t *testing.T, dir string) {
 const mortalSteps = 11 // steps of the Dockerfile below, including its two base images
 
 // mortalBuild returns a build request and the files of its context. The stages of the build write
-// to the host directory with the path work.
+// to a host directory: work is its path.
 func mortalBuild(work string) (client.BuildRequest, map[string]string) {
 	text := strings.NewReplacer("IMAGE", apirig.Image, "@", work).Replace(`FROM IMAGE AS one
 WORKDIR @/work

@@ -80,8 +80,7 @@ func TestAddOfArchivesStaysInItsTarget(t *testing.T) {
 }
 
 // copyEvil builds from a stage with a link in src/1 and a file in src/2. The path of the file leads
-// through the link. The instructions must fail. The parameter says is a text that the error must
-// contain.
+// through the link. The instructions must fail with an error that contains the text in says.
 func copyEvil(t *testing.T, r *apirig.Rig, dir, instructions, says string) {
 	t.Helper()
 	in := strings.NewReplacer("DIR", dir)

@@ -34,7 +34,7 @@ func listed[M, T any](f func(*http.Request) (list[M, T], error)) face.Handler {
 }
 
 // described returns a function for the result and the error of an operation. This function converts
-// the result with the function describe, and returns the error unchanged.
+// the result by calling describe, and returns the error unchanged.
 func described[M, T any](describe func(M) T) func(M, error) (T, error) {
 	return func(m M, err error) (t T, _ error) {
 		if err != nil {

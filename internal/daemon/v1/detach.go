@@ -22,7 +22,7 @@ type heldProcess struct {
 	pid     uint32
 }
 
-// hold registers a command. The function cancel ends the command's answer. The caller calls the
+// hold registers a command. To end the command's answer, letGo calls cancel. The caller calls the
 // returned function when the command has ended.
 func (h *held) hold(sandbox string, pid uint32, cancel context.CancelCauseFunc) (release func()) {
 	h.mu.Lock()

@@ -125,7 +125,7 @@ func (s *eventStream) sleep(ctx context.Context) bool {
 }
 
 // add waits for the next event until ctx ends, and adds it to the next write if the client wants
-// it. If events were dropped from the ring, or the event has no text, add tells the client that it
+// it. If events were dropped from the ring, or the event has no text, the client is told that it
 // missed events.
 func (s *eventStream) add(ctx context.Context) error {
 	e, missed, err := s.events.Next(ctx)

@@ -67,8 +67,8 @@ func eventText(id string, e *event.Event) (string, error) {
 	return face.EventText(id, string(e.Kind), face.EventOf(id, e))
 }
 
-// stream starts the stream s with the events of a ring that follow a place. Its keepalive interval
-// is a minute.
+// stream starts the stream s, which sends the events of a ring after the given place. Its keepalive
+// interval is a minute.
 func stream(ctx context.Context, ring *event.Ring, after string, s eventStream) *seen {
 	client := &seen{header: http.Header{}}
 	if s.text == nil {

@@ -35,7 +35,7 @@ type textKey struct {
 	records bool   // the text has records
 }
 
-// get returns the text of an event. If the text is not known, get calls encode. Concurrent calls for
+// get returns the text of an event. If the text is not known, it calls encode. Concurrent calls for
 // a key wait for the same call of encode. Errors and long texts are not kept.
 func (t *eventTexts) get(key textKey, encode func() (string, error)) (string, error) {
 	shared := t.of(key, encode)

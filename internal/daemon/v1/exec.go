@@ -115,7 +115,8 @@ func execEnd(r agentclient.ExecResult) apiv1.ExecEnd {
 	return end
 }
 
-// times holds the default and the maximum of the time that a command may run. 0 means unlimited.
+// times is a pair of bounds: the default and the maximum of the time that a command may run. 0
+// means unlimited.
 type times struct{ def, most time.Duration }
 
 // waited returns the bounds for a command whose client waits for its end. openEnded returns the
@@ -168,8 +169,8 @@ func checkExec(req *apiv1.ExecRequest, limit times) (run agentclient.ExecRequest
 	return run, nil
 }
 
-// checkArgs checks a command and its arguments. The parameter field is the name of the command's
-// field in the request. Errors use this name.
+// checkArgs checks a command and its arguments. Errors quote the name of the command's field in the
+// request (field).
 func checkArgs(field string, args []string) error {
 	switch {
 	case len(args) == 0:

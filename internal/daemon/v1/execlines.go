@@ -19,7 +19,7 @@ type output struct {
 	data    func(agentclient.Stream, []byte) error
 }
 
-// follower passes everything that a command prints to the functions in the given struct output. It
+// follower passes everything that a command prints to the functions in the given output struct. It
 // returns when the command exits.
 type follower func(context.Context, *agentclient.Client, output) (agentclient.ExecResult, error)
 

@@ -40,8 +40,8 @@ var (
 )
 
 // serveSocket upgrades the connection of a request to a WebSocket and carries a command over it. It
-// returns when the command, the sandbox or the connection ends. It calls the function begin to
-// start a command or to find a running command.
+// returns when the command, the sandbox or the connection ends. To start a command or to find a
+// running command, it calls begin.
 func (a *api) serveSocket(w http.ResponseWriter, r *http.Request, op string,
 	begin func(*socket) (follower, error)) error {
 	if r.ProtoMajor != 1 || !strings.EqualFold(r.Header.Get("Upgrade"), "websocket") {
@@ -80,8 +80,8 @@ func (a *api) serveSocket(w http.ResponseWriter, r *http.Request, op string,
 		work.Go(func() { s.feed(ctx) })
 		work.Go(func() { s.keepAlive(ctx) })
 		res, err = a.runOn(ctx, r, op, func(ctx context.Context, guest *agentclient.Client) (agentclient.ExecResult, error) {
-			// When ctx has ended, the client has the time Limits.Stall to receive the rest. Writes
-			// that take longer fail.
+			// When ctx has ended, the client must receive the rest within Limits.Stall. Writes that
+			// take longer fail.
 			defer context.AfterFunc(ctx, func() { time.AfterFunc(a.Face.Limits.Stall, die) })()
 			return follow(ctx, guest, output{started: s.started, data: s.output})
 		})
@@ -116,13 +116,13 @@ type socket struct {
 
 	end context.CancelCauseFunc // ends the command
 
-	process *agentclient.Process // valid when the channel running is closed
+	process *agentclient.Process // valid after s.running was closed
 	running chan struct{}
 
-	parts   chan part   // parts of the input, received by feed
+	parts   chan part   // parts of the input, received by s.feed
 	buffers chan []byte // unused buffers; a nil buffer is not allocated yet
 
-	sending chan struct{} // full while feed is sending a part to the process, and after settle
+	sending chan struct{} // full while s.feed is sending a part to the process, and after s.settle
 }
 
 // inputBuffers is 2, so that one part of the input can be received from the client while another
@@ -226,7 +226,7 @@ func (s *socket) keepAlive(ctx context.Context) {
 }
 
 // read handles the client's messages until the client leaves or the command ends. If the client
-// leaves, read ends the command.
+// leaves, the command is ended.
 func (s *socket) read(ctx context.Context) {
 	for {
 		kind, message, err := s.next(s.life)
@@ -249,7 +249,7 @@ func (s *socket) read(ctx context.Context) {
 	}
 }
 
-// takeInput passes the parts of a message to the goroutine that runs feed.
+// takeInput passes the parts of a message to the goroutine that runs s.feed.
 func (s *socket) takeInput(ctx context.Context, message io.Reader) error {
 	for {
 		var buf []byte
@@ -332,12 +332,12 @@ func (s *socket) control(ctx context.Context, f func(context.Context) error) {
 	_ = f(ctx)
 }
 
-// settleTime bounds how long settle waits for the part of the input that feed is sending. The wait
-// could be endless if another process has the same pipe open and never reads it.
+// settleTime bounds how long s.settle waits for the part of the input that s.feed is sending. The
+// wait could be endless if another process has the same pipe open and never reads it.
 const settleTime = 500 * time.Millisecond
 
-// settle is called when the command has ended. It waits until feed has told the client how much
-// input the process read, and then stops feed.
+// settle is called when the command has ended. It waits until s.feed has told the client how much
+// input the process read, and then stops s.feed.
 func (s *socket) settle() {
 	select {
 	case s.sending <- struct{}{}:

@@ -40,7 +40,7 @@ func (a *api) readTree(w http.ResponseWriter, r *http.Request) error {
 	return a.download(w, r, apiv1.Tar, "read a directory of", (*agentclient.Client).ReadTree)
 }
 
-// download answers with content from the guest. The function open opens this content.
+// download answers with content from the guest. To open this content, it calls open.
 func (a *api) download(w http.ResponseWriter, r *http.Request, contentType, op string,
 	open func(_ *agentclient.Client, _ context.Context, path, user string) (io.ReadCloser, error)) error {
 	path, user, err := fileQuery(r)

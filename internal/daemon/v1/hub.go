@@ -279,8 +279,8 @@ func (a *api) verifySignature(r *http.Request, ask *apiv1.SignatureRequest) (out
 	return apiv1.Signature{Reference: at.At(d.String()), Digest: d.String(), SignedBy: k.Name, KeyDigest: k.ID()}, nil
 }
 
-// moved calls the function run, which unpacks, pushes, pulls or copies a snapshot. The method moved
-// also sends the progress and the result to the client.
+// moved calls the function run, which unpacks, pushes, pulls or copies a snapshot. During this call
+// it sends the progress to the client, and afterwards the result.
 func (a *api) moved(w http.ResponseWriter, r *http.Request,
 	run func(context.Context, func(hub.Progress)) (apiv1.HubResult, error),
 ) error {
@@ -315,8 +315,8 @@ func (a *api) moved(w http.ResponseWriter, r *http.Request,
 	return nil
 }
 
-// reports holds the reports of run's progress (see moved) until the client takes them. A report is
-// added in the middle of a transfer, and the transfer must not wait for a client that reads slowly.
+// reports is a queue of progress reports for a client (see moved). A report is added in the middle
+// of a transfer, and the transfer must not wait for a client that reads slowly.
 type reports struct {
 	wake chan struct{} // has a value if there is a new report
 
@@ -350,7 +350,7 @@ func (q *reports) take() []hub.Progress {
 }
 
 // send calls out(report) for each report. It returns when a call of out has failed, or when the
-// channel ended is closed and all reports are sent.
+// transfer's channel (ended) is closed and all reports are sent.
 func (q *reports) send(ended <-chan struct{}, out func(hub.Progress) error) error {
 	for last := false; !last; {
 		select {

@@ -41,8 +41,8 @@ func closedPort(t *testing.T) int {
 	return l.Addr().(*net.TCPAddr).Port
 }
 
-// ask sends a request to the API and returns the status, the headers and the body. The parameter
-// host may be the host name of a port.
+// ask sends a request with the given Host header to the API, and returns the status, the headers
+// and the body. The host can be the host name of a port.
 func ask(t *testing.T, r *apirig.Rig, host, path string, header ...string) (int, http.Header, string) {
 	t.Helper()
 	req, err := http.NewRequest("GET", r.URL+path, nil)

@@ -31,9 +31,9 @@ func (unconfirmed) Dial(context.Context, uint32) (net.Conn, error) {
 	return nil, errors.New("it is deaf")
 }
 
-// leave calls f, which sends a request to the given route. It then calls the function begun and
-// cancels the request. When the client has disconnected, leave closes the channel left. Then it
-// waits for the request's audit line, which the daemon writes at the end of the request.
+// leave runs f, which sends a request to the given route, in a goroutine. It calls begun(), and
+// then cancels the request. When the client has disconnected, it closes the given channel (left).
+// Then it waits for the request's audit line, which the daemon writes at the end of the request.
 func leave(t *testing.T, r *apirig.Rig, route string, left chan struct{}, f func(context.Context) error, begun func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())

@@ -106,8 +106,8 @@ func TestAnUploadThatStandsStillEnds(t *testing.T) {
 	}
 }
 
-// stuckWriter closes the channel begun at its first write, and fails this write as soon as the test
-// closes the channel done.
+// stuckWriter is a writer whose first write closes w.begun. This write fails as soon as the test
+// closes w.done.
 type stuckWriter struct{ begun, done chan struct{} }
 
 func (w stuckWriter) Write([]byte) (int, error) {

@@ -33,7 +33,8 @@ func plainText(w http.ResponseWriter) {
 
 // logs is like console, but has the parameters of 'docker logs': the last lines, the lines since a
 // given time, and new output until the sandbox ends. If a guest writes faster than the client
-// reads, logs omits output and says so in a line of its own. The guest never waits for the client.
+// reads, the answer omits output and says so in a line of its own. The guest never waits for the
+// client.
 func (a *api) logs(w http.ResponseWriter, r *http.Request) error {
 	follow, err := boolQuery(r, "follow")
 	if err != nil {

@@ -76,8 +76,8 @@ func stepSecs(in history.Range) int {
 	return 1
 }
 
-// clientSlack is added to history.KeptFine where that is compared with the beginning of a range.
-// The reason is that a client's clock may be behind, and that the client's request takes some time.
+// clientSlack is added to history.KeptFine for the comparison with the beginning of a range. The
+// reason is that a client's clock may be behind, and that the client's request takes some time.
 const clientSlack = time.Minute
 
 // rangeQuery returns the range of points that a query requests. If the query has no step,

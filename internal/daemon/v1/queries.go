@@ -36,8 +36,8 @@ func checkQuery(row route, r *http.Request) error {
 	return nil
 }
 
-// secsQuery returns the duration that a query parameter gives as seconds, from 0 to the maximum
-// most. If the query lacks this parameter, it returns the default absent.
+// secsQuery returns the duration that a query parameter gives as seconds, at least 0 and at most
+// the maximum (most). If the query lacks this parameter, secsQuery returns the default (absent).
 func secsQuery(r *http.Request, name string, absent, most time.Duration) (time.Duration, error) {
 	text := r.URL.Query().Get(name)
 	if text == "" {

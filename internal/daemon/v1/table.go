@@ -24,9 +24,9 @@ const open auth.Scope = 0
 // route is a row of the table of routes.
 type route struct {
 	pattern string // pattern for http.ServeMux
-	// Scope that a token must have. A token with read sees what exists, but nothing inside a
-	// sandbox. A token with run uses sandboxes. A token with admin also reaches files of the host,
-	// and snapshots that other clients fork.
+	// Scope that a token must have. With the scope read, a token sees what exists, but nothing
+	// inside a sandbox. With the scope run, it uses sandboxes. With the scope admin, it also
+	// reaches files of the host, and snapshots that other clients fork.
 	scope  auth.Scope
 	query  []string   // query parameters, as in the document
 	gate   *face.Gate // limits concurrent requests

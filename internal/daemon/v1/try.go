@@ -82,8 +82,7 @@ func (a *api) try(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// tried counts a try. The parameter left says whether the client left before the answer's last
-// line.
+// tried counts a try. If left is true, the client left before the answer's last line.
 func (a *api) tried(keep fanout.Keep, done fanout.Outcome, err error, left bool) {
 	result := triedOK
 	switch {

@@ -79,7 +79,7 @@ func (s *stream) next() (e client.Event, ok bool) {
 	}
 }
 
-// label changes a label of a sandbox, which is an event.
+// label changes a label of a sandbox. This change is an event.
 func label(t *testing.T, rig *apirig.Rig, id, value string) {
 	t.Helper()
 	if _, err := rig.ChangeLabels(t.Context(), id, map[string]*string{"turn": &value}); err != nil {

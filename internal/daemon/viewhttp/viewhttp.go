@@ -118,9 +118,9 @@ func namedBy(serverName, host string) bool {
 // bodyTime limits the time for the body of a request that the view answers itself.
 const bodyTime = 10 * time.Second
 
-// own audits and limits the requests that the view answers itself, in the same way as requests to
-// open routes of the API. The path of a session is known only to its browser, so the audit log
-// omits it.
+// own returns a handler for the requests that the view answers itself. The handler audits and
+// limits them in the same way as requests to open routes of the API. The path of a session is known
+// only to its browser, so the audit log omits it.
 func (v *View) own(h http.Handler) http.Handler {
 	return v.face.Audited(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		e := audit.From(r.Context())

@@ -38,8 +38,8 @@ func start(t *testing.T, tokens ...auth.Token) (*apirig.Rig, *browser) {
 	return rig, &browser{t: t, url: rig.URL, origin: rig.URL}
 }
 
-// send sends a request. The parameter header replaces headers of the page; an empty value removes
-// the header.
+// send sends a request. The headers in the map replace headers of the page; an empty value removes
+// a header.
 func (b *browser) send(ctx context.Context, method, path, body string,
 	header map[string]string) (*http.Response, error) {
 	b.t.Helper()

@@ -52,7 +52,7 @@ func load(path string) ([]settings, error) {
 	return nil, fmt.Errorf("--webhooks %s: %w", path, err)
 }
 
-// parse parses a configuration: a JSON object whose member webhooks is a list of settings.
+// parse parses a configuration: a JSON object whose member "webhooks" is a list of settings.
 func parse(text []byte) ([]settings, error) {
 	var file struct {
 		Webhooks []settings `json:"webhooks"`

@@ -159,9 +159,9 @@ func (h *hook) report(err error) {
 	h.failing = err != nil
 }
 
-// send sends a message once. It returns an error unless the server answers with a 2xx status. The
-// result wait is how long the server asks the client to wait before the next request. It is 0 if
-// the server does not say.
+// send sends a message once. It returns an error unless the server answers with a 2xx status. It
+// also returns how long the server asks the client to wait before the next request; 0 if the server
+// does not say.
 func (h *hook) send(ctx context.Context, id string, body []byte) (wait time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(ctx, h.pace.timeout)
 	defer cancel()

@@ -1,12 +1,13 @@
 // Package webhook sends the events of this host to servers of the operator's choice. Each message is
 // signed as in the Standard Webhooks specification (https://www.standardwebhooks.com).
 //
-// Each webhook follows the event ring by itself and sends one message at a time, in order. So a slow
-// server delays only its own messages, and a webhook stores only the message that it is sending. A
-// webhook that is too slow for the ring loses events, and then sends a message of the type missed.
+// Each webhook follows the event ring by itself and sends one message at a time, in order. So a
+// slow server delays only its own messages, and a webhook stores only the message that it is
+// sending. A webhook that is too slow for the ring loses events, and then sends a message of the
+// type "missed".
 //
 // The ring is in memory. So a daemon cannot know which events of an earlier daemon were delivered,
-// and the first message of each webhook after the start has the type missed.
+// and the first message of each webhook after the start has the type "missed".
 package webhook
 
 import (
@@ -33,7 +34,7 @@ type Counter interface {
 	WebhookLost(reason string)
 }
 
-// Reasons of messages of the type missed.
+// Reasons of messages of the type "missed".
 const (
 	lostStart    = "start"    // the daemon has started
 	lostOverflow = "overflow" // the ring dropped events that had not been sent
@@ -57,7 +58,7 @@ type hook struct {
 	lines   *loglimit.Lines // limits lines about events, which clients can cause
 
 	failing bool      // the last request failed
-	losses  int       // number of messages of the type missed
+	losses  int       // number of messages of the type "missed"
 	refused time.Time // when the server last refused an event; zero: never
 }
 
@@ -133,8 +134,8 @@ func (h *hook) run(ctx context.Context, events Events) error {
 	}
 }
 
-// deliverEvent sends an event. If the server does not accept the event, deliverEvent sends the
-// message that the event is missing. The parameter place is the place of the event.
+// deliverEvent sends an event, whose place in the ring is given. If the server does not accept the
+// event, deliverEvent sends the message that the event is missing.
 func (h *hook) deliverEvent(ctx context.Context, m message, place string) error {
 	err := h.deliver(ctx, m, h.pace.giveUp)
 	if errors.Is(err, errRefused) {

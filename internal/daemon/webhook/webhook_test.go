@@ -95,8 +95,8 @@ func (s *receiver) next(t *testing.T) request {
 	}
 }
 
-// want reads a message for each argument, and compares the message's type, and its reason or
-// sandbox, with this argument.
+// want reads one message for each argument. The argument has the expected type of the message, and
+// its expected reason or sandbox.
 func (s *receiver) want(t *testing.T, want ...string) (got []request) {
 	t.Helper()
 	for _, text := range want {
