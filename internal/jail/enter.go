@@ -72,10 +72,10 @@ func Enter(c Config) error {
 	return nil
 }
 
-// Unprivileged calls the function do in a thread without effective capabilities. It is for use
-// before Enter. For some files, Linux checks the rights of the process that has opened the file,
-// and not of the process that reads it. Without Unprivileged, a descriptor that the function opens
-// could permit more than the jail does.
+// Unprivileged calls a function in a thread without effective capabilities. It is for use before
+// Enter. For some files, Linux checks the rights of the process that has opened the file, and not
+// of the process that reads it. Without Unprivileged, a descriptor that the function opens could
+// permit more than the jail does.
 func Unprivileged(do func() error) (err error) {
 	header, had, err := capabilities()
 	if err != nil {
@@ -110,8 +110,8 @@ func capabilities() (h unix.CapUserHeader, c capabilitySets, err error) {
 	return h, c, nil
 }
 
-// becomeUser changes to a user, and drops all groups except the user's own group. The parameter how
-// is ownUser followed by the user's number.
+// becomeUser changes to a user, and drops all groups except the user's own group. The given text is
+// ownUser followed by the user's number.
 func becomeUser(how string) error {
 	id, err := strconv.Atoi(strings.TrimPrefix(how, ownUser))
 	if err != nil {
@@ -313,8 +313,8 @@ func noNewPrivileges() error {
 }
 
 // Narrow forbids more calls in all threads of this process, for good. It is for calls that a
-// process needs only at its start. The parameter denied is a seccomp program from filter.Denial.
-// The filter of Enter stays in force, and must permit NarrowCall.
+// process needs only at its start. The given seccomp program comes from filter.Denial. The filter
+// of Enter stays in force, and must permit NarrowCall.
 func Narrow(denied []unix.SockFilter) error {
 	if err := filter(denied); err != nil {
 		return fmt.Errorf("narrow the filter: %w", err)

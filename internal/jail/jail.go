@@ -135,7 +135,7 @@ type started struct {
 	err     error
 }
 
-// serve makes its thread start processes in the given empty network namespace. If network is -1,
+// serve uses its thread to start processes in the given empty network namespace. If network is -1,
 // serve first creates this namespace.
 func (s *Starter) serve(network int, ready chan<- started) {
 	runtime.LockOSThread()

@@ -18,7 +18,7 @@ type starts struct {
 	running map[chan struct{}]struct{} // a channel is closed when its start has ended
 }
 
-// begin records a start until the function ended is called.
+// begin records a start until the returned function is called.
 func (s *starts) begin() (ended func()) {
 	c := make(chan struct{})
 	s.mu.Lock()
@@ -35,7 +35,7 @@ func (s *starts) begin() (ended func()) {
 	}
 }
 
-// await waits for the end of all starts that began before this call, but at most for the given
+// await waits for the end of all starts that began before this call, but for at most the given
 // time.
 func (s *starts) await(most time.Duration) {
 	s.mu.Lock()
@@ -51,8 +51,9 @@ func (s *starts) await(most time.Duration) {
 	}
 }
 
-// AwaitStarts waits for the end of all starts that began before this call, but at most 30 seconds.
-// Until a new process executes its program, it has copies of all of the caller's descriptors.
+// AwaitStarts waits for the end of all starts that began before this call, but for at most 30
+// seconds. Until a new process executes its program, it has copies of all of the caller's
+// descriptors.
 func (s *Starter) AwaitStarts() {
 	if s != nil {
 		s.starts.await(startTime)

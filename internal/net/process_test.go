@@ -52,8 +52,7 @@ func startProcess(t *testing.T, env ...string) (path string, p *os.Process) {
 	return path, p
 }
 
-// The function anonymous returns how much anonymous memory a process has in RAM, in KiB
-// (proc_pid_status(5)).
+// anonymous returns how much anonymous memory a process has in RAM, in KiB (proc_pid_status(5)).
 func anonymous(t *testing.T, p *os.Process) (kib int) {
 	t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.Pid))

@@ -109,7 +109,7 @@ func (s *server) config(r *codec.Reader, files *donated) error {
 // distribution have 220 KiB.
 const maxRoots = 16 << 20
 
-// The method trust handles a request that sets two things: the CA with which forkd-net acts as a
+// trust handles a Trust request, which sets two things: the CA with which forkd-net acts as a
 // server towards guests, and the root certificates with which forkd-net verifies real servers.
 func (s *server) trust(r *codec.Reader, files *donated) error {
 	var m netproto.Trust
@@ -216,7 +216,7 @@ func (s *server) stats(r *codec.Reader, w *codec.Writer) error {
 	return nil
 }
 
-// The method effects writes the held requests of a sandbox. A sandbox without a stack has no such
+// effects writes the list of a sandbox's held requests. A sandbox without a stack has no such
 // requests.
 func (s *server) effects(r *codec.Reader, w *codec.Writer) error {
 	var m netproto.ID

@@ -88,7 +88,7 @@ func (s *server) rebase(r *codec.Reader, files *donated, w *codec.Writer) error 
 	return err
 }
 
-// The method branched tells the daemon that a live branch has ended. Without a daemon, the report
+// When a live branch has ended, branched reports this to the daemon. Without a daemon, the report
 // is dropped.
 func (s *server) branched(b vmmproto.Branched) {
 	var w codec.Writer

@@ -17,7 +17,7 @@ import (
 // hostile VMM holds (see docs/threat-model.md).
 type frames int
 
-// The constant none is the result of the method newest if no connection waits.
+// This is the result of newest() if no connection waits.
 const none = -1
 
 // newest accepts all connections that wait. It requests the usual size for their send buffers,
@@ -40,8 +40,8 @@ func (f frames) newest() (fd int, err error) {
 	}
 }
 
-// peer returns the machine's next frame socket, which is nil without a network. If the result keep
-// is true, the machine keeps its present frame socket; see vmmproto.SetNet.
+// peer returns the machine's next frame socket, which is nil without a network. If keep is true,
+// the machine keeps its present frame socket; see vmmproto.SetNet.
 func (s *server) peer(network bool) (p *net.Peer, keep bool, err error) {
 	fd, err := s.frames.newest()
 	switch {

@@ -165,9 +165,9 @@ func program(t *testing.T) string {
 	return path
 }
 
-// start starts the test program in the way the daemon starts a VMM. The parameter do is the
-// program's role. start returns the process, the daemon's end of the control socket, and the file
-// that receives the process's output.
+// start runs the test program in the given role (do), and starts it in the same way as the daemon
+// starts a VMM. It returns the process, the daemon's end of the control socket, and the file that
+// receives the process's output.
 func start(t *testing.T, program, do string) (*os.Process, *ctlsock.Conn, *os.File) {
 	t.Helper()
 	return startWith(t, jail.Options{}, program, do)

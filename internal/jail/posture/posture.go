@@ -76,8 +76,8 @@ func (p *process) namespaces(online bool) {
 	}
 }
 
-// user checks that the process's user namespace has only one user. The method threads checks that
-// the process runs as this user.
+// user checks that the process's user namespace has only one user. Another method, threads, checks
+// that the process runs as this user.
 func (p *process) user() {
 	if os.Geteuid() == 0 {
 		return

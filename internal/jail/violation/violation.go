@@ -12,9 +12,8 @@ import (
 )
 
 // Call returns the name of the system call for which a process was killed, or "" if the process
-// ended for another reason. The parameter log is the output of the process's Go runtime. This
-// output begins with the signal and ends with the registers. The register rax has the number of the
-// call.
+// ended for another reason. The given log is the output of the process's Go runtime. This output
+// begins with the signal and ends with the registers. The register rax has the number of the call.
 func Call(log string) string {
 	_, after, found := strings.Cut(log, "SIGSYS: bad system call")
 	_, registers, dumped := strings.Cut(after, "\nrax ")

@@ -347,7 +347,7 @@ func (g *Guest) remember(q *query, answer []byte) {
 // reply returns an answer that holds only a code.
 func (q *query) reply(code dnsmessage.RCode) []byte { return q.build(code, false) }
 
-// truncated returns the answer that makes a guest repeat the query by TCP.
+// truncated returns the answer that tells a guest to repeat the query by TCP.
 func (q *query) truncated() []byte { return q.build(dnsmessage.RCodeSuccess, true) }
 
 func (q *query) build(code dnsmessage.RCode, truncated bool) []byte {

@@ -95,8 +95,7 @@ func (u *upstream) serveTCP(l net.Listener) {
 	}
 }
 
-// set calls the function change, which may change the fields of u. Later answers depend on the new
-// values.
+// set runs the callback, which may change the fields of u. Later answers depend on the new values.
 func (u *upstream) set(change func()) {
 	u.mu.Lock()
 	defer u.mu.Unlock()

@@ -79,7 +79,7 @@ func TestPrivateNamesOfAnswers(t *testing.T) {
 	}
 }
 
-// FuzzPrivateNames reads arbitrary answers, and names of arbitrary bytes.
+// FuzzPrivateNames reads arbitrary answers, and names that consist of arbitrary bytes.
 func FuzzPrivateNames(f *testing.F) {
 	u := &upstream{zone: map[string]string{"example.com": ">db.corp.internal", "db.corp.internal": "10.1.2.3"}}
 	answer, _, _ := u.answer(pack(f, "example.com", dnsmessage.TypeA, 0), false)

@@ -42,9 +42,8 @@ const Header = "Forkd-Held"
 
 // List holds the requests of one sandbox. Its methods may be called concurrently.
 type List struct {
-	// The function take reserves memory in the room that all sandboxes share. The parameter own is
-	// the total of this list, including these bytes. The function returns false if there is too
-	// little room.
+	// take(bytes, own) reserves memory in the room that all sandboxes share, where own is the total
+	// of this list, including these bytes. It returns false if there is too little room.
 	take func(bytes, own int64) bool
 	give func(bytes int64)
 	wait time.Duration // waitTime, except in tests
@@ -60,8 +59,8 @@ type List struct {
 	list    []*netproto.Effect
 }
 
-// New returns an empty list. The list calls the function take before it lists a request, and the
-// function give in Close.
+// New returns an empty list. The list calls take(bytes, own) before it lists a request. Close calls
+// give(bytes).
 func New(hold netproto.Hold, take func(bytes, own int64) bool, give func(bytes int64)) *List {
 	return &List{take: take, give: give, wait: waitTime, hold: hold, ended: make(chan struct{}), since: time.Now()}
 }
@@ -98,11 +97,11 @@ func (l *List) Effects() netproto.Effects {
 	return m
 }
 
-// Acts reports whether a request may change something at its server, as far as the request shows. A
-// request does not act if it has no body and its method is safe (RFC 9110 §9.2.1). There are two
-// exceptions. A request that changes the protocol, for example to WebSocket, acts, because this process
-// cannot read the messages that follow. A request with a header that names another method acts, because
-// some servers obey that header.
+// Acts reports whether a request may change something at its server. It judges by the request
+// alone. A request does not act if it has no body and its method is safe (RFC 9110 §9.2.1). There
+// are two exceptions. A request that changes the protocol, for example to WebSocket, acts, because
+// this process cannot read the messages that follow. A request with a header that names another
+// method acts, because some servers obey that header.
 func Acts(r *http.Request) bool {
 	switch r.Method {
 	case http.MethodGet, http.MethodHead, http.MethodOptions:
@@ -121,7 +120,7 @@ func Acts(r *http.Request) bool {
 }
 
 // Pass reports whether a request may go to its server. If not, Pass has answered it. The URL is the
-// request's complete URL. A request that waits blocks Pass. The function open reports whether both
+// request's complete URL. A request that waits blocks Pass. The result of open() says whether both
 // directions of the request's connection are still open.
 func (l *List) Pass(w http.ResponseWriter, r *http.Request, url string, open func() bool) bool {
 	l.mu.Lock()
@@ -158,8 +157,8 @@ func refuse(w http.ResponseWriter, status int, outcome, text string) {
 	http.Error(w, "forkd: "+text, status)
 }
 
-// The method record first reads the rest of the request's body: clients do not expect an answer
-// before they have sent the whole body. Then it answers the request.
+// record answers a request that is only recorded. It first reads the rest of the request's body,
+// because clients do not expect an answer before they have sent the whole body.
 func (l *List) record(w http.ResponseWriter, r *http.Request, e *netproto.Effect) {
 	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(drainTime)) // never fails
 	if _, err := io.Copy(io.Discard, r.Body); err != nil {
@@ -178,10 +177,10 @@ func (l *List) record(w http.ResponseWriter, r *http.Request, e *netproto.Effect
 
 // await waits until the hold ends. It reports whether the request may then go to its server.
 //
-// Package http does not notice that the guest has closed the connection while the request's body is
-// unread, or after the guest has sent another request. So await also asks the function open.
-// Without this check, both requests would be sent if a guest gave up after a time limit and
-// repeated its request.
+// While the request's body is unread, or after the guest has sent another request, package http
+// does not notice that the guest has closed the connection. So await also calls open(). Without
+// this check, both requests would be sent if a guest gave up after a time limit and repeated its
+// request.
 func (l *List) await(w http.ResponseWriter, r *http.Request, e *netproto.Effect, ended <-chan struct{},
 	open func() bool) bool {
 	defer func() {
@@ -216,8 +215,8 @@ func (l *List) await(w http.ResponseWriter, r *http.Request, e *netproto.Effect,
 	return true
 }
 
-// The function read returns a request in the form in which the list holds it. Afterwards r.Body has
-// the complete body again.
+// read returns a request in the form in which it is listed. Afterwards r.Body has the complete body
+// again.
 func read(w http.ResponseWriter, r *http.Request, url string) (*netproto.Effect, error) {
 	e := &netproto.Effect{Unix: time.Now().Unix(), Method: r.Method[:min(len(r.Method), maxMethod)],
 		URL: url[:min(len(url), netproto.MaxEffectHead)]}
@@ -261,14 +260,14 @@ func sortedNames(h http.Header) []string {
 	return names
 }
 
-// The function hides reports whether the value of a header is usually a credential.
+// The result is true if the value of a header with this name is usually a credential.
 func hides(name string) bool {
 	name = strings.ToLower(name)
 	return slices.ContainsFunc([]string{"auth", "cookie", "token", "key", "secret", "password", "credential", "signature"},
 		func(part string) bool { return strings.Contains(name, part) })
 }
 
-// The method add lists a request. It returns false if there is no room for the request. It also
+// add puts a request into the list. It returns false if there is no room for the request. It also
 // returns false if the request would have to wait, but too many requests wait already.
 func (l *List) add(e *netproto.Effect) bool {
 	n := int64(overhead + len(e.Method) + len(e.URL) + len(e.Body))

@@ -19,7 +19,7 @@ type Record struct {
 	Sandbox string    `json:"sandbox"`
 	Verdict string    `json:"verdict"` // pass or refuse
 	Reason  string    `json:"reason"`
-	// server that the connection named, or else the name that the guest looked up
+	// name of the server that the connection named, or else the name that the guest looked up
 	Name       string `json:"name,omitempty"`
 	Address    string `json:"address,omitempty"`
 	Protocol   string `json:"protocol"` // tcp, udp, icmp or dns
@@ -81,8 +81,8 @@ func (l *Log) write() {
 	}
 }
 
-// The method line writes a record in one call, so that lines of several writers are not
-// interleaved.
+// line writes a record as one line. It makes only one call of Write, so that lines of several
+// writers are not interleaved.
 func (l *Log) line(r *Record) {
 	l.mu.Lock()
 	to := l.to

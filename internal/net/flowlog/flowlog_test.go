@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// The type full is a file whose first writes fail, as if the disk were full.
+// full is a file whose first writes fail, as if the disk were full.
 type full struct {
 	*os.File
 	times int

@@ -12,8 +12,8 @@ const maxLines = 512
 
 var errLines = errors.New("too many headers")
 
-// headed is a connection whose Read fails if a header has too many lines. It counts lines from a
-// call of the method expect to an empty line or to a call of the method parsed.
+// headed is a connection whose Read fails if a header has too many lines. It counts lines after a
+// call of expect(), until an empty line or a call of parsed().
 type headed struct {
 	net.Conn
 	counting atomic.Bool
@@ -33,7 +33,7 @@ func (h *headed) expect() {
 	h.counting.Store(true)
 }
 
-// The method parsed stops the count. It must be called when the next bytes are not headers.
+// parsed() stops the count. It must be called when the next bytes are not headers.
 func (h *headed) parsed() { h.counting.Store(false) }
 
 func (h *headed) Read(p []byte) (int, error) {
@@ -48,7 +48,7 @@ func (h *headed) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// The method count counts the header lines in p. It reports whether the total is within maxLines.
+// count counts the header lines in p, and reports whether the total is within maxLines.
 func (h *headed) count(p []byte) bool {
 	const status = len("HTTP/1.1 ") // position of the first digit of the status
 	for _, c := range p {

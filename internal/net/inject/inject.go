@@ -45,9 +45,9 @@ type Proxy struct {
 	Dial   func(context.Context) (net.Conn, error) // returns a connection to the server
 	Failed func(error)                             // called with the reason why a server could not be reached
 
-	// Pass reports whether a request with the given URL may go to the server. If not, Pass has answered
-	// the request. Its http.ResponseWriter supports read deadlines. If Pass is nil, all requests may go
-	// to the server.
+	// Pass reports whether a request with the given URL may go to the server. If not, Pass has
+	// answered the request. The http.ResponseWriter supports read deadlines. If Pass is nil, all
+	// requests may go to the server.
 	Pass func(w http.ResponseWriter, r *http.Request, url string) bool
 
 	server atomic.Pointer[headed] // the latest connection to the server
@@ -152,7 +152,7 @@ func (p *Proxy) dial(ctx context.Context) (net.Conn, error) {
 	return h, nil
 }
 
-// The type answers is a RoundTripper that bounds the headers of each answer.
+// answers is a RoundTripper that bounds the headers of each answer.
 type answers struct {
 	http.RoundTripper
 	server *atomic.Pointer[headed] // the present connection; there is only one at a time

@@ -23,9 +23,8 @@ type Trust struct {
 	roots     *x509.CertPool
 }
 
-// NewTrust returns a Trust. The parameters certificate (DER) and key (PKCS #8) belong to the CA,
-// and the parameter roots has PEM certificates. Without such certificates the Trust accepts no
-// server.
+// NewTrust returns a Trust. The parameters certificate (DER) and key (PKCS #8) belong to the CA.
+// The roots are PEM certificates. Without roots, the Trust accepts no server.
 func NewTrust(certificate, key, roots []byte) (*Trust, error) {
 	authority, err := x509.ParseCertificate(certificate)
 	if err != nil {

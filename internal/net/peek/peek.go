@@ -103,8 +103,8 @@ func parse(head []byte) (*http.Request, error) {
 }
 
 // isHTTP reports whether the first line of p is, or may become, a line that some server accepts as
-// a request line. Servers skip empty lines before the request line (RFC 9112 §2.2). If the
-// parameter whole is set, the client sends nothing after p.
+// a request line. Servers skip empty lines before the request line (RFC 9112 §2.2). If whole is
+// true, the client sends nothing after p.
 func isHTTP(p []byte, whole bool) bool {
 	line, _, ended := bytes.Cut(bytes.TrimLeft(p, "\r\n"), []byte("\n"))
 	switch {
@@ -156,10 +156,10 @@ var errSeen = errors.New("seen")
 // extensionECH is encrypted_client_hello (RFC 9849 §5).
 const extensionECH = 0xfe0d
 
-// tlsName returns the server name of a ClientHello. The result ech reports whether the ClientHello
-// contains an encrypted name, or random bytes that browsers send in its place and that look the
-// same (RFC 9849 §6.2). The result unclear reports whether Go's parser refuses the ClientHello, or
-// the ClientHello is longer than MaxBytes. Some servers may accept such a ClientHello.
+// tlsName returns the server name of a ClientHello. If ech is true, the ClientHello contains an
+// encrypted name, or random bytes that look like one and that browsers send if they have no
+// encrypted name (RFC 9849 §6.2). If unclear is true, Go's parser refuses the ClientHello, or the
+// ClientHello is longer than MaxBytes. Some servers may accept such a ClientHello.
 func tlsName(in io.Reader) (name string, ech, unclear bool) {
 	unclear = true
 	server := tls.Server(readOnly{in}, &tls.Config{

@@ -8,7 +8,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// whys explains the reasons of refusals to users.
+// whys maps reasons for refusals to explanations for users.
 var whys = map[Reason]string{
 	ModeNone: "the mode none", NoRule: "no rule allows it", ForeignDNS: "DNS goes through the gateway",
 	NoName: "the connection names no server", OtherName: "the connection names a server that is not allowed",

@@ -1,9 +1,9 @@
 // Package policy decides whether a sandbox may open a connection. Decide is a pure function of the
 // sandbox's policy and the known facts about the connection. It returns a verdict and its reason.
 //
-// The package has no state and does no I/O. The caller finds out the names of an address and the
-// connection's server (packages dns and peek). Package netproto defines which ranges of addresses
-// are closed, such as private ones.
+// The package has no state and does no I/O. The caller finds out which names an address has, and
+// which server the connection is for (packages dns and peek). Package netproto defines which ranges
+// of addresses are closed, such as private ones.
 package policy
 
 import (

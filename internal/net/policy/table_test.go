@@ -58,7 +58,7 @@ var places = []place{
 	{"192.0.2.3", false, SandboxNet, true, ""},
 }
 
-// The type said holds what is known about the server's name when Decide is called.
+// said is what is known about the server's name when Decide is called.
 type said struct {
 	peeked  bool
 	server  string
@@ -83,8 +83,8 @@ type cell struct {
 	said
 }
 
-// covers reports whether a rule applies to the protocol and the port. The parameter allows is true
-// for a rule of Allow.
+// The result is true if the rule r applies to the protocol and the port. If r is a rule of Allow,
+// allows is true.
 func (c *cell) covers(r *spec, allows bool) bool {
 	web := c.proto == TCP && (c.port == 80 || c.port == 443)
 	switch {

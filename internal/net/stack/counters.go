@@ -39,7 +39,7 @@ func (c *Counters) note(r netproto.Refusal) {
 	c.recent = toFront(c.recent, i, r)
 }
 
-// The method pass adds the destination of a permitted connection that has ended.
+// pass adds the destination of a permitted connection that has ended.
 func (c *Counters) pass(p netproto.Passage) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

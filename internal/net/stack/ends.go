@@ -14,8 +14,8 @@ type ends struct {
 	of map[string]*linger.Set // nil until the first socket is closed
 }
 
-// The method close closes a frame socket of a sandbox. It calls the function gone when the socket
-// no longer contains data.
+// close closes a frame socket of a sandbox. When the socket no longer contains data, gone() is
+// called.
 func (e *ends) close(id string, end *os.File, gone func()) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -8,9 +8,9 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// The number of places is limited for connections that have not named their server. When half of
-// the places are in use, a sandbox with many such connections cannot open another, but a sandbox
-// with few can.
+// A connection that has not named its server takes a place, and the number of places is limited.
+// When half of the places are in use, a sandbox with many such connections cannot open another, but
+// a sandbox with few can.
 func TestFewConnectionsHaveRoom(t *testing.T) {
 	w := newWorld(t)
 	nettest.Serve(w.Listen(t, web+":80"), echo)

@@ -122,7 +122,7 @@ type zeros struct{}
 
 func (zeros) Read(p []byte) (int, error) { return len(p), nil }
 
-// The method moving returns how many bytes the open flows have carried.
+// moving returns how many bytes the open flows have carried.
 func (c *Counters) moving(s *Stack) (n uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

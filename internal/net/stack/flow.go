@@ -55,8 +55,8 @@ type flow struct {
 	err     error
 }
 
-// enter counts a task that a goroutine other than the stack's own starts. Close then waits for the
-// task. If the stack is closed, enter returns false.
+// If a goroutine other than the stack's own starts a task, enter counts the task. Close then waits
+// for it. If the stack is closed, enter returns false.
 func (s *Stack) enter() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -87,8 +87,8 @@ func (s *Stack) begin(protocol policy.Protocol, to netip.AddrPort) (*flow, strin
 	return f, ""
 }
 
-// decide asks the policy about a flow. The parameter seen describes the flow's first bytes, and is
-// nil if they have not been read yet.
+// decide asks the policy about a flow. If the flow's first bytes have been read, seen describes
+// them. If they have not been read yet, seen is nil.
 func (s *Stack) decide(f *flow, seen *peek.Seen) policy.Verdict {
 	own := s.host.isOwn(f.To.Addr()) // asked each time, because the host's addresses change
 	s.mu.Lock()
@@ -110,7 +110,7 @@ func (s *Stack) refuse(f *flow, reason string) {
 	f.verdict, f.reason = policy.Refuse.String(), reason
 }
 
-// The method end removes a flow from the list and logs it.
+// end removes a flow from the list, and logs the flow.
 func (s *Stack) end(f *flow) {
 	f.cancel()
 	if f.room != nil {
@@ -176,7 +176,7 @@ func (s *Stack) Flows() (list []netproto.Flow) {
 	return list
 }
 
-// The method fail records why a permitted flow failed to start or ended early.
+// fail records why a permitted flow failed to start or ended early.
 func (f *flow) fail(err error) {
 	f.stack.mu.Lock()
 	defer f.stack.mu.Unlock()
@@ -199,7 +199,7 @@ var (
 	errHold    = errors.New("the sandbox was given another hold")
 )
 
-// The method given reports whether our DNS has returned the flow's address for the given name.
+// The result is true if our DNS has returned the flow's address for the given name.
 func (f *flow) given(name string) bool { return slices.Contains(f.Names, name) }
 
 func (f *flow) touch() { f.last.Store(time.Now().UnixNano()) }
@@ -235,7 +235,7 @@ func (r *record) addressText() string {
 	return r.address.String()
 }
 
-// The method refused counts and logs a refusal.
+// refused is called after a refusal. It counts and logs the refusal.
 func (s *Stack) refused(r record, reason string) {
 	if limit, ok := limitReasons[reason]; ok {
 		r.why, r.fix = limit.why, limit.fix

@@ -37,7 +37,7 @@ type partial struct {
 	pieces []piece // the fragments that have arrived, sorted by offset, without overlap
 	has    int     // number of bytes of payload that have arrived
 	wants  int     // length of the whole payload; 0 until the fragment with the packet's end has arrived
-	cost   int64   // number of bytes that the field room of fragments counts for the packet
+	cost   int64   // number of bytes that fragments.room counts for the packet
 }
 
 // piece is a fragment.
@@ -132,7 +132,7 @@ func (p *partial) place(next *piece, more bool) (at int, fits bool) {
 	return at, fits
 }
 
-// The method whole returns the packet. Its header is that of the first piece.
+// whole returns the complete packet, with the header of the first piece.
 func (p *partial) whole() []byte {
 	packet := make([]byte, 0, header.IPv4MinimumSize+p.wants)
 	packet = append(packet, p.pieces[0].packet[:header.IPv4MinimumSize]...)

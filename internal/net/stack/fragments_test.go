@@ -30,7 +30,7 @@ func fragmentOf(id uint16, payload []byte, offset int, more bool) []byte {
 	return p
 }
 
-// cut returns the fragments of a packet with the given payload. The parameter most is the maximum
+// cut returns the fragments of a packet with the given payload. The last parameter is the maximum
 // payload of a fragment, in bytes.
 func cut(id uint16, payload []byte, most int) (all [][]byte) {
 	for at := 0; at < len(payload); at += most {
@@ -46,8 +46,8 @@ func newFragments(own, all int64) *fragments {
 	return f
 }
 
-// Packets are reassembled whatever the order of their fragments is, and even if fragments of other
-// packets arrive in between.
+// Packets are reassembled no matter in which order their fragments arrive, and even if fragments of
+// other packets arrive in between.
 func TestFragmentsBecomeWhole(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	for round := range 200 {

@@ -55,7 +55,7 @@ func post(host, path, body string) string {
 	return fmt.Sprintf("POST %s HTTP/1.1\r\nHost: %s\r\nCookie: c00kie\r\nContent-Length: %d\r\n\r\n%s", path, host, len(body), body)
 }
 
-// The method both dials api.example twice, with TLS and without.
+// both makes two connections to api.example, one with TLS and one without.
 func (v *vault) both(t testing.TB) map[string]net.Conn {
 	t.Helper()
 	plain, err := v.dial(t, web+":80")

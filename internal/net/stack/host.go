@@ -59,8 +59,8 @@ const (
 	fewQueries     = 4
 )
 
-// NewHost returns a Host. The parameter sockets is the maximum number of sockets for flows of all
-// sandboxes.
+// NewHost returns a Host. The flows of all sandboxes together may have at most the given number of
+// sockets.
 func NewHost(sockets int) *Host {
 	h := &Host{Resolver: &dns.Resolver{}, Log: flowlog.New(), most: int64(sockets)}
 	h.asks = min(maxHostQueries, max(maxQueries, h.most/queryPart))
@@ -95,8 +95,8 @@ func LargestReceive() int64 {
 	return max(0, largest)
 }
 
-// Sockets returns the maximum number of flow sockets of a process. The parameter files is the
-// number of files that the process may open, and memory is the number of bytes that it may use.
+// Sockets returns the maximum number of flow sockets of a process that may open the given number of
+// files and use the given number of bytes of memory.
 func Sockets(files int, memory int64) int { return int(min(int64(files), memory/flowShare/flowBytes)) }
 
 // SetOwn sets the host's addresses. To apply them to open flows, call Stack.Redecide. For new
@@ -107,7 +107,7 @@ func (h *Host) SetOwn(addrs []netip.Addr) { h.own.Store(&addrs) }
 // isOwn reports whether packets to an address would stay on the host.
 func (h *Host) isOwn(addr netip.Addr) bool { return h.listed(addr) || hostroute.IsLocal(addr) }
 
-// The method listed reports whether an address is in the list that SetOwn has set.
+// The result is true if an address is in the list that SetOwn has set.
 func (h *Host) listed(addr netip.Addr) bool {
 	own := h.own.Load()
 	return own != nil && slices.Contains(*own, addr)
@@ -134,8 +134,8 @@ func (h *Host) giveSocket(protocol policy.Protocol) {
 	}
 }
 
-// takeQuery counts a new query of a sandbox. The parameter own is the number of the sandbox's
-// queries, including the new one. takeQuery returns false if too many queries are waiting already.
+// takeQuery counts a new query of a sandbox. Its argument is the number of the sandbox's queries,
+// including the new one. takeQuery returns false if too many queries are waiting already.
 func (h *Host) takeQuery(own int) bool {
 	n := h.queries.Add(1)
 	if n > h.asks || n > h.asks/2 && own > fewQueries {

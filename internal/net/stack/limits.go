@@ -175,7 +175,7 @@ func (f *flow) buffers() buffers {
 	return f.sizes
 }
 
-// The method set applies the sizes to the connection with the guest.
+// set applies the sizes to the connection with the guest.
 func (b buffers) set(ep tcpip.Endpoint) {
 	if b.guest == maxBuffer {
 		return // the buffers grow by themselves

@@ -46,7 +46,7 @@ const (
 // the socket has no room are queued. A goroutine, which exists only while packets are queued,
 // writes them.
 type link struct {
-	host *Host  // its field links counts what this link holds: see takeLocked, growLocked and close
+	host *Host  // host.links counts what this link holds: see takeLocked, growLocked and close
 	id   string // id of the sandbox
 	file *os.File
 	raw  syscall.RawConn

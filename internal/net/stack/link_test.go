@@ -60,7 +60,7 @@ func testLink(t *testing.T, host *Host) (l *link, vm *os.File) {
 	return l, vm
 }
 
-// The function outstanding returns how much memory the data in the frame socket of a link takes.
+// outstanding returns how much memory the data in the frame socket of a link takes.
 func outstanding(t *testing.T, l *link) (n int) {
 	t.Helper()
 	if err := l.raw.Control(func(fd uintptr) { n, _ = unix.IoctlGetInt(int(fd), unix.SIOCOUTQ) }); err != nil {
@@ -88,8 +88,9 @@ func fillLink(t *testing.T, l *link, size int) {
 	t.Fatal("the socket is never full")
 }
 
-// The memory of a frame socket counts in the room. If the room is full, a VM that does not read has
-// a socket with a small buffer, into which the longest message fits.
+// The memory of a frame socket counts against the limit for all links (a room). If the room is
+// full, a VM that does not read has a socket with a small buffer, into which the longest message
+// fits.
 func TestFrameSocketsHaveARoom(t *testing.T) {
 	for _, size := range []int{64, 1400, frame.MaxMessage - linkHeaderBytes} {
 		t.Run(fmt.Sprint(size), func(t *testing.T) {
@@ -122,7 +123,7 @@ func TestFrameSocketsHaveARoom(t *testing.T) {
 	}
 }
 
-// A closed frame socket counts in the room until its VM has read the data.
+// A closed frame socket counts against the limit for all links until its VM has read the data.
 func TestClosedFrameSocketsCount(t *testing.T) {
 	for _, most := range []int64{0, 1 << 30} {
 		host := NewHost(10)

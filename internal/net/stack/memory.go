@@ -9,7 +9,7 @@ import (
 // also counted in the room of all sandboxes.
 type room struct {
 	most int64
-	of   *room // the room of all sandboxes together; nil in that room itself
+	of   *room // the room of all sandboxes together; nil if this is that room
 	used atomic.Int64
 }
 
@@ -29,9 +29,9 @@ func (r *room) take(n int64) bool {
 // add counts n more bytes, even if the sum then exceeds the limit.
 func (r *room) add(n int64) { r.used.Add(n) }
 
-// takeFor is like take, for bytes of a sandbox. The parameter own is the number of places that the
-// sandbox then has in the room. If this number is above the parameter few, the sandbox cannot use
-// the second half of the room. So a sandbox with many places cannot use up the room that all
+// takeFor is like take, for bytes of a sandbox. The second argument is the number of places that
+// the sandbox then has in the room. If it is greater than the third argument, the sandbox cannot
+// use the second half of the room. So a sandbox with many places cannot use up the room that all
 // sandboxes share.
 func (r *room) takeFor(n int64, own, few int) bool {
 	if own > few && r.used.Load()+n > r.most/2 {
@@ -53,10 +53,10 @@ type chunk struct {
 	room  *room // the room that counts the chunk; may be nil
 }
 
-// The type chunks provides chunks. The reader of a frame socket has a chunk while it reads. Each
-// direction of a flow has a chunk while it forwards bytes, and keeps the chunk for as long as the
-// receiver accepts no bytes. So the chunks of flows are counted in a room. If the room is full, a
-// direction has a small chunk.
+// chunks is the source of chunks. The reader of a frame socket has a chunk while it reads. Each
+// direction of a flow has a chunk while it forwards bytes, and keeps the chunk while the receiver
+// accepts no bytes. So the chunks of flows are counted in a room. If the room is full, a direction
+// has a small chunk.
 type chunks struct{ large, small sync.Pool }
 
 // take returns a chunk with chunkBytes bytes or, if the given room is full, with smallChunk bytes.

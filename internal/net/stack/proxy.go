@@ -35,8 +35,8 @@ func (h *Host) SetProxy(p netproto.Proxy) {
 	h.proxy.Store(&upstream{p, config.ProxyFunc()})
 }
 
-// The method uses reports whether connections to an address use the proxy. The parameter names has
-// the names for which DNS returned that address.
+// The result is true if connections to an address use the proxy. The names are those for which DNS
+// returned that address.
 func (u *upstream) uses(to netip.AddrPort, names []string) bool {
 	hosts := append(slices.Clone(names), to.Addr().String())
 	return !slices.ContainsFunc(hosts, func(host string) bool {
@@ -45,9 +45,9 @@ func (u *upstream) uses(to netip.AddrPort, names []string) bool {
 	})
 }
 
-// dial connects a permitted flow to its server. If a proxy is used, dial makes the proxy connect to
-// the server's address. It does not pass a name to the proxy, because the proxy could resolve the
-// name to an address that the policy has not approved.
+// dial connects a permitted flow to its server. If a proxy is used, dial tells the proxy to connect
+// to the server's address. It does not pass a name to the proxy, because the proxy could resolve
+// the name to an address that the policy has not approved.
 func (h *Host) dial(ctx context.Context, f *flow) (*net.TCPConn, error) {
 	u := h.proxy.Load()
 	if u == nil || !u.uses(f.To, f.Names) {
@@ -71,7 +71,7 @@ func (h *Host) dial(ctx context.Context, f *flow) (*net.TCPConn, error) {
 	return conn, nil
 }
 
-// connect makes the proxy open a tunnel to an address (RFC 9110 §9.3.6).
+// connect asks the proxy for a tunnel to an address (RFC 9110 §9.3.6).
 func (u *upstream) connect(conn io.ReadWriter, to string) error {
 	req := &http.Request{Method: http.MethodConnect, URL: &url.URL{Opaque: to}, Host: to,
 		Header: http.Header{"User-Agent": {"forkd"}}}

@@ -10,9 +10,8 @@ import (
 	"github.com/forkd/forkd/internal/net/inspect"
 )
 
-// The method read reads messages from the frame socket until the peer has hung up. If a guest
-// exceeds its packet rate, the method pauses. The guest's frames then wait in the socket and are
-// not lost.
+// read handles the messages from the frame socket until the peer has hung up. If a guest exceeds
+// its packet rate, read pauses. The guest's frames then wait in the socket and are not lost.
 func (s *Stack) read() {
 	defer close(s.ended)
 	for {

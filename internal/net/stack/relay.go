@@ -22,7 +22,7 @@ type relay struct {
 	*flow
 	*conn
 	out   *net.TCPConn
-	begun func() // called when the bytes that were read before run have been sent to the server; may be nil
+	begun func() // called when the bytes that were read before the call of run have been sent to the server; may be nil
 }
 
 // run forwards the given bytes, which were already read from the guest, and then all further bytes.
@@ -42,9 +42,9 @@ func (r *relay) run(sent []byte) {
 	r.reset()
 }
 
-// drain waits, after both sides have ended, until both have also acknowledged all bytes.
-// Unacknowledged bytes take memory, which would no longer be counted if the flow ended. If drain
-// takes too long, Sweep resets the flow.
+// drain is called after both sides have ended. It waits until both have also acknowledged all
+// bytes. Unacknowledged bytes take memory, which would no longer be counted if the flow ended. If
+// drain takes too long, Sweep resets the flow.
 func (r *relay) drain() {
 	for wait := time.Millisecond; r.unacknowledged(); wait = min(2*wait, time.Second) {
 		select {
@@ -81,7 +81,8 @@ func (r *relay) unacknowledged() bool {
 	return false
 }
 
-// The method broke resets the flow after an error in either direction, and records the first error.
+// broke is called after an error in either direction. It resets the flow, and records the first
+// error.
 func (r *relay) broke(err error) {
 	if err == nil {
 		return
@@ -104,7 +105,7 @@ func breakOff(c *net.TCPConn) {
 	_ = c.Close()
 }
 
-// The method ended records that one side has ended.
+// ended is called when one side has ended, and records this.
 func (r *relay) ended() {
 	r.half.Store(true)
 	r.touch()

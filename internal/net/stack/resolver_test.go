@@ -56,7 +56,7 @@ func (z *zone) answer(query []byte) []byte {
 	return p
 }
 
-// serveDNS runs a resolver in the world, and makes h use it.
+// serveDNS runs a resolver in the world, and sets it as the resolver of h.
 func serveDNS(t testing.TB, w *nettest.World, h *Host, entries ...string) *zone {
 	t.Helper()
 	z := &zone{addrs: map[string]string{}}
@@ -123,7 +123,7 @@ func (r *rig) lookup(t testing.TB, name string, tcp bool) dnsmessage.RCode {
 	return m.RCode
 }
 
-// The method says connects, sends text and returns the server's answer.
+// One exchange with a server: connect, send text, and return the server's answer.
 func (r *rig) says(t testing.TB, to, text string) (string, error) {
 	t.Helper()
 	c, err := r.dial(t, to)

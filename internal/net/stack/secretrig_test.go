@@ -101,8 +101,7 @@ func (s *site) serve(w http.ResponseWriter, r *http.Request) {
 	_, _ = io.WriteString(w, "hello")
 }
 
-// The method heard returns the requests that the server has received since the previous call of
-// heard.
+// heard returns the requests that the server has received since the previous call.
 func (s *site) heard() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -241,8 +240,8 @@ func get(host, path string) string {
 	return "GET " + path + " HTTP/1.1\r\nHost: " + host + "\r\nAuthorization: " + placeholder + "\r\n\r\n"
 }
 
-// The method clean waits until the log contains the given text. It fails the test if the log
-// contains the secret.
+// clean waits until the log contains the given text. It fails the test if the log contains the
+// secret.
 func (v *vault) clean(t testing.TB, logged string) {
 	t.Helper()
 	waitFor(t, "the log has "+logged, func() bool { return strings.Contains(v.flows.String(), logged) })

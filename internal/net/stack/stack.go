@@ -58,7 +58,7 @@ type Stack struct {
 	tasks  sync.WaitGroup
 
 	packets, opens *rate.Limiter
-	logged, passes *rate.Limiter // limit the lines in the flow log: logged for refused flows, passes for others
+	logged, passes *rate.Limiter // limits for lines in the flow log: logged for refused flows, passes for all others
 	up, down       *rate.Limiter
 	echoes         chan struct{} // holds one value for each ping that waits for an answer
 	queries        chan struct{} // holds one value for each DNS query over UDP
@@ -74,10 +74,10 @@ type Stack struct {
 	limits   netproto.Limits
 	secrets  []netproto.Secret
 	hold     netproto.Hold
-	around   netproto.Policy // the policy, with the hosts of the hold denied
+	around   netproto.Policy // a copy of the policy that also denies the hosts of the hold
 	injected int             // number of flows whose TLS this process terminates
 	flows    map[*flow]struct{}
-	udp      map[ports]*udpFlow // the UDP flows in the field flows, by their ports
+	udp      map[ports]*udpFlow // the UDP flows among s.flows, by their ports
 }
 
 // New returns a stack on a non-blocking frame socket, and starts reading from the socket. It takes
@@ -129,8 +129,8 @@ func (s *Stack) makeIPStack() error {
 	return nil
 }
 
-// configure makes the network interface accept packets to any address, and send packets from any
-// address.
+// configure permits the network interface to accept packets to any address, and to send packets
+// from any address.
 func (s *Stack) configure() tcpip.Error {
 	if err := s.ipstack.CreateNIC(nic, s.link); err != nil {
 		return err

@@ -26,7 +26,7 @@ type conn struct {
 	wq *waiter.Queue
 }
 
-// The method open reports whether both directions of the connection are still open.
+// open reports whether both directions of the connection are still open.
 func (c *conn) open() bool { return tcp.EndpointState(c.ep.State()) == tcp.StateEstablished }
 
 func destination(addr tcpip.Address, port uint16) netip.AddrPort {

@@ -243,7 +243,7 @@ func Seeds(t Target, pages []uint32) []Program {
 	return list
 }
 
-// The method right initializes the device and makes a valid request.
+// right does what a real driver does: it initializes the device and makes a valid request.
 func (w *writer) right() {
 	w.start()
 	w.request(w.Pages[w.Sends])
@@ -251,7 +251,7 @@ func (w *writer) right() {
 	w.add(Spin, 0, 1000)
 }
 
-// The method wrong makes an invalid chain available after a valid request.
+// wrong does what no real driver does: after a valid request, it makes an invalid chain available.
 func (w *writer) wrong(chain []desc) {
 	w.right()
 	for i, d := range chain {

@@ -97,7 +97,7 @@ func (w *writer) badIndices() {
 	}
 }
 
-// The method changes makes the guest write to the registers of queues that are in use.
+// changes is an attack that writes to the registers of queues that are in use.
 func (w *writer) changes() {
 	w.start()
 	w.request(w.Pages[w.Sends])
@@ -119,8 +119,7 @@ func (w *writer) changes() {
 	}
 }
 
-// The method resets makes the guest reset the device 16 times, each time while the device serves a
-// request.
+// resets is an attack that resets the device 16 times, each time while the device serves a request.
 func (w *writer) resets() {
 	for i := range uint64(16) {
 		w.start()
@@ -162,7 +161,7 @@ func (w *writer) race() {
 	}
 }
 
-// The method registers reads and writes all registers, and the addresses around them, in all
+// registers is an attack that reads and writes all registers, and the addresses around them, in all
 // widths, aligned and unaligned.
 func (w *writer) registers(seed uint64) {
 	r := rand.New(rand.NewPCG(seed, uint64(w.Slot)))
@@ -178,8 +177,8 @@ func (w *writer) registers(seed uint64) {
 	}
 }
 
-// The method random initializes the device as a driver does, and makes requests with random
-// addresses, lengths and flags.
+// random is an attack that initializes the device as a driver does, and then makes requests with
+// random addresses, lengths and flags.
 func (w *writer) random(seed uint64) {
 	r := rand.New(rand.NewPCG(seed, 100+uint64(w.Slot)))
 	addresses := append([]uint64{0, 1<<64 - 1, uint64(boot.VirtioBase), 1 << 40}, wide(w.Pages)...)
@@ -206,8 +205,8 @@ func wide(list []uint32) (out []uint64) {
 	return out
 }
 
-// The method packets floods the host with vsock connections, and sends invalid packets for existing
-// connections.
+// packets is an attack that floods the host with vsock connections, and sends invalid packets for
+// existing connections.
 func (w *writer) packets() {
 	w.start()
 	tx, rx := w.Pages[1], w.Pages[0]

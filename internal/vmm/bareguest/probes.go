@@ -33,8 +33,8 @@ func Ends() []Attack {
 	}
 }
 
-// The function ports reads from random ports. It writes to a port only if a write cannot end the
-// machine.
+// The result is a Program that reads from random ports. It writes to a port only if a write cannot
+// end the machine.
 func ports(seed uint64) (p Program) {
 	r := rand.New(rand.NewPCG(seed, 1))
 	known := []uint32{boot.SerialPort, boot.SleepControlPort, boot.I8042Port, boot.PCIResetPort, 0x20, 0xa0, 0x40, 0x4d0,
@@ -54,7 +54,7 @@ func ports(seed uint64) (p Program) {
 	return append(p, Op{In8, 0xffff, 0}, Op{In32, 0xfffe, 0}, Op{Out32, 0xfffe, 0})
 }
 
-// The function holes reads and writes addresses without RAM.
+// The result is a Program that reads and writes addresses without RAM.
 func holes(seed uint64) (p Program) {
 	r := rand.New(rand.NewPCG(seed, 2))
 	places := []guestmem.GPA{guestmem.HoleStart, boot.VirtioBase - 4, boot.VirtioDevice(boot.MaxVirtioDevices - 1).Addr,
@@ -108,8 +108,8 @@ func msrs(seed uint64) (p Program) {
 	return p
 }
 
-// The function interrupts sets unusual vectors and modes on every pin of the I/O APIC, and makes
-// the entropy device raise its interrupt. Interrupts are disabled in the guest's processor.
+// The result is a Program that sets unusual vectors and modes on every pin of the I/O APIC, and
+// makes the entropy device raise its interrupt. Interrupts are disabled in the guest's processor.
 func interrupts() (p Program) {
 	const (
 		selector, window = uint32(boot.IOAPICAddr), uint32(boot.IOAPICAddr) + 0x10

@@ -22,8 +22,8 @@ const archCapsNames = "rdcl_no ibrs_all rsba skip_l1dfl_vmentry ssb_no mds_no ps
 	"ign_umonitor_support mon_umon_mitg_support"
 
 // CompatibleArchCaps returns an *IncompatibleError if a guest would lack a mitigation on this host.
-// The parameter saved is the value of IA32_ARCH_CAPABILITIES that the guest has read, and the
-// parameter host is the host's value.
+// The first argument is the value of IA32_ARCH_CAPABILITIES that the guest has read, and the second
+// argument is the host's value.
 func CompatibleArchCaps(saved, host uint64) error {
 	if missing := saved &^ host &^ archCapsWorse; missing != 0 {
 		return &IncompatibleError{Feature: "arch_capabilities " + archCapsName(missing)}

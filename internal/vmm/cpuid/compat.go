@@ -25,7 +25,7 @@ func (e *IncompatibleError) Error() string {
 }
 
 // Compatible returns an *IncompatibleError if this host cannot run a vCPU whose guest has read the
-// saved CPUID entries. The parameter host has the entries that this host supports. Compatible
+// saved CPUID entries. The second parameter has the entries that this host supports. Compatible
 // compares features, the layout of the XSAVE area and the width of physical addresses. It ignores
 // the model, caches and names, because guests only display these.
 func Compatible(saved, host []Entry) error {

@@ -61,11 +61,11 @@ const (
 	leafTopologyExt = 0x80000026 // AMD's counterpart of leaf 0x1f
 )
 
-// Apply returns the CPUID entries of the vCPU with the number vcpu. The parameter vcpus is the
-// number of the machine's vCPUs. Apply derives the result from the supported entries
-// (KVM_GET_SUPPORTED_CPUID), and hides the features that the template excludes. It does not change
-// the supported entries. Each vCPU is one core of one socket, and the vCPU's number is its local
-// APIC identifier. A snapshot records the result.
+// Apply returns the CPUID entries of the vCPU with the number vcpu, in a machine with vcpus vCPUs.
+// Apply derives the result from the supported entries (KVM_GET_SUPPORTED_CPUID), and hides the
+// features that the template excludes. It does not change the supported entries. Each vCPU is one
+// core of one socket, and the vCPU's number is its local APIC identifier. A snapshot records the
+// result.
 func Apply(template string, supported []Entry, vcpu, vcpus int) ([]Entry, error) {
 	if vcpus < 1 || vcpu < 0 || vcpu >= vcpus {
 		return nil, fmt.Errorf("cpuid: vCPU %d of %d does not exist", vcpu, vcpus)

@@ -8,7 +8,7 @@ package cpuid
 //   - memory encryption, of host or guest;
 //   - SGX: enclave memory; MPX, shadow stacks and indirect branch tracking: their registers;
 //   - AMX, and XFD with it: the tiles do not fit into the 4 KiB form of KVM_GET_XSAVE;
-//   - MONITOR/MWAIT: KVM makes them do nothing;
+//   - MONITOR/MWAIT: in KVM, they do nothing;
 //   - the invariant TSC: for user programs, the bit is a promise that the rate never changes, but a
 //     restore on another host may change the rate. Without the bit, the guest's kernel prefers
 //     kvm-clock, which KVM corrects;

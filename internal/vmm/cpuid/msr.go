@@ -10,7 +10,7 @@ const (
 )
 
 // SavedMSRs returns the MSRs in a vCPU's saved state, in the order in which a restore must set
-// them. The parameter supported is the result of KVM_GET_MSR_INDEX_LIST. The caller must pass the
+// them. The supported MSRs are those that KVM_GET_MSR_INDEX_LIST returns. The caller must pass the
 // result of SavedMSRs to ShownMSRs.
 //
 // A whole vCPU is restored in this order: CPUID entries, KVM_SET_SREGS (which has EFER, FS and GS
@@ -130,7 +130,7 @@ type feature struct {
 	bit             uint8
 }
 
-// The method in reports whether the entries show the feature f.
+// The result is true if the entries show the feature f.
 func (f feature) in(entries []Entry) bool {
 	return word(entries, featureWord{function: f.function, index: f.index, reg: f.reg})>>f.bit&1 == 1
 }

@@ -28,8 +28,8 @@ func (m *Memory) Map(gpa GPA, length uint64, fd int, offset uint64) error {
 }
 
 // MapLayers maps all extents of a memory map, each of them like Map. The extents must have been
-// checked. The list files has the descriptors of the layers. MapLayers makes the system calls
-// without informing Go's scheduler.
+// checked. The descriptors of the layers are in files. MapLayers makes the system calls without
+// informing Go's scheduler.
 func (m *Memory) MapLayers(extents []vm.Extent, files []int) error {
 	for _, e := range extents {
 		v, err := m.pages(GPA(e.GPA), e.Length, e.Offset)

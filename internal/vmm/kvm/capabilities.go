@@ -13,7 +13,7 @@ type capability struct {
 	name string
 }
 
-// The function required returns the capabilities that are needed to run, save and restore a VM.
+// required lists the capabilities without which forkd cannot run, save and restore a VM.
 func required() []capability {
 	return []capability{
 		{CapIRQChip, "IRQCHIP"}, // missing in kernels that were built without the in-kernel IOAPIC

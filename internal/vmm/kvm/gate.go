@@ -68,8 +68,7 @@ func (g *Gate) waitFor(count *uint32, n uint32, wait func(word *uint32, value ui
 	atomic.StoreUint32(&g.asked, 0)
 }
 
-// The method pass waits until the gate is open. The restrictions of VCPU.enter also apply to this
-// method.
+// pass waits until the gate is open. The restrictions of VCPU.enter also apply to it.
 //
 //go:nosplit
 //go:norace

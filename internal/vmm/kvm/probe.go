@@ -202,8 +202,8 @@ func runProbe(vcpu *VCPU, mem []byte) error {
 	return nil
 }
 
-// runUntil calls run, which enters the guest, until the guest exits or late is set. It ignores
-// signals that arrive before late is set, such as those of Go's scheduler.
+// runUntil enters the guest with run() until the guest exits or late becomes true. It ignores
+// signals that arrive while late is false, such as those of Go's scheduler.
 func runUntil(late *atomic.Bool, run func() error) error {
 	for {
 		if err := run(); !errors.Is(err, ErrKicked) || late.Load() {

@@ -23,7 +23,7 @@ func TestProbe(t *testing.T) {
 	}
 }
 
-// A signal ends the probe only after the timer has set late.
+// A signal ends the probe only after the timer has set the variable late.
 func TestProbeInterrupted(t *testing.T) {
 	var late atomic.Bool
 	runs := 0

@@ -75,8 +75,8 @@ func (c *VCPU) entered(errno unix.Errno) error {
 }
 
 // Prepare makes KVM do work that it would otherwise do in the first Run of a VM. For example, Linux
-// 6.14 and later start a thread then. The guest executes nothing. Prepare must be called on the
-// same thread as Run, for a vCPU that does not wait for its start-up IPI.
+// 6.14 and later start a thread in the first Run. The guest executes nothing. Prepare must be
+// called on the same thread as Run, for a vCPU that does not wait for its start-up IPI.
 func (c *VCPU) Prepare() error {
 	c.SetImmediateExit(true)
 	defer c.SetImmediateExit(false)

@@ -19,8 +19,8 @@ type VM struct {
 // closed.
 func (v *VM) Close() error { return unix.Close(v.fd) }
 
-// SetMemslot makes host memory at hva appear in the guest at gpa. The parameter slot is the number
-// of the memory slot, and the parameter size is the slot's size in bytes.
+// SetMemslot makes host memory at hva appear in the guest at gpa. The memory slot has the given
+// number (slot), and the given size in bytes.
 func (v *VM) SetMemslot(slot uint32, gpa, size uint64, hva uintptr) error {
 	r := memoryRegion{Slot: slot, Guest_phys_addr: gpa, Memory_size: size, Userspace_addr: uint64(hva)}
 	if _, err := ioctlPtr(v.fd, ioSetUserMemoryRegion, unsafe.Pointer(&r)); err != nil {

@@ -169,9 +169,9 @@ func (m *Machine) saveDirty(cfg *BranchConfig, result *vmmproto.SaveResult) (*uf
 	return capture, nil
 }
 
-// freeze write-protects the dirty pages. The method describe also adds some gaps between dirty
-// ranges to the layer. The pages in these gaps are not dirty, and some kernels cannot protect such
-// pages. So freeze copies the pages of the gaps immediately.
+// freeze write-protects the dirty pages. It calls m.describe, which also adds some gaps between
+// dirty ranges to the layer. The pages in these gaps are not dirty, and some kernels cannot protect
+// such pages. So freeze copies the pages of the gaps immediately.
 //
 // Preconditions: the machine is stopped.
 func (m *Machine) freeze(layer *os.File, maxExtents int, result *vmmproto.SaveResult) (*uffd.Capture, error) {
@@ -259,8 +259,8 @@ func (m *Machine) BranchDisks(cfg BranchConfig) (result vmmproto.BranchResult, e
 	return result, nil
 }
 
-// atRest calls the function do while the vCPUs are stopped, and returns how long the vCPUs were
-// stopped. If the machine was already paused, it stays paused.
+// atRest calls do() while the vCPUs are stopped, and returns how long the vCPUs were stopped. If
+// the machine was already paused, it stays paused.
 func (m *Machine) atRest(do func(wasPaused bool) error) (pause time.Duration, err error) {
 	start := time.Now()
 	wasPaused, _ := m.cpus.stats()
@@ -274,10 +274,10 @@ func (m *Machine) atRest(do func(wasPaused bool) error) (pause time.Duration, er
 	return time.Since(start), err
 }
 
-// MergeLayers replaces several layers of a disk with the layer in the file merged. The parameter
-// first is the number of the lowest replaced layer, and the highest is just below the top. The base
-// image is not counted as a layer. The machine then owns the file. The guest is stopped while the
-// file is opened.
+// MergeLayers replaces several layers of a disk with the single layer in the given file (merged).
+// The lowest replaced layer has the given number (first), and the highest is just below the top.
+// The base image is not counted as a layer. The machine then owns the file. The guest is stopped
+// while the file is opened.
 func (m *Machine) MergeLayers(disk, first int, merged *os.File) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()

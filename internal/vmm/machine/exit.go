@@ -19,8 +19,8 @@ func stop(reason vm.ExitReason, format string, args ...any) error {
 	return &exitError{vm.Exit{Reason: reason, Detail: fmt.Sprintf(format, args...)}}
 }
 
-// harmPause is how long a vCPU is delayed after an exit if it has locked the memory bus, or kept
-// its CPU from handling events. The delay limits each vCPU to a thousand such exits per second.
+// harmPause is the delay of a vCPU after an exit, if the vCPU has locked the memory bus or kept its
+// CPU from handling events. The delay limits each vCPU to a thousand such exits per second.
 const harmPause = time.Millisecond
 
 // handleExit handles an exit of the guest. It runs on the vCPU's thread.

@@ -38,8 +38,8 @@ func TestMain(m *testing.M) {
 	if os.Getpid() == 1 && os.Getenv(guestEnv) != "" {
 		runGuest()
 	}
-	// Lock this goroutine to the first thread of the process. Otherwise a vCPU could run on the
-	// first thread. That thread does not exit with its goroutine, and would keep the low priority.
+	// Lock this goroutine to the first thread of the process, so that no vCPU runs on this thread.
+	// The first thread does not exit with its goroutine, so it would keep the low priority.
 	runtime.LockOSThread()
 	os.Exit(m.Run())
 }

@@ -76,8 +76,8 @@ func (h *host) fork(t *testing.T, s *snapshot) *testVM {
 	return v
 }
 
-// branch makes a snapshot of the running VM v, and waits until the snapshot is complete. The
-// parameter base is the snapshot from which v runs.
+// branch makes a snapshot of the running VM v, and waits until the snapshot is complete. The VM
+// runs from the given snapshot (base).
 func (v *testVM) branch(t *testing.T, base *snapshot, mode vm.BranchMode) *snapshot {
 	t.Helper()
 	s, _ := v.branchWith(t, base, machine.BranchConfig{Mode: mode})

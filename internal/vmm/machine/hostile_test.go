@@ -54,8 +54,8 @@ func (h *host) bootBare(t *testing.T, p bareguest.Program) *testVM {
 	return v
 }
 
-// attack runs p in a guest until p is done or the machine has stopped. If the machine has stopped,
-// ended is true, and e is the reason.
+// attack runs p in a guest until p is done or the machine has stopped. attack returns whether the
+// machine has stopped (ended), and the reason (e).
 func (h *host) attack(t *testing.T, p bareguest.Program) (v *testVM, e vm.Exit, ended bool) {
 	t.Helper()
 	v = h.bootBare(t, p)

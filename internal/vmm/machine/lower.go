@@ -90,8 +90,8 @@ func (l *lower) own(mem *guestmem.Memory) error {
 }
 
 // detach makes private pages independent of the stale layers below them. Without this, the pages'
-// mappings would keep the files of these layers alive. The parameter most is the maximum number of
-// bytes to detach. The first result reports whether any page was detached.
+// mappings would keep the files of these layers alive. The caller limits the number of bytes to
+// detach (most). The first result reports whether any page was detached.
 //
 // Preconditions: the machine is stopped and nothing is frozen.
 func (l *lower) detach(mem *guestmem.Memory, most uint64) (any bool, err error) {

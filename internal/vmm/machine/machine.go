@@ -189,7 +189,7 @@ func (m *Machine) Resume() error {
 }
 
 // resume resumes a paused machine. If entering is not nil, resume calls it after the last step that
-// can fail. The notice that entering returns is sent when every vCPU is about to enter the guest.
+// can fail. The notice returned by entering is sent when every vCPU is about to enter the guest.
 func (m *Machine) resume(entering func() *kvm.Notice) error {
 	if paused, _ := m.cpus.stats(); !paused {
 		return nil
@@ -228,7 +228,7 @@ func (m *Machine) pause() {
 }
 
 // Written returns the pages that the machine has written since its restore. If there are more pages
-// than the parameter most, Written returns nil. The machine may be running.
+// than the given limit (most), Written returns nil. The machine may be running.
 func (m *Machine) Written(most int) ([]vm.Range, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -82,9 +82,9 @@ func (m *Machine) dropKept() error {
 }
 
 // Rebase puts the layer of a branch directly below the machine's private pages; see
-// vmmproto.Rebase. It takes ownership of the file layer. If the error is vm.ErrNotKept, nothing has
-// changed. After any other error, the rebase has taken place for some pages, and all other pages
-// are private or have the same content as the layer.
+// vmmproto.Rebase. It takes ownership of the layer's file. If the error is vm.ErrNotKept, nothing
+// has changed. After any other error, the rebase has taken place for some pages, and all other
+// pages are private or have the same content as the layer.
 func (m *Machine) Rebase(serial uint64, layer *os.File) (result vmmproto.RebaseResult, err error) {
 	defer layer.Close()
 	m.mu.Lock()
@@ -114,9 +114,9 @@ func (m *Machine) Rebase(serial uint64, layer *os.File) (result vmmproto.RebaseR
 }
 
 // replaceUnchanged maps a layer over ranges of memory that are equal to the layer, the longest
-// ranges first. The parameter most is the maximum number of ranges. There is a maximum because
-// replacing a range in the middle of a mapping adds two mappings. replaceUnchanged returns the
-// replaced ranges in ascending order.
+// ranges first. The caller limits the number of ranges (most), because replacing a range in the
+// middle of a mapping adds two mappings. replaceUnchanged returns the replaced ranges in ascending
+// order.
 func replaceUnchanged(capture *uffd.Capture, layer, most int) (replaced []guestmem.Range, err error) {
 	ranges := capture.Unchanged()
 	slices.SortFunc(ranges, func(a, b guestmem.Range) int { return cmp.Compare(b.Length, a.Length) })

@@ -111,9 +111,9 @@ func (m *Machine) writeRanges(layer *os.File, ranges []guestmem.Range) error {
 }
 
 // writeRange writes guest memory to its place in a layer, including pages of zeros. A layer must
-// have no holes inside its extents. On tmpfs, the first access of a child of the snapshot to a
-// hole, even a load, would allocate a page. If no memory were left, the access would kill the
-// child.
+// have no holes inside its extents. On tmpfs, if a child of the snapshot accessed a hole, even with
+// a load, the first access would allocate a page. If no memory were left, this access would kill
+// the child.
 func (m *Machine) writeRange(layer *os.File, r guestmem.Range) error {
 	view, err := m.mem.ReadView(r.GPA, int(r.Length))
 	if err != nil {
@@ -123,8 +123,8 @@ func (m *Machine) writeRange(layer *os.File, r guestmem.Range) error {
 	return err
 }
 
-// bound joins ranges that are close to each other until at most limit ranges remain. It does not
-// join ranges of different regions, so at least one range remains for each region.
+// bound joins ranges that are close to each other until the number of ranges is at most limit. It
+// does not join ranges of different regions, so at least one range remains for each region.
 func bound(mem *guestmem.Memory, ranges []guestmem.Range, limit int) []guestmem.Range {
 	var out []guestmem.Range
 	regions := mem.Regions()

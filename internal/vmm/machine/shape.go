@@ -26,8 +26,8 @@ type deviceInSlot struct {
 	kind string
 }
 
-// String returns the device's name in messages, which is also the name of the section with its
-// state.
+// String returns the name by which messages refer to the device. The section with the device's
+// state has the same name.
 func (d deviceInSlot) String() string { return d.kind + " in slot " + strconv.Itoa(int(d.slot)) }
 
 // shape returns the shape of this machine.

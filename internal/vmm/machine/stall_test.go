@@ -7,8 +7,8 @@ import (
 	"github.com/forkd/forkd/internal/vmm/guestmem"
 )
 
-// A write that finds no space on the host pauses the machine, unless the machine was rolled back
-// after the write.
+// A write that finds no space on the host pauses the machine. If the machine was rolled back after
+// the write, the machine is not paused.
 func TestStallOfThePastPausesNobody(t *testing.T) {
 	for name, restored := range map[string]bool{"": false, "rolled back": true} {
 		t.Run(name, func(t *testing.T) {

@@ -147,8 +147,9 @@ func saveVM(vm *kvm.VM, cpu *kvm.VCPU) (*vmState, error) {
 	return s, nil
 }
 
-// restoreChips sets the interrupt controllers. The LAPICs must have their state already. Otherwise
-// an interrupt that waits in the IOAPIC would be delivered to a LAPIC without state, and be lost.
+// restoreChips sets the interrupt controllers. The LAPICs must have their state already. If they
+// did not, an interrupt that waits in the IOAPIC would be delivered to a LAPIC without state, and
+// be lost.
 func (s *vmState) restoreChips(vm *kvm.VM) error {
 	for i := range s.chips {
 		if err := vm.SetIRQChip(&s.chips[i]); err != nil {

@@ -223,8 +223,8 @@ func TestFourVCPUs(t *testing.T) {
 	branched.check(t, child, "rolled back")
 }
 
-// checkPriorities waits until exactly vcpus threads of this process have a lower priority than the
-// other threads.
+// checkPriorities waits until exactly the given number of threads of this process have a lower
+// priority than the other threads.
 func checkPriorities(t *testing.T, vcpus int) {
 	t.Helper()
 	var threads map[int]int

@@ -26,7 +26,8 @@ func (w countedWires) AddIOEventFD(_ int, gpa uint64, _ bool) error {
 	return nil
 }
 
-// newDiskOf returns a disk of the given size. Its first byte is fill.
+// newDiskOf returns a disk of the given size. The first byte of its content has the given value
+// (fill).
 func newDiskOf(t *testing.T, size uint64, volume bool, fill byte) Disk {
 	t.Helper()
 	base, top := memfd(t), memfd(t)

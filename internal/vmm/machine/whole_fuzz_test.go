@@ -23,9 +23,9 @@ import (
 
 // FuzzMachine runs a machine with all devices but without KVM, and simulates the machine's vCPU and
 // the host. The fuzzer chooses the guest's accesses to memory, registers and ports. Between these
-// accesses, it chooses actions of the host: pauses, restores, connections of clients, frames and
-// changes of the network's peer. Nothing may panic or hang. A saved state that is restored and
-// saved again must be the same. No descriptor may stay open.
+// accesses, it chooses actions of the host: pauses, restores, client connections, frames, and
+// changes of the network peer. Nothing may panic or hang. A saved state that is restored and saved
+// again must be the same. No descriptor may stay open.
 func FuzzMachine(f *testing.F) {
 	pages := bareguest.FreePages()
 	var around []byte // actions of the host between two accesses of the guest

@@ -261,9 +261,9 @@ func TestNewChecksCapabilitiesFirst(t *testing.T) {
 // enableCap is KVM_ENABLE_CAP.
 const enableCap = 0x4068aea3
 
-// New makes KVM limit guests, if the host supports these limits: a guest exits when it locks a bus
-// or keeps its CPU from handling events, and KVM does not poll for halted vCPUs. The test traces
-// system calls, because the settings of a VM cannot be read.
+// New sets limits for the guest in KVM, if the host supports these limits: a guest exits when it
+// locks a bus or keeps its CPU from handling events, and KVM does not poll for halted vCPUs. The
+// test traces system calls, because the settings of a VM cannot be read.
 func TestNewSetsThePolicy(t *testing.T) {
 	sys := openKVM(t)
 	want := 0

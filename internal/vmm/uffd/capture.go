@@ -98,8 +98,8 @@ func (c *Capture) write(gpa guestmem.GPA, pages int) error {
 	return nil
 }
 
-// unprotect makes writable the pages that the caller has released, and wakes the threads that wait
-// to write them.
+// unprotect drops the write protection of the pages that the caller has released, and wakes the
+// threads that wait to write them.
 func (c *Capture) unprotect(gpa guestmem.GPA, pages uint64) {
 	hva, err := c.f.mem.HVA(gpa)
 	if err == nil {
@@ -117,8 +117,8 @@ func (c *Capture) opened(gpa guestmem.GPA, pages uint64) {
 
 // letWrite makes the frozen page at gpa writable, together with up to around-1 captured pages after
 // it. If the page is not in the layer yet, letWrite captures it first. If another thread has
-// claimed or released the page, letWrite calls the function wait repeatedly until that thread is
-// done. letWrite returns whether it has captured the page, and whether it has opened the page.
+// claimed or released the page, letWrite calls wait() repeatedly until that thread is done.
+// letWrite returns whether it has captured the page, and whether it has opened the page.
 func (c *Capture) letWrite(gpa guestmem.GPA, around uint64, wait func()) (captured, opened bool) {
 	i := pageOf(gpa)
 	if captured = c.claim(i); captured {
@@ -141,11 +141,11 @@ func (c *Capture) letWrite(gpa guestmem.GPA, around uint64, wait func()) (captur
 	return captured, true
 }
 
-// openRun makes the frozen page at gpa, and pages after it, writable for a device. The parameter
-// most is the maximum number of pages, which must be in one region. The result is the number of
-// pages, from gpa on, that are open now. Pages after these may be open too. openRun uses only one
-// system call to write the pages that the layer still lacks. This is much faster than one call for
-// each page.
+// openRun makes the frozen page at gpa, and pages after it, writable for a device. The caller
+// limits the number of pages (most). All these pages must be in one region. The result is the
+// number of pages, from gpa on, that are open now. Pages after these may be open too. openRun uses
+// only one system call to write the pages that the layer still lacks. This is much faster than one
+// call for each page.
 func (c *Capture) openRun(gpa guestmem.GPA, most uint64) uint64 {
 	first, pages := pageOf(gpa), uint64(0)
 	for pages < most && c.claim(first+pages) {

@@ -34,8 +34,8 @@ type Freezer struct {
 	failed  atomic.Pointer[error]   // error of the fault handler; if set, nothing can be frozen
 }
 
-// NewFreezer returns a Freezer for the memory mem. The parameter device is an open
-// /dev/userfaultfd, which the caller keeps. Call Register before each Freeze.
+// NewFreezer returns a Freezer for the memory mem. It uses an open /dev/userfaultfd (device), which
+// the caller keeps. Call Register before each Freeze.
 func NewFreezer(device int, mem *guestmem.Memory) (*Freezer, error) {
 	u, err := open(device)
 	if err != nil {
@@ -178,9 +178,9 @@ func (f *Freezer) beforeWrite(gpa guestmem.GPA, n int) {
 }
 
 // Freeze write-protects the given ranges, so that they keep their content until the content is in
-// the layer file. Page i of the linear memory is written at offset i*PageSize. The parameter layer
-// is the file's descriptor. The ranges must consist of whole pages, in ascending order. The caller
-// must then call Capture.Copy, and after that Capture.Release.
+// the layer file, whose descriptor the caller passes. Page i of the linear memory is written at
+// offset i*PageSize. The ranges must consist of whole pages, in ascending order. The caller must
+// then call Capture.Copy, and after that Capture.Release.
 //
 // Preconditions: the vCPUs are stopped and the devices quiesced until Freeze returns.
 func (f *Freezer) Freeze(ranges []guestmem.Range, layer int) (*Capture, error) {

@@ -37,10 +37,9 @@ func (c *Capture) Unchanged() []guestmem.Range {
 
 // Replace maps a layer over the pages of r that are still unchanged. The range r is one of the
 // ranges of Unchanged, and the layer has the pages at their linear offsets. The mapping is private.
-// The parameter most is the maximum number of ranges. Replace returns the replaced ranges in
-// ascending order. The machine may run: each page stays write-protected until its mapping is
-// replaced. Then threads that wait to write the page wake, and write to a private copy of the
-// layer's page.
+// The caller limits the number of ranges (most). Replace returns the replaced ranges in ascending
+// order. The machine may run: each page stays write-protected until its mapping is replaced. Then
+// threads that wait to write the page wake, and write to a private copy of the layer's page.
 func (c *Capture) Replace(r guestmem.Range, layer, most int) (done []guestmem.Range, err error) {
 	end := r.GPA + guestmem.GPA(r.Length)
 	for at := r.GPA; at < end; {
@@ -85,7 +84,7 @@ func (c *Capture) replace(r guestmem.Range, layer int) error {
 	return err
 }
 
-// Release makes writable all pages that are still protected, and ends the freeze. From then on, the
+// Release makes all remaining protected pages writable, and ends the freeze. From then on, the
 // freezer no longer knows which pages are unchanged. Before Release, all pages must have been
 // captured. Calling Release again does nothing.
 func (c *Capture) Release() error {

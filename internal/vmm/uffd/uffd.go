@@ -1,8 +1,8 @@
 // Package uffd freezes guest memory without stopping the guest for long. It write-protects the
 // dirty pages with userfaultfd, and copies them to a layer file in the background. When the guest
 // wants to write a protected page, that page is copied first. When the layer has become part of a
-// snapshot, pages that the guest has still not written can be replaced by a mapping of the layer,
-// which frees memory.
+// snapshot, pages that the guest has not written in the meantime can be replaced by a mapping of
+// the layer, to free memory.
 //
 // Package machine decides what to freeze and when. It stops the vCPUs and quiesces the devices
 // during Freeze. Documentation/admin-guide/mm/userfaultfd.rst describes Linux's interface.

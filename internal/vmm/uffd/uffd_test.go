@@ -97,8 +97,8 @@ func (s *scribbler) run(t *testing.T, seed uint64) {
 	}
 }
 
-// A capture contains the memory as it was at one instant, although "vCPUs" and "devices" write
-// while the pages are copied. The test makes many captures.
+// A capture contains the memory as it was at one instant, even if "vCPUs" and "devices" write while
+// the pages are copied. The test makes many captures.
 func TestFreezeIsOneInstantUnderFire(t *testing.T) {
 	m, f, dir := newFrozenMemory(t, 16*mib)
 	tracker, err := guestmem.NewTracker("/proc")

@@ -54,8 +54,8 @@ func newTransport(t *testing.T, mem *guestmem.Memory, held *atomic.Bool) *mmio.T
 	return tr
 }
 
-// Reported blocks lose their content. Blocks in other queues keep it. While content is held, a report
-// waits, also in a restored machine.
+// Reported blocks lose their content. Blocks in other queues keep it. While Held returns true, a
+// report waits. It also waits in a restored machine.
 func TestReportsReleaseMemory(t *testing.T) {
 	mem, held := newMemory(t), &atomic.Bool{}
 	const at, other, later = 8 << 20, 16 << 20, 24 << 20
@@ -115,7 +115,7 @@ func TestReportsReleaseMemory(t *testing.T) {
 	}
 }
 
-// A pause waits until at most stepBytes are released, whatever a guest reports.
+// A pause waits for the release of at most stepBytes, whatever a guest reports.
 func TestHoldIsBounded(t *testing.T) {
 	mem := newMemory(t)
 	ring := virtiotest.NewRing(t, mem, 0x10000, queueSize, func() {})

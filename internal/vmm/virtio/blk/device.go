@@ -47,8 +47,8 @@ const (
 
 	// maxPiece is the maximum amount of work between two calls of Transport.Wanted, in bytes of the
 	// disk. It is a multiple of cluster. Discards determine the limit: a discard that frees many
-	// clusters may have to free an extent of the host's file system for each cluster, which takes
-	// long.
+	// clusters may have to free an extent of the host's file system for each cluster, and this
+	// takes long.
 	maxPiece = 1 << 20
 
 	// maxHold is the number of bytes after which the device releases the run lock. Then another
@@ -99,9 +99,8 @@ const serialSize = 20
 //
 // If the host's file system has no space for a write, the guest gets no error, because most guests
 // would then lose the data. Instead, the write stays in the queue, and the device stops and calls
-// the function full. The device tries the write again when the driver notifies the device, or at
-// Unquiesce. The device may call the function several times, always with the run lock held. The
-// function must not block.
+// full(). The device tries the write again when the driver notifies the device, or at Unquiesce.
+// The device may call full() several times, always with the run lock held. The call must not block.
 func New(disk *Overlay, serial string, full func()) *Device {
 	d := &Device{disk: disk, full: full}
 	copy(d.serial[:], serial)

@@ -45,8 +45,8 @@ func start(t testing.TB, o *Overlay) *guest {
 	return g
 }
 
-// request executes a request. The device receives the data in out, and returns as many bytes as the
-// parameter in says. The results are the request's status and these bytes.
+// request executes a request. The device receives the data in out, and has to return the given
+// number of bytes (in). The results are the request's status and these bytes.
 func (g *guest) request(kind uint32, sector uint64, out []byte, in uint32) (status byte, data []byte) {
 	g.t.Helper()
 	g.submit(kind, sector, out, in)

@@ -101,13 +101,14 @@ type swap struct {
 	frozen, top *disklayer.Layer
 }
 
-// prepareSwap prepares a swap that makes the top an immutable layer and puts newTop above it. It does
-// everything that can fail, and changes nothing. The file newTop must be an empty layer of the same
-// size. The parameter frozen is the file of the present top, open for reading only.
+// prepareSwap prepares a swap that makes the top an immutable layer and puts newTop above it. It
+// does everything that can fail, and changes nothing. The file newTop must be an empty layer of the
+// same size. In frozen, the caller passes the file of the present top, open for reading only.
 //
 // Until commit, and after an error, the caller owns both files. After commit, the Overlay owns
 // them. By then, it has closed the writable descriptor of the former top, and it reads that file
-// through frozen, so this process can no longer change the file. A swap copies no data.
+// through the descriptor frozen, so this process can no longer change the file. A swap copies no
+// data.
 func (o *Overlay) prepareSwap(newTop, frozen *os.File) (s *swap, err error) {
 	s = &swap{disk: o}
 	if err := sameFile(o.top.File(), frozen); err != nil {
@@ -153,9 +154,9 @@ func sameFile(a, b *os.File) error {
 	return nil
 }
 
-// Merge replaces and closes several layers. The parameter first is the number of the lowest of
-// these layers, and the highest is just below the top. The file merged is a layer with their
-// combined content, and replaces them. The Overlay then owns this file. After an error the disk is
+// Merge replaces and closes several layers. The lowest of these layers has the given number
+// (first), and the highest is just below the top. The given layer (merged) has their combined
+// content, and replaces them. The Overlay then owns the layer's file. After an error the disk is
 // unchanged and the caller still owns the file.
 func (o *Overlay) Merge(first int, merged *os.File) error {
 	last := len(o.layers) - 1 // the top
@@ -207,7 +208,7 @@ func (o *Overlay) ReadV(views [][]byte, off uint64) error {
 
 // locate returns the file that has the byte at off, or nil if no file has it. A byte in no file is
 // zero. locate also returns how many bytes, beginning at off, are in the same file (or in no file),
-// but at most the value of the parameter left.
+// up to the given limit (left).
 func (o *Overlay) locate(off, left uint64) (*os.File, uint64) {
 	first := off / cluster
 	count := (off+left+cluster-1)/cluster - first

@@ -25,7 +25,7 @@ func newTop(t testing.TB, dir string, size uint64) *os.File {
 	return f
 }
 
-// newDisk returns a disk of size bytes. The content of its base image is the parameter base.
+// newDisk returns a disk of size bytes. Its base image contains the bytes of base.
 func newDisk(t testing.TB, size uint64, base []byte) *Overlay {
 	t.Helper()
 	dir := t.TempDir()
@@ -117,8 +117,8 @@ func stepWithModel(t *testing.T, o *Overlay, model []byte, rng *rand.Rand, off, 
 	}
 }
 
-// mergeFrom merges layers of o. The parameter first is the number of the lowest of these layers,
-// and the highest is just below the top.
+// mergeFrom merges layers of o. The lowest of these layers has the given number (first), and the
+// highest is just below the top.
 func mergeFrom(t *testing.T, o *Overlay, first int) {
 	t.Helper()
 	var files []*os.File

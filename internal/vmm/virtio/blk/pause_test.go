@@ -45,8 +45,8 @@ type ending struct {
 	parent, child string
 }
 
-// runPaused serves the request hostile[i]. The parameter at is the number of pieces after which
-// runPaused pauses the device and makes a branch. If it is -1, runPaused does neither.
+// runPaused serves the request hostile[i]. After the given number of pieces (at), it pauses the
+// device and makes a branch. If at is -1, it does neither.
 func runPaused(t *testing.T, i, at int) (e ending) {
 	mem := newHoldMemory(t)
 	o := fragmentedDisk(t, t.TempDir())

@@ -84,8 +84,8 @@ func (d *Device) serve(c *virtq.Chain) (written uint32, err error) {
 	return written + 1, err
 }
 
-// onDisk reports whether n bytes, beginning at a sector, are within the disk. The parameter n is at
-// most 1<<41.
+// onDisk reports whether n bytes, beginning at a sector, are within the disk. The caller must not
+// pass more than 1<<41 for n.
 func (d *Device) onDisk(sector, n uint64) bool {
 	sectors := d.size() / sectorSize
 	return n%sectorSize == 0 && sector <= sectors && n/sectorSize <= sectors-sector
@@ -134,13 +134,13 @@ func (d *Device) piece(size uint32, sector uint64) (off, n, left uint64, err err
 	return off, pieceOf(off, left), left, nil
 }
 
-// pieceOf returns the length of the next piece of a request. The piece begins at off, and the
-// parameter left is the number of bytes that remain. Pieces end at cluster boundaries, so that they
+// pieceOf returns the length of the next piece of a request. The caller passes the piece's offset
+// (off) and the number of bytes that remain (left). Pieces end at cluster boundaries, so that they
 // write and discard the same whole clusters as a request that is not divided.
 func pieceOf(off, left uint64) uint64 { return min(left, maxPiece-off%maxPiece) }
 
-// progress adds n to the number of processed bytes of a request. The parameter left is the number of
-// bytes that remained before. If bytes still remain, progress returns errMore.
+// progress adds n to the number of processed bytes of a request. The caller passes the number of
+// bytes that remained before (left). If bytes still remain, progress returns errMore.
 func (d *Device) progress(n, left uint64) error {
 	d.done += n
 	if n < left {
@@ -191,8 +191,8 @@ func (d *Device) zero(c *virtq.Chain, kind uint32) error {
 }
 
 // result converts an error to a status, which reveals nothing about the host. If the error is
-// errMore, or noRoom is true for it, the driver gets no response yet, and result returns the error
-// as pending.
+// errMore, or noRoom is true for it, the driver gets no response yet, and the second result
+// (pending) is the error.
 func result(err error) (status byte, pending error) {
 	switch {
 	case err == nil:

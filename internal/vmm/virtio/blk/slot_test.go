@@ -338,8 +338,9 @@ func TestFlushOfASlotSyncsTheFiles(t *testing.T) {
 	flush()
 }
 
-// Linux reports the error of a file only once. So the error of a sync that a reset or a branch has
-// replaced is reported by the next flush, unless the slot has another disk.
+// Linux reports the error of a file only once. So if a reset or a branch has replaced a sync, the
+// next flush reports the error of the replaced sync. If the slot has another disk by then, no flush
+// reports the error.
 func TestErrorsOfReplacedSyncsAreReported(t *testing.T) {
 	g, d := startSlot(t)
 	begun, end := make(chan bool), make(chan error)

@@ -27,10 +27,10 @@ func (o *Overlay) WriteV(views [][]byte, off uint64) error {
 	return nil
 }
 
-// writeRun returns how many bytes, beginning at off, can be written in the same way. The result is
-// at most the parameter left. If whole is true, these bytes are written directly to the top: they
-// are whole clusters, or the top already has their clusters. Otherwise they are in one cluster,
-// which must be completed with data from the files below.
+// writeRun returns how many bytes, beginning at off, can be written in the same way, up to the
+// given limit (left). If whole is true, these bytes are written directly to the top: they are whole
+// clusters, or the top already has their clusters. If whole is false, these bytes are in one
+// cluster, which must be completed with data from the files below.
 func (o *Overlay) writeRun(off, left uint64) (n uint64, whole bool) {
 	end := off + left
 	if !o.fills(off/cluster, off, end) {

@@ -108,7 +108,7 @@ func (t *Transport) Err() error {
 }
 
 // Quiesce waits until no device code runs, and prevents device code from running until Unquiesce.
-// Until then, the device does not access registers, queues and guest memory. The vCPUs must be
+// Until then, the device does not access registers, queues or guest memory. The vCPUs must be
 // stopped, because their register accesses would block. Only the goroutine that pauses the machine
 // may call Quiesce, Unquiesce, Save and Restore.
 func (t *Transport) Quiesce() {

@@ -135,7 +135,7 @@ func (g *guest) exclusive(f func(d *Device)) {
 }
 
 // post puts a frame into the send queue without notifying the device. It splits the frame into
-// pieces. The parameter pieces has the lengths of all pieces except the last.
+// pieces. The caller passes the lengths of all pieces except the last.
 func (g *guest) post(p []byte, pieces ...int) {
 	g.t.Helper()
 	at := g.txAt

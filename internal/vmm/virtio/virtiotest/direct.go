@@ -95,7 +95,7 @@ func Fuzz(tb testing.TB, mem *guestmem.Memory, dev virtio.Device, content []byte
 
 // FuzzSeed returns content for Fuzz, with one chain in one queue. The chain has two buffers. The
 // readable buffer is at address 0x1000 and contains the bytes of out. The writable buffer is at
-// address 0x3000. The parameter in is its length.
+// address 0x3000 and has the given length (in).
 func FuzzSeed(queue int, out []byte, in uint32) []byte {
 	content := make([]byte, 0x1000+len(out))
 	ring := content[queue*512:]

@@ -46,8 +46,8 @@ type Ring struct {
 	kick                        func()
 }
 
-// NewRing returns a ring with size entries at the address base, which must be page-aligned. The
-// function kick must notify the device.
+// NewRing returns a ring with size entries at the address base, which must be page-aligned. A call
+// of kick must notify the device.
 func NewRing(tb testing.TB, mem *guestmem.Memory, base guestmem.GPA, size uint16, kick func()) *Ring {
 	n := guestmem.GPA(size)
 	avail := base + 16*n

@@ -31,9 +31,9 @@ type work struct {
 	cpu                 time.Duration
 }
 
-// NewHold returns a Hold that uses the kernel's statistics of the thread's reads and writes. If the
-// function extra is not nil, it returns a number that changes when the device moves bytes in other
-// ways, such as the size of a file. If this number changes by more than the number of bytes in the
+// NewHold returns a Hold that uses the kernel's statistics of the thread's reads and writes. If
+// extra is not nil, it returns a number that changes when the device moves bytes in other ways,
+// such as the size of a file. If this number changes by more than the number of bytes in the
 // statistics, the change counts instead.
 func NewHold(tb testing.TB, extra func() uint64) *Hold {
 	tb.Helper()

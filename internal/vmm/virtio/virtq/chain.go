@@ -14,8 +14,8 @@ const MaxChain = 1024
 
 // MaxBytes is the maximum number of bytes in one chain. The longest request of any device is a
 // disk's request, with 8 MiB and a header. During a live branch, Pop must save all pages that the
-// device may write, which are at most MaxPages. A pause waits for Pop, so MaxBytes also bounds the
-// pause.
+// device may write. There are at most MaxPages such pages. A pause waits for Pop, so MaxBytes also
+// bounds the pause.
 const MaxBytes = 9 << 20
 
 // MaxUnwrittenBytes is the maximum number of bytes in one chain of a queue with LeaveUnwritten. The

@@ -133,8 +133,8 @@ type Used struct {
 	Written uint32
 }
 
-// Push returns a chain to the driver. The chain begins at the descriptor head. The parameter
-// written is the number of bytes that the device has written to the chain.
+// Push returns a chain to the driver, and tells it how many bytes the device has written to the
+// chain (written). The chain begins at the descriptor head.
 func (q *Queue) Push(head uint16, written uint32) error {
 	if err := q.putUsed(q.usedIdx, Used{head, written}); err != nil {
 		return err
@@ -152,7 +152,8 @@ func (q *Queue) PushAll(used []Used) error {
 	return q.publish(uint16(len(used)))
 }
 
-// putUsed writes an entry of the used ring. The driver does not read the entry before publish.
+// putUsed writes an entry of the used ring. The driver does not read the entry before publish makes
+// it visible.
 func (q *Queue) putUsed(idx uint16, u Used) error {
 	var elem [8]byte
 	binary.LittleEndian.PutUint32(elem[0:], uint32(u.Head))

@@ -51,13 +51,13 @@ type conn struct {
 
 	hungUp bool   // whether the poller has reported that the client on the host has closed its socket
 	idle   int    // number of checks in a row in which the guest had taken no data, see checkHungUp
-	before uint32 // value of sent at the previous check, or at the hang-up
+	before uint32 // value of c.sent at the previous check, or at the hang-up
 
 	// Data from guest to host. The buffer pending holds at most bufAlloc bytes that the host's
 	// socket has not accepted.
 	pending    []byte
 	forwarded  uint32 // number of bytes that the host's socket has accepted, modulo 1<<32 (fwd_cnt)
-	advertised uint32 // latest value of forwarded that was sent to the guest
+	advertised uint32 // latest value of c.forwarded that was sent to the guest
 	guestShut  uint32 // flags of the guest's shutdown packets
 
 	// Data from host to guest.
@@ -330,8 +330,8 @@ func (d *Device) arm(c *conn) {
 // When a client on the host closes its socket, the socket may contain data that the guest has not
 // taken. The kernel counts this data as memory of the client. Every checkTime the device checks the
 // connections with such data. It closes a connection whose guest takes nothing in maxIdle checks in
-// a row, which is 30 to 40 seconds. A guest that is only busy takes data within that time. The
-// device counts checks instead of time, because no check happens while the machine is paused.
+// a row (30 to 40 seconds). A guest that is only busy takes data within that time. The device
+// counts checks instead of time, because no check happens while the machine is paused.
 const (
 	checkTime = 10 * time.Second
 	maxIdle   = 4

@@ -247,8 +247,8 @@ func (d *Device) sendReset() (bool, error) {
 		idx = d.holdUntil
 	}
 	d.resetDue, d.holding, d.holdUntil = false, true, idx+1
-	// Ask for the kick before sending the event. Otherwise the driver could return the buffer
-	// before the device asks, and there would be no kick.
+	// Ask for the kick before sending the event. If the device asked later, the driver could have
+	// returned the buffer already, and there would be no kick.
 	if err := d.event.NotifyAfter(idx); err != nil {
 		return false, err
 	}

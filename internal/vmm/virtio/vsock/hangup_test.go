@@ -103,7 +103,7 @@ func TestGuestTakesDataOfAClientThatHasLeft(t *testing.T) {
 	}
 }
 
-// A client that leaves while the guest takes data costs no timer, because the timer would wake every
+// If a client leaves while the guest takes data, the device sets no timer. A timer would wake every
 // sandbox some seconds after its last request.
 func TestOrdinaryCloseSetsNoTimer(t *testing.T) {
 	h := newHost(t)
@@ -130,8 +130,8 @@ func TestOrdinaryCloseSetsNoTimer(t *testing.T) {
 }
 
 // If a client leaves and the guest takes none of the client's data, the device closes the
-// connection after some time. So a server that does not read holds no memory of the client, and the
-// agent of the guest learns that the client has left.
+// connection after some time. So a server that does not read cannot keep the client's data in
+// memory, and the agent of the guest learns that the client has left.
 func TestGuestDoesNotTakeDataOfAClientThatHasLeft(t *testing.T) {
 	h := newHost(t)
 	h.dev.checkTime = time.Millisecond

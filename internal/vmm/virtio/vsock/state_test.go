@@ -14,8 +14,8 @@ import (
 	"github.com/forkd/forkd/internal/vmm/virtio/virtiotest"
 )
 
-// fork saves the device of g, stops g's driver, and restores a device that does not run yet. The
-// result waiting is a host client that waits for the child's port 77.
+// fork saves the device of g, stops g's driver, and restores a device that does not run yet. It
+// also returns a host client (waiting) that waits for the child's port 77.
 func fork(t *testing.T, mem *guestmem.Memory, g *guest) (child *host, k *guest, waiting net.Conn) {
 	t.Helper()
 	g.tr.Quiesce()
