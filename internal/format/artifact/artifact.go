@@ -117,8 +117,9 @@ func Portable(m *snapshot.Manifest) *snapshot.Manifest {
 }
 
 // Provisional returns the manifest of a snapshot that is used before all of its files have arrived.
-// The parameter fresh describes the snapshot without its own files, and the parameter from is its
-// manifest in the artifact. The snapshot's own layers have no digests, so no import shares them.
+// It combines a manifest that describes the snapshot without its own files (fresh) with the
+// manifest in the artifact (from). The snapshot's own layers have no digests, so no import shares
+// them.
 func Provisional(fresh, from *snapshot.Manifest, id, tag string) *snapshot.Manifest {
 	m := *fresh
 	m.ID, m.Tag, m.Created = id, tag, time.Now().UTC()

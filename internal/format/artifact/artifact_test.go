@@ -26,7 +26,8 @@ func digestOf(t testing.TB, p []byte) string {
 	return d.Sum()
 }
 
-// whole returns the function data for Encode. It says that all bytes of a file may be nonzero.
+// whole returns a function for the parameter data of Encode. The function says that all bytes of a
+// file may be nonzero.
 func whole(size int) func(uint64) (uint64, uint64, error) {
 	return func(at uint64) (uint64, uint64, error) {
 		if at >= uint64(size) {

@@ -35,9 +35,9 @@ func Open(r io.ReaderAt, b Blob) (*Reader, error) {
 // Data returns how many bytes Decode writes.
 func (r *Reader) Data() uint64 { return r.index.data }
 
-// Decode calls the function write with the nonzero parts of the file, in ascending order. Each part
-// is a whole number of pages, except at the end of the file. Every frame is compared with its
-// digest before it is decoded. If the whole content differs from the digest in the manifest, Decode
+// Decode calls write(offset, p) for each nonzero part of the file, in ascending order. Each part is
+// a whole number of pages, except at the end of the file. Every frame is compared with its digest
+// before it is decoded. If the whole content differs from the digest in the manifest, Decode
 // returns an *Error at the end, so the caller must not use the file before Decode returns nil.
 func (r *Reader) Decode(ctx context.Context, write func(offset uint64, p []byte) error) error {
 	limit := r.index.frameBytes
@@ -82,7 +82,7 @@ func (r *Reader) Decode(ctx context.Context, write func(offset uint64, p []byte)
 	return nil
 }
 
-// deliver calls the function write with the runs of a frame.
+// deliver calls write(offset, p) for each run of a frame.
 func deliver(f *frame, data []byte, part Part, content *snapshot.Digester, write func(uint64, []byte) error) error {
 	for _, run := range f.runs {
 		start, n := run.bytes(part.Bytes)

@@ -36,9 +36,9 @@ func NewEncoder() (*Encoder, error) {
 	return &Encoder{zstd: z, in: make([]byte, readBytes)}, nil
 }
 
-// Encode writes the blob of a file to w. It calls the function data with an offset to get the next
-// range that may have nonzero bytes. If there is no such range, data returns io.EOF. If the content
-// differs from the digest in p, Encode returns an error. The same content gives the same blob.
+// Encode writes the blob of a file to w. It calls data(offset) to get the next range that may have
+// nonzero bytes. If there is no such range, data returns io.EOF. If the content differs from the
+// digest in p, Encode returns an error. The same content gives the same blob.
 func (e *Encoder) Encode(ctx context.Context, w io.Writer, p Part, file io.ReaderAt,
 	data func(at uint64) (start, end uint64, err error),
 ) (Blob, error) {

@@ -24,8 +24,8 @@ const maxHotBlobs = 129
 // maxFrames is more than the number of frames of any blob.
 const maxFrames = maxIndex / frameHead
 
-// Hot has the frames that the first forks of a snapshot need, by the digests of the blobs. It is
-// only a hint: a wrong hint changes only the order and the number of the frames that are fetched.
+// Hot maps the digests of blobs to the frames that the first forks of a snapshot need. It is only a
+// hint: a wrong hint changes only the order and the number of the frames that are fetched.
 type Hot map[digest.Digest][]FrameRun
 
 // FrameRun is the frames First to End-1 of a blob.

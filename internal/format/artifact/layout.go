@@ -114,10 +114,10 @@ func (t *layoutWriter) file(name string, size int64, r io.Reader) error {
 const zstdMagic = "\x28\xb5\x2f\xfd"
 
 // ReadLayout reads the tar archive of an OCI image layout with one artifact. It returns the digest
-// of the artifact's manifest, and that of the list of hot frames. The latter is empty if there is
-// no list. Even if it is not empty, the list may be missing or damaged. ReadLayout calls the
-// function put for every blob. This function must read the whole blob and compare it with its
-// digest. Entries may have any order. If the archive is invalid, the error is an *Error.
+// of the artifact's manifest, and that of the list of hot frames. If there is no list, the second
+// digest is empty. Even if this digest is not empty, the list may be missing or damaged. For every
+// blob, ReadLayout calls put, which must read the whole blob and compare it with its digest.
+// Entries may have any order. If the archive is invalid, the error is an *Error.
 func ReadLayout(
 	r io.Reader,
 	put func(d digest.Digest, size int64, r io.Reader) error,

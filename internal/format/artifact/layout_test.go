@@ -172,8 +172,8 @@ func TestTruncatedLayout(t *testing.T) {
 	}
 }
 
-// Whatever an archive is, ReadLayout names only digests, reads no more than the archive has, and returns
-// digests or an error.
+// Whatever an archive contains, ReadLayout names only digests, reads no more than the archive has,
+// and returns digests or an error.
 func FuzzReadLayout(f *testing.F) {
 	a, blobs := sample(f)
 	for _, hot := range [][]byte{nil, []byte(`{"blobs":{}}`)} {

@@ -67,10 +67,10 @@ func TestPortableManifest(t *testing.T) {
 	}
 }
 
-// rewrite returns the artifact's OCI manifest and its configuration after changes. It calls the
-// function outer to change the OCI manifest, and the function inner to change the snapshot's
-// manifest. The checksum of the snapshot's manifest and the digest of the configuration are correct
-// afterwards, unless outer changes the digest.
+// rewrite returns the artifact's OCI manifest and its configuration after changes. It changes the
+// OCI manifest by calling outer, and the snapshot's manifest by calling inner. The checksum of the
+// snapshot's manifest and the digest of the configuration are correct afterwards, unless outer
+// changes the digest.
 func rewrite(t *testing.T, a *Artifact, outer func(*oci.Manifest), inner func(*snapshot.Manifest)) ([]byte, []byte) {
 	t.Helper()
 	s, err := snapshot.ParseManifest(a.Config)

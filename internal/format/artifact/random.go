@@ -62,8 +62,8 @@ func (f *Frameset) Verify(i int, p []byte) error {
 	return nil
 }
 
-// Decode verifies and decodes frame i. The parameter coded has the bytes of the frame. The decoder
-// must come from NewFrameDecoder.
+// Decode verifies and decodes frame i, whose bytes are in coded. The decoder must come from
+// NewFrameDecoder.
 func (f *Frameset) Decode(z *zstd.Decoder, i int, coded []byte) ([]byte, error) {
 	if err := f.Verify(i, coded); err != nil {
 		return nil, err

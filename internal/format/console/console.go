@@ -132,9 +132,9 @@ func Written(f io.ReaderAt) (uint64, error) {
 	return binary.LittleEndian.Uint64(head[:]), nil
 }
 
-// Behind returns the bytes that a caller has not seen yet. The parameter seen is the number of
-// bytes, counted from Format on, that the caller has seen. The result lost is the number of bytes
-// that the caller has not seen and that the ring has already overwritten.
+// Behind returns the bytes that a caller has not seen yet. The caller has already seen the given
+// number of bytes, counted from Format on. Behind also returns how many bytes are lost, because the
+// ring has overwritten them before the caller saw them.
 func (t *Text) Behind(seen uint64) (p []byte, lost uint64) {
 	first := t.Written - uint64(len(t.Bytes))
 	switch {

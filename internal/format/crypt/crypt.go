@@ -219,9 +219,9 @@ func truncated(err error) error {
 	return err
 }
 
-// Decode decrypts the file, and calls the function write for its data, with ascending offsets. Data
-// is verified before this function receives it. If Decode returns an error, the function may not
-// have received all data.
+// Decode decrypts the file, and calls write(at, p) for its data, with ascending offsets. Data is
+// verified before the callback receives it. If Decode returns an error, the callback may not have
+// received all data.
 func (r *Reader) Decode(key *Key, write func(at uint64, p []byte) error) error {
 	open, err := aead(key, r.header)
 	if err != nil {

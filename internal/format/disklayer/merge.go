@@ -53,8 +53,8 @@ type source struct {
 	size uint64 // size of the disk in bytes
 	buf  []byte // buffer for data
 
-	// Result of the latest search for data. searched is the offset at which the search began. from
-	// is the offset of the first data, and to is the offset of the hole after this data.
+	// Result of the latest search for data: the offset at which the search began (searched), the
+	// offset of the first data (from), and the offset of the hole after this data (to).
 	searched, from, to uint64
 }
 
@@ -118,7 +118,7 @@ func (s *source) addClusters(ctx context.Context, dst *Layer, first uint64, chun
 		n := ones(chunk, c, clusters)
 		if n == 0 {
 			c++
-			if c%8 == 0 { // skip empty bytes, as most are
+			if c%8 == 0 { // skip an empty byte; most bytes are empty
 				for c < clusters && chunk[c/8] == 0 {
 					c += 8
 				}

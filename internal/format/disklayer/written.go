@@ -7,10 +7,10 @@ import (
 	"os"
 )
 
-// Written finds the clusters that are in at least one of the layers. It calls the function yield in
-// ascending order for each run of such clusters, with the first cluster and the number of clusters.
-// Like Merge, it does not map the layers. All layers must belong to disks of the same size. If ctx
-// ends, Written stops and returns the error of ctx.
+// Written finds the clusters that are in at least one of the layers. It calls yield(first, n) for
+// each run of n such clusters, in ascending order. Like Merge, it does not map the layers. All
+// layers must belong to disks of the same size. If ctx ends, Written stops and returns the error of
+// ctx.
 func Written(ctx context.Context, layers []*os.File, yield func(first, n uint64) error) error {
 	sources := make([]*source, len(layers))
 	for i, f := range layers {

@@ -261,9 +261,9 @@ func (l *layout) writeGroup(w io.WriterAt, i int, d []byte) error {
 	return nil
 }
 
-// bitmap returns a block with a bitmap. The parameter used is the number of items in use, and total
-// is the number of all items. bitmap sets the bits of the items in use, which are the first items.
-// It also sets the bits after the last item, which stand for no item.
+// bitmap returns a block with a bitmap, given the number of items in use and the total number of
+// items. It sets the bits of the items in use, which are the first items. It also sets the bits
+// after the last item, which stand for no item.
 func bitmap(used, total uint64) []byte {
 	bits := make([]byte, BlockSize)
 	for n := range uint64(8 * BlockSize) {

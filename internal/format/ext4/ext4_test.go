@@ -19,8 +19,8 @@ func TestJournaledFormatPassesE2fsck(t *testing.T) {
 	passesE2fsck(t, FormatJournaled, BlockSize, 16, 127, 128, 129, 1024, 2049, 1<<20)
 }
 
-// passesE2fsck makes file systems with the function format, and checks them with e2fsck. The sizes
-// are in MiB. The file of an empty file system may take the given number of bytes more than usual.
+// passesE2fsck calls format to make file systems, and checks them with e2fsck. The sizes are in
+// MiB. The file of an empty file system may take the given number of bytes more than usual.
 func passesE2fsck(t *testing.T, format func(io.WriterAt, int64, [16]byte) error, more int64, sizes ...int64) {
 	tool, err := exec.LookPath("e2fsck")
 	if err != nil {
@@ -65,7 +65,7 @@ func TestFormatRefusesSizes(t *testing.T) {
 }
 
 // Linux mounts a file system with a journal, and after a crash it repairs the file system from the
-// journal. The crash is a copy of the disk while the file system is mounted.
+// journal. The test simulates the crash by copying the disk while the file system is mounted.
 func TestJournalIsReplayed(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("only root mounts a file system")

@@ -9,11 +9,11 @@ import (
 
 // Coalesce selects gaps between the extents of a branch's own layer. The caller then fills these
 // gaps, so that the branch has at most limit extents. To fill a gap, the caller copies the gap's
-// memory from the parent's layers (the parameter lower) into the branch's layer. The extents of the
-// branch are the result of Overlay(lower, Fill(own, gaps)). Coalesce prefers the gaps that save the
-// most extents per byte. It cannot remove extents of the parent's map that lie before the first or
-// after the last extent of the branch's own layer. The result may exceed limit by the number of
-// these extents plus two.
+// memory from the parent's layers (lower) into the branch's layer (own). The extents of the branch
+// are the result of Overlay(lower, Fill(own, gaps)). Coalesce prefers the gaps that save the most
+// extents per byte. It cannot remove extents of the parent's map that lie before the first or after
+// the last extent of the branch's own layer. The result may exceed limit by the number of these
+// extents plus two.
 //
 // A gap qualifies only if it consists of RAM, because the layer has no room for other addresses.
 func Coalesce(lower, own []vm.Extent, limit int) []Span {
@@ -56,8 +56,8 @@ func Coalesce(lower, own []vm.Extent, limit int) []Span {
 	return fill
 }
 
-// Fill returns the extents of a branch's layer after its gaps were filled. The parameter own has
-// the extents before the filling. The parameter fill has the gaps, as Coalesce returns them.
+// Fill returns the extents of a branch's layer after its gaps were filled, given the extents before
+// the filling (own) and the gaps that Coalesce has returned (fill).
 func Fill(own []vm.Extent, fill []Span) []vm.Extent {
 	out := make([]vm.Extent, 0, len(own)-len(fill))
 	for _, e := range own {

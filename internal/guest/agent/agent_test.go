@@ -324,8 +324,8 @@ func TestFilesThroughTheClient(t *testing.T) {
 	}
 }
 
-// rests is a file system that records the calls of Rest and Wake. Both methods return the error in
-// the field fails.
+// rests is a file system that records the calls of Rest and Wake. Both methods return the error
+// r.fails.
 type rests struct {
 	calls []string
 	fails error
@@ -359,7 +359,7 @@ func TestFreezeOverControl(t *testing.T) {
 	}
 }
 
-// mounts records the requests for volumes, and returns the error in the field fails.
+// mounts records the requests for volumes, and returns the error m.fails.
 type mounts struct {
 	calls []string
 	fails error

@@ -28,7 +28,7 @@ type control struct {
 	}
 }
 
-// resting is a file system on which writes can be stopped; see disk.Disk.
+// resting is a file system whose writes can be blocked; see disk.Disk.
 type resting interface {
 	Rest() error
 	Wake() error

@@ -17,7 +17,7 @@ import (
 
 // ports serves agentproto.DialPort. It connects streams from the host to TCP ports on the guest's
 // loopback, and to no other address. Its memory is part of every guest, so it allocates nothing
-// before the first stream, and an idle stream holds no buffer. ports reuses buffers, because no
+// before the first stream, and an idle stream holds no buffer. Buffers are reused, because no
 // garbage is collected below memoryLimit.
 type ports struct {
 	mu   sync.Mutex
@@ -158,7 +158,7 @@ func (p *ports) join(host, guest halfConn) {
 			left--
 		case err = <-closed:
 		case <-watch.C:
-			if answering && gone(host) { // skipped after the guest has sent all data, because gone would return true
+			if answering && gone(host) { // skipped after the guest has sent all data: gone(host) would return true
 				err = unix.EPIPE
 			}
 		}
@@ -170,7 +170,7 @@ func (p *ports) join(host, guest halfConn) {
 }
 
 // awaitClose is called after a server has sent all its data. It waits until the server has also
-// closed its socket, or until join closes the connection. It always returns an error, because the
+// closed its socket, or until p.join closes the connection. It always returns an error, because the
 // server will not read the data that the host still sends.
 func awaitClose(guest halfConn) error {
 	if tcp, ok := guest.(*net.TCPConn); ok {

@@ -6,7 +6,7 @@
 //  1. Unpack the archive into a directory of its own at the root of the file system. If the archive is cut off, or
 //     the disk is full, nothing else has changed, and the directory is removed.
 //  2. For each file that will be replaced, compare its present state with the state in the archive. If a program
-//     has written the file since the comparison, nothing is changed.
+//     has written the file since the merge compared it, nothing is changed.
 //  3. Put each new file in the place of the old one, by a rename that exchanges both. So each path has its old
 //     file or its new one at all times, and the old file stays in the directory of step 1.
 //  4. Compare again: the old file and, if a directory was removed or replaced, each file below it.
@@ -48,7 +48,7 @@ type Tree struct {
 // ErrBusy means that the tree is being changed already.
 var ErrBusy = errors.New("other changes are being applied to this sandbox: try again")
 
-// ChangedError means that files have changed since the comparison. Nothing was applied.
+// ChangedError means that files have changed since the merge compared them. Nothing was applied.
 type ChangedError struct{ Paths []string }
 
 func (e *ChangedError) Error() string {

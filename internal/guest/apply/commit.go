@@ -54,8 +54,8 @@ func stateIn(dir int, name string, err error) (diffproto.State, error) {
 	return stateOf(dir, name)
 }
 
-// isSame reports whether a file is unchanged since the comparison. The size and the times of a
-// directory that stays may differ, because its entries change.
+// isSame reports whether a file is unchanged since the merge compared it. The size and the times of
+// a directory that stays may differ, because its entries change.
 func (c *step) isSame(now diffproto.State) bool {
 	want := c.onto
 	if c.kind == stays {
@@ -64,7 +64,7 @@ func (c *step) isSame(now diffproto.State) bool {
 	return now == want
 }
 
-// verify returns a *ChangedError if files have changed since the comparison.
+// verify returns a *ChangedError if files have changed since the merge compared them.
 func (s *stage) verify() error {
 	var changed []string
 	for _, c := range s.steps {
@@ -102,8 +102,8 @@ func (s *stage) commit() error {
 	return nil
 }
 
-// above reports whether the path of the other step is below the path of this step. If so, rest is
-// the other path, relative to the path of this step. No path is below a nil step.
+// above reports whether the path of the other step is below the path of this step. If so, the first
+// result is the other path, relative to the path of this step. No path is below a nil step.
 func (c *step) above(below *step) (rest string, ok bool) {
 	if c == nil {
 		return "", false
@@ -112,8 +112,8 @@ func (c *step) above(below *step) (rest string, ok bool) {
 }
 
 // checkGone checks a file below a directory that commit has removed or replaced. The step c must
-// remove this file too, and the file must be unchanged since the comparison. The check of the
-// directory itself does not detect a write to a file below it.
+// remove this file too, and the file must be unchanged since the merge compared it. The check of
+// the directory itself does not detect a write to a file below it.
 func (s *stage) checkGone(gone, c *step, rest string) error {
 	if c.kind != removes {
 		return fmt.Errorf("/%s is below /%s, which is removed", c.path, gone.path)
@@ -146,7 +146,7 @@ func (s *stage) undo(n int, cause error) error {
 	return &IncompleteError{Cause: cause, Paths: left[:min(len(left), maxChanged)], Dir: "/" + s.name}
 }
 
-// do makes a change, and then checks that the old file was unchanged since the comparison.
+// do makes a change, and then checks that the old file was unchanged since the merge compared it.
 func (s *stage) do(c *step) error {
 	dir, name, err := s.parent(c)
 	if err != nil {

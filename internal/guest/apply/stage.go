@@ -53,7 +53,7 @@ type step struct {
 	path string          // relative; "." is the root
 	onto diffproto.State // state of the file to be replaced, at the time of the comparison
 	kind kind
-	meta *meta           // the directory's new attributes; only for the kind stays
+	meta *meta           // the directory's new attributes; only if kind is stays
 	name string          // name in the stage: of the new file before the change, of the old file after it
 	made diffproto.State // state of the new file, or of the directory with its new attributes
 	done bool            // the change was made

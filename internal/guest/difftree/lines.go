@@ -158,8 +158,8 @@ func matchLines(old, now [][]byte) []match {
 	return found
 }
 
-// anchors returns lines that occur exactly once in each text, and have the same order in both. It returns
-// the longest such list.
+// anchors returns lines that occur exactly once in each text, and have the same order in both
+// texts. It returns the longest such list.
 func anchors(old, now [][]byte) []match {
 	type places struct{ inOld, inNow, a, b int }
 	of := make(map[string]*places, len(old))
@@ -190,7 +190,7 @@ func anchors(old, now [][]byte) []match {
 	return ascending(unique)
 }
 
-// ascending returns the longest selection of matches in which the field b ascends. The matches keep
+// ascending returns the longest selection of matches in which match.b ascends. The matches keep
 // their order.
 func ascending(list []match) []match {
 	var ends []int // ends[n] is the index of the match with the smallest b that can end n+1 selected matches

@@ -54,8 +54,8 @@ type merger struct {
 	ours    map[string]diffproto.Type // paths that the side "from" has changed, and the type of each file in the base
 	both    map[string]bool           // paths in the field ours that the side "onto" has changed too
 	list    []*change                 // in the order of a walk
-	// changes above the present path for which goneDir or newDir is true, even if the field list
-	// lacks them
+	// changes above the present path for which goneDir or newDir is true, including changes that
+	// are not in list
 	above   []*change
 	held    int // bytes of the paths in the field ours
 	skipped uint64
@@ -255,9 +255,8 @@ func preferFrom(list []*change) {
 	})
 }
 
-// withAbove calls f once for each change in the list, whose order is that of a walk. f gets this
-// change and, as the argument above, the changes of those parent directories that only one side
-// has.
+// withAbove calls f(c, above) once for each change c in the list, whose order is that of a walk.
+// The second argument has the changes of those parent directories of c that only one side has.
 func withAbove(list []*change, f func(c *change, above []*change)) {
 	var above []*change
 	for _, c := range list {

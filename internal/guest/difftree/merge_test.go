@@ -25,7 +25,7 @@ import (
 // sides are the directories base, from and onto.
 type sides [3]string
 
-// newSides returns three directories with equal content, which the function fill makes.
+// newSides returns three directories with equal content. It calls fill to make the content.
 func newSides(t *testing.T, fill func(dir string)) (s sides) {
 	t.Helper()
 	top := t.TempDir()

@@ -198,7 +198,7 @@ func (w *walker) pair(at string, dirs [2]int, pair [2]name, asked bool) error {
 }
 
 // below(…) compares the directory entries of two files, if at least one of the files is a
-// directory. The parameter nodes describes the files.
+// directory. The files are described in nodes.
 func (w *walker) below(at string, dirs [2]int, file string, nodes [2]diffproto.Node, same bool) error {
 	opened := [2]int{absent, absent}
 	defer func() { closeAll(opened) }()
@@ -268,8 +268,8 @@ func (w *walker) names(dir int) (list []name, err error) {
 	return slices.CompactFunc(list, func(a, b name) bool { return a.text == b.text }), nil
 }
 
-// differ sends an entry if the files that the nodes describe differ. A node of the type Absent
-// means that the tree has no such file.
+// differ compares the two files that the nodes describe, and sends an entry if they differ. A node
+// of the type Absent means that the tree has no such file.
 func (w *walker) differ(at string, dirs [2]int, file string, nodes [2]diffproto.Node) error {
 	e := &diffproto.Entry{Path: at, Old: nodes[0], New: nodes[1]}
 	both := e.Old.Type != diffproto.Absent && e.New.Type != diffproto.Absent

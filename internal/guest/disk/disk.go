@@ -1,5 +1,5 @@
-// Package disk stops writing to the guest's root file system during disk-only branches, and returns
-// the space of deleted files to the host.
+// Package disk blocks all writes to the guest's root file system during disk-only branches, and
+// returns the space of deleted files to the host.
 //
 // The host requests both over the agent's control protocol.
 package disk
@@ -41,8 +41,8 @@ func New(path string) *Disk {
 	return &Disk{call: func(request uint, arg *[3]uint64) error { return ioctl(path, request, arg) }, limit: Limit}
 }
 
-// Rest discards free blocks, writes everything to the disk, and stops all writing to the file
-// system until Wake, or until Limit has passed. During that time the disk looks as if the file
+// Rest discards free blocks, writes everything to the disk, and blocks all writes to the file
+// system until Wake is called or Limit has passed. During that time the disk looks as if the file
 // system were unmounted.
 func (d *Disk) Rest() error {
 	d.mu.Lock()

@@ -171,8 +171,8 @@ func keepalive(h http.Header) time.Duration {
 	return defaultKeepalive
 }
 
-// streamEvents sends events to a client until the channel is closed. If no event arrives for the
-// time in interval, it sends a keepalive. It returns early when the client has disconnected or its
+// streamEvents sends events to a client until the channel is closed. If no event arrives during the
+// given interval, it sends a keepalive. It returns early when the client has disconnected or its
 // deadline has passed.
 func streamEvents[E any](ctx context.Context, events <-chan E, interval time.Duration, send func(E) error,
 	alive func() error) error {

@@ -41,9 +41,9 @@ type proc struct {
 	oomKills string // value of oomKills() when the process started
 	child    *reap.Child
 	outputs  sync.WaitGroup
-	stopped  time.Time // when the process ended; set before the channel ended is closed
+	stopped  time.Time // when the process ended; set before p.ended is closed
 	ended    chan struct{}
-	end      *process.ProcessEvent_EndEvent // set before the channel ended is closed
+	end      *process.ProcessEvent_EndEvent // set before p.ended is closed
 
 	stdin *os.File // nil if the process has none
 	tty   *os.File // master side of the terminal; nil without a terminal
@@ -55,8 +55,8 @@ type proc struct {
 	subs map[*subscription]struct{}
 }
 
-// subscription receives a process's events. The subscriber closes the channel gone when it stops
-// receiving.
+// subscription receives a process's events. When the subscriber stops receiving, it closes the
+// channel in the field gone.
 type subscription struct {
 	events chan *process.ProcessEvent
 	gone   chan struct{}
@@ -207,7 +207,7 @@ func (p *proc) openPipes(cmd *exec.Cmd, wantStdin bool, given *[]*os.File) ([]*o
 	return outs, nil
 }
 
-// read publishes the data of f until f ends, or until the deadline that the method wait sets.
+// read publishes the data of f until f ends, or until the deadline that p.wait sets.
 func (p *proc) read(f *os.File, kind outputKind, chunk int) {
 	defer p.outputs.Done()
 	for buf := make([]byte, chunk); ; {
@@ -226,7 +226,7 @@ func (p *proc) read(f *os.File, kind outputKind, chunk int) {
 }
 
 // rest publishes the data that is in the pipe at the moment. It reads the descriptor directly,
-// because os.File does not read after the deadline that the method wait has set.
+// because os.File does not read after the deadline that p.wait has set.
 func (p *proc) rest(f *os.File, kind outputKind, buf []byte) {
 	raw, err := f.SyscallConn()
 	if err != nil {

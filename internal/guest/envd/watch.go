@@ -24,7 +24,7 @@ type watch struct {
 	entries   bool // whether create, write and chmod events describe the affected entry
 	notices   *fsnotify.Watcher
 	events    chan *filesystem.FilesystemEvent
-	err       error // why the watch ended, if the client did not end it; valid after the channel events is closed
+	err       error // why the watch ended, if the client did not end it; valid after w.events is closed
 	stop      chan struct{}
 }
 

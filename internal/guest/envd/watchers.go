@@ -35,7 +35,7 @@ type watcher struct {
 func newWatchers() *watchers { return &watchers{byID: map[string]*watcher{}} }
 
 // collect stores a watch's events until the client fetches them. When maxPending events are stored,
-// it drops further events, and take then returns an error.
+// it drops further events, and w.take then returns an error.
 func (w *watcher) collect() {
 	for ev := range w.watch.events {
 		w.mu.Lock()

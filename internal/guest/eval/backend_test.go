@@ -19,7 +19,7 @@ type dialect struct {
 
 	set, get   string // set stores 41 in a variable; get prints the variable plus 1
 	outAndErr  string // prints "out" and, to the other stream, "err"
-	fail, name string // fail ends with an error, whose name is in the field name
+	fail, name string // fail ends with an error; name is the name of this error
 	broken     string // is not valid code
 	variable   string // prints the variable FORKD_T, or "gone"
 	directory  string // prints the working directory

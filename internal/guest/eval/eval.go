@@ -83,21 +83,21 @@ func (s *Server) Warm() ([]string, error) {
 	if _, err := c.live(s.cfg); err != nil {
 		return nil, fmt.Errorf("warm %s: %w", python, err)
 	}
-	// Add Node's context, because clients expect it in the list. But do not start its process: not
-	// all of its generators could be reseeded in a fork.
+	// Add Node's context, because clients expect it in the list. But do not start its process,
+	// because some of its generators could not be reseeded in a fork.
 	_, _ = s.defaultContext(javascript)
 	return []string{python}, nil
 }
 
-// Forked gives every live interpreter new random numbers and adds the variables env to the
+// Forked gives every live interpreter new random numbers and adds the variables in env to the
 // interpreter's environment. It returns after all interpreters have confirmed. It fails if an
 // interpreter is broken, if a callback of user code failed, or if a call holds the interpreter lock
 // for longer than forkTimeout.
 //
-// Forked does not wake an interpreter in which no code can run before the next call. The next call
-// first makes the interpreter apply the numbers and the environment. A wake-up here would copy half
-// a megabyte of the interpreter's memory in every forked sandbox, even in sandboxes that never use
-// the interpreter.
+// Forked does not wake an interpreter in which no code can run before the next call. Before the
+// next call runs its code, it tells the interpreter to apply the numbers and the environment. A
+// wake-up here would copy half a megabyte of the interpreter's memory in every forked sandbox, even
+// in sandboxes that never use the interpreter.
 func (s *Server) Forked(env map[string]string) error {
 	return s.control(controlRequest{Op: opForked, Env: env})
 }
@@ -110,10 +110,10 @@ func (s *Server) SetEnv(env map[string]string) error {
 // Prepare makes live interpreters cheap to fork; drivers/wire.py describes the request "prepare".
 func (s *Server) Prepare() error { return s.control(controlRequest{Op: opPrepare}) }
 
-// Processes returns the process ids of live interpreters, in two lists. The interpreters in the
-// first list have reseeded all their generators when Forked returns. The interpreters in the second
-// list cannot receive requests while code runs. These interpreters reseed at their next call, and
-// do not reseed the generators of their libraries.
+// Processes returns the process ids of live interpreters, in two lists. By the time Forked returns,
+// the interpreters in the first list have reseeded all their generators. The interpreters in the
+// second list cannot receive requests while code runs. These interpreters reseed at their next
+// call, and do not reseed the generators of their libraries.
 func (s *Server) Processes() (renewed, partly []int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -303,8 +303,7 @@ func (c *session) awake(cfg Config) (*interpreter, error) {
 	return interp, nil
 }
 
-// kill kills the context's process. If the parameter last is set, later calls do not start another
-// process.
+// kill kills the context's process. If last is true, later calls do not start another process.
 func (c *session) kill(last bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -140,8 +140,8 @@ func (c *session) takeTurn(ctx context.Context, timeout time.Duration) error {
 	}
 }
 
-// execute runs code in a context. It waits for its turn, and passes the output to the function
-// write, line by line without newlines.
+// execute runs code in a context. It waits for its turn, and calls write(line) for each line of the
+// output, without its newline.
 //
 // After the timeout, execute interrupts the code, kills the interpreter if the code does not end,
 // and tells the client the outcome. A timeout of 0 means no limit. If ctx ends, execute returns at
@@ -317,8 +317,9 @@ func (i *interpreter) runCode(line []byte, out *stream, note string, code *runni
 // answers before its end.
 const lastReplies = time.Second
 
-// endReplies makes receive fail soon after the process has ended. Without this limit, child
-// processes could keep the socket of the ended process open, and receive would wait for them.
+// endReplies waits until the process has ended, and then sets a deadline, so that receive soon
+// fails. Without the deadline, child processes could keep the socket of the ended process open, and
+// receive would wait for them.
 func (i *interpreter) endReplies(finished <-chan struct{}) {
 	select {
 	case <-i.child.Done():

@@ -48,7 +48,7 @@ func New(reaper *reap.Reaper, environ func() []string) *Hooks {
 }
 
 // Run replaces the SSH host keys and then runs the programs as root. It stops at the first failure,
-// and when the time limit has passed. During Run, the machine already has its new random numbers,
+// or when the time limit has passed. During Run, the machine already has its new random numbers,
 // clock and names, but the interpreters do not have them.
 func (h *Hooks) Run() error {
 	if !h.Any() {
@@ -70,7 +70,7 @@ func (h *Hooks) Run() error {
 	return nil
 }
 
-// Any reports whether Run may have something to do.
+// Any reports whether Run might have something to do.
 func (h *Hooks) Any() bool { return rawcall.Exists(h.dir) || h.keyless.changed(h.sshDir) }
 
 // programs returns the executable files of the hooks' directory, sorted by name.

@@ -37,15 +37,15 @@ func (k *keyless) remember(dir string) {
 	}
 }
 
-// changed reports whether the directory exists and has changed since remember.
+// changed reports whether the directory exists and has changed since remember was called.
 func (k *keyless) changed(dir string) bool {
 	var info unix.Stat_t
 	return rawcall.Stat(dir, &info) == nil && (keyless{info.Ino, info.Ctim}) != *k
 }
 
-// replaceSSHKeys replaces the SSH host keys, which the guest shares with its siblings, with one new
-// Ed25519 key. It does nothing in a guest without host keys. It makes no RSA key, because making an
-// RSA key can take seconds instead of milliseconds.
+// replaceSSHKeys replaces the SSH host keys with one new Ed25519 key, because the guest shares the
+// old keys with its siblings. It does nothing in a guest without host keys. It makes no RSA key,
+// because making an RSA key can take seconds instead of milliseconds.
 func (h *Hooks) replaceSSHKeys(deadline time.Time) error {
 	old, err := filepath.Glob(filepath.Join(h.sshDir, "ssh_host_*_key"))
 	if err != nil {

@@ -6,9 +6,9 @@ import (
 	"slices"
 )
 
-// The list libraries has the shared libraries and programs whose generator in memory cannot be
-// reseeded from outside. OpenSSL is not listed, because drbg.go finds its generators in any file.
-// Libraries that ask the kernel for each random number, such as libsodium, are not listed either.
+// libraries lists the shared libraries and programs whose generator in memory cannot be reseeded
+// from outside. OpenSSL is not listed, because drbg.go finds its generators in any file. Libraries
+// that ask the kernel for each random number, such as libsodium, are not listed either.
 var libraries = []struct {
 	pattern *regexp.Regexp // matches the name of the file
 	name    string
@@ -43,8 +43,9 @@ func known(file string) string {
 	return ""
 }
 
-// classify returns the names of a process's generators that cannot be reseeded, as far as its
-// mapped files reveal them. It also reports whether the process may have a generator of OpenSSL.
+// classify returns the names of a process's generators that cannot be reseeded. It finds only
+// generators that the process's mapped files reveal. It also reports whether the process may have a
+// generator of OpenSSL.
 func (p *process) classify() (repeats []string, openssl bool, err error) {
 	for i := range p.regions {
 		r := &p.regions[i]

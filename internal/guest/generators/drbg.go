@@ -119,8 +119,8 @@ func (s *search) spend(n int) error {
 }
 
 // searchMemory calls found(addr) for the address of each occurrence of text in the memory of a
-// process. It searches only the regions for which the function want returns true, and skips pages
-// that the process has never written.
+// process. It searches only the regions for which want returns true, and skips pages that the
+// process has never written.
 func (p *process) searchMemory(text []byte, want func(*region) bool, found func(addr uint64) error) error {
 	pagemap, err := os.Open(p.path(p.pid, "pagemap"))
 	if err != nil {

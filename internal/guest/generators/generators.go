@@ -204,8 +204,8 @@ func (f *Finder) news(after, last int) bool {
 	return false
 }
 
-// processes returns all processes of the system except this process, the processes in the list
-// renewed, and kernel threads.
+// processes returns all processes of the system except this process, kernel threads, and the
+// processes in renewed.
 func (f *Finder) processes(renewed []int) ([]int, error) {
 	dir, err := os.Open(f.proc)
 	if err != nil {

@@ -47,10 +47,10 @@ func has(list []agentproto.Generator, library string) bool {
 	return slices.ContainsFunc(list, func(g agentproto.Generator) bool { return strings.Contains(g.Library, library) })
 }
 
-// copies runs testdata/copies.py. The parameter draw is Python code that defines a function with
-// the name draw. The script clones its process twice, and each copy calls this function. The result
-// has the return value of each copy. If the function between is not nil, it is called for each
-// copy, with its process id, before that copy calls the function.
+// copies runs testdata/copies.py. The Python code in draw defines a function that is also named
+// draw. The script clones its process twice, and each copy calls this function. The result has the
+// return value of each copy. If between is not nil, it is called for each copy, with the copy's
+// process id, before the copy calls draw.
 func copies(t *testing.T, python []string, draw string, between func(pid int)) [2]map[string]string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "draw.py")
@@ -390,7 +390,7 @@ public class Draw {
     }
 }`
 
-// If the program runs as a child process of a test, TestMain makes it draw from Go's generator.
+// If the program runs as a child process of a test, TestMain draws from Go's generator.
 func TestMain(m *testing.M) {
 	if os.Getenv("FORKD_DRAW") == "" {
 		os.Exit(m.Run())

@@ -7,7 +7,8 @@ import (
 	"strings"
 )
 
-// wipeOnFork is the name in the report for generators that reseed after their page was wiped.
+// wipeOnFork is the name by which the report refers to generators that reseed after their page was
+// wiped.
 const wipeOnFork = "MADV_WIPEONFORK (BoringSSL, AWS-LC)"
 
 // wipe clears the MADV_WIPEONFORK pages of a process, as fork(2) does in a child. Libraries such as
@@ -59,8 +60,8 @@ func hasFlag(smaps []byte, r *region, flag string) bool {
 	return strings.Contains(string(line)+" ", " "+flag+" ")
 }
 
-// eachIndex calls found(i) for the index i of each occurrence of the parameter part in the given
-// text. It stops at the first error.
+// eachIndex calls found(i) for the index i of each occurrence of part in text. It stops at the
+// first error.
 func eachIndex(text, part []byte, found func(i int) error) error {
 	for at := 0; ; {
 		i := bytes.Index(text[at:], part)

@@ -1,5 +1,6 @@
 // Package kmsg writes the agent's log. In a guest it writes to /dev/kmsg, so that the console shows
-// the agent's and the kernel's messages in the order of time. Elsewhere it writes to a plain file.
+// the agent's and the kernel's messages in chronological order. Elsewhere it writes to a plain
+// file.
 //
 // The log has no fields, sampling or rotation, because the kernel limits and stores it.
 package kmsg

@@ -47,8 +47,8 @@ type Connections struct {
 	guest [4]byte
 	sent  int // descriptor of the file sentPath
 
-	// The field count is the content of the file sentPath when the file was last read. The field
-	// clean is the file's content at the latest search that found no connections.
+	// count is the content of the file sentPath when the file was last read; clean is the content
+	// of that file at the latest search that found no connections.
 	count, clean       [24]byte
 	countLen, cleanLen int
 	request            [requestBytes]byte
@@ -100,7 +100,7 @@ func (c *Connections) probe() error {
 	if err := c.search(); err != nil {
 		return err
 	}
-	c.cleanLen = 0 // makes the next Reset search
+	c.cleanLen = 0 // so that the next Reset searches
 	if err := c.destroy(&connection{family: unix.AF_INET}); err != nil && !errors.Is(err, unix.ENOENT) {
 		return err
 	}

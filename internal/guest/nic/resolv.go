@@ -23,7 +23,7 @@ const (
 
 const resolvConf = "# by forkd: the image names no server that a guest could ask\nnameserver " + frame.Gateway + "\n"
 
-// Resolver makes /etc/resolv.conf name the gateway as DNS server. It does nothing if the image's
+// Resolver makes the gateway the DNS server in /etc/resolv.conf. It does nothing if the image's
 // file already names a server outside the guest.
 func Resolver() error {
 	if err := setResolver(resolvPath, resolvRunPath); err != nil {
@@ -34,7 +34,7 @@ func Resolver() error {
 
 // setResolver replaces the file at path with a file that names the gateway. If the old file already
 // names a server, setResolver does nothing. If path is on a read-only file system, setResolver
-// writes the new file to the path in the parameter run, and mounts this file over path.
+// writes the new file to the path in run, and mounts this file over path.
 func setResolver(path, run string) error {
 	text, err := os.ReadFile(path) // follows a symbolic link, whose target may be missing
 	if err == nil && namesServer(string(text)) {

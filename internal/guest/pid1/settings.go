@@ -9,7 +9,7 @@ import (
 )
 
 // quiet contains kernel settings that disable periodic work. Each periodic wake-up would cost CPU
-// time and memory in every idle guest of a host, and a host may have hundreds of guests. Users may
+// time and memory in every idle guest of a host, and a host may have hundreds of guests. Users can
 // change the settings. A kernel may lack some of them.
 var quiet = map[string]string{
 	"/proc/sys/vm/compaction_proactiveness":   "0", // kcompactd sleeps until it is needed

@@ -32,7 +32,7 @@ type Child struct {
 	Pid    int
 	reaper *Reaper
 	done   chan struct{}
-	status syscall.WaitStatus // valid after the channel done is closed
+	status syscall.WaitStatus // valid after done is closed
 }
 
 // New returns a Reaper that collects only the processes that it has started.

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The account that the stream's header may request. E2B's images have an account with the same name
+// The account that the stream's header can request. E2B's images have an account with the same name
 // and number. If the number is taken, the account gets the next free number.
 const (
 	accountName       = "user"

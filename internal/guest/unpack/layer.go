@@ -25,15 +25,15 @@ import (
 const (
 	whiteoutPrefix = ".wh."
 	whiteoutOpaque = ".wh..wh..opq"
-	whiteoutMeta   = ".wh..wh." // prefix of names of union file systems' own files; no image needs such files
+	whiteoutMeta   = ".wh..wh." // prefix of names that union file systems use internally; no image needs such files
 )
 
 // maxWindow bounds the memory that a layer's compression may require, in bytes. The program zstd
 // has the same limit.
 const maxWindow = 128 << 20
 
-// maxPlain returns the maximum size of a decompressed layer, in bytes. A layer that fits on the
-// disk is smaller if it does not overwrite its own files.
+// maxPlain returns the maximum size of a decompressed layer, in bytes. If a layer fits on the disk
+// and does not overwrite its own files, its size is below this maximum.
 func (t *tree) maxPlain() int64 { return 2*t.size + 64<<20 }
 
 // maxTotal returns the maximum size of all decompressed layers together, in bytes. The same maximum
@@ -129,8 +129,7 @@ func (b *bounded) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// entry applies one entry of a layer. If the parameter files is true, the layer has the files of a
-// recipe.
+// entry applies one entry of a layer. If files is true, the layer has the files of a recipe.
 func (t *tree) entry(h *tar.Header, content io.Reader, files bool) error {
 	name, err := relative(h.Name)
 	if err != nil {

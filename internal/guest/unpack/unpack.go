@@ -148,8 +148,8 @@ func fillDir(args []string, stream io.Reader, answer io.Writer) error {
 	return imageproto.WriteAnswer(answer, fill(args[0], size, true, stream))
 }
 
-// fill applies a stream to the directory dir. The parameter size is the size of the disk in bytes.
-// The parameter host says that the directory is on a host and not in a builder VM.
+// fill applies a stream to the directory dir. The disk has the given size in bytes. If host is
+// true, the directory is on a host and not in a builder VM.
 func fill(dir string, size int64, host bool, stream io.Reader) error {
 	in := imageproto.NewReader(bufio.NewReaderSize(stream, 256<<10))
 	header, err := in.Header()

@@ -21,8 +21,8 @@ import (
 
 const testSize = 64 << 20
 
-// file is an entry of a layer. If the name ends with a slash, the entry is a directory. The field
-// link is the target of a symbolic link, and the field hard is the target of a hard link.
+// file is an entry of a layer. If the name ends with a slash, the entry is a directory. For a
+// symbolic link, its target is in link. For a hard link, its target is in hard.
 type file struct {
 	name, text string
 	link, hard string

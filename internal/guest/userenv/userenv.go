@@ -74,8 +74,8 @@ type User struct {
 func (e *Env) User(name string) (*User, error) { return e.UserOr(name, "") }
 
 // UserOr is like User, for clients that have a default user of their own. If name is empty and
-// SetDefaults has set no user, it returns the account whose name is in the parameter preferred. If
-// the guest lacks that account, it returns root.
+// SetDefaults has set no user, it returns the account with the name in preferred. If the guest
+// lacks that account, it returns root.
 func (e *Env) UserOr(name, preferred string) (*User, error) {
 	if name == "" {
 		e.mu.Lock()
@@ -92,8 +92,8 @@ func (e *Env) UserOr(name, preferred string) (*User, error) {
 
 func lookup(name string) (*User, error) { return account(name, user.Lookup) }
 
-// account returns the account with the given name or number. It calls the function find to look up
-// an account by its name.
+// account returns the account with the given name or number. It uses find to look up an account by
+// its name.
 func account(name string, find func(string) (*user.User, error)) (*User, error) {
 	u, err := find(name)
 	if err != nil && name == "root" {
@@ -153,7 +153,8 @@ func (u *User) Credential() *syscall.Credential {
 
 // Environ returns the environment of a process of u: the variables of the account, the shared
 // variables, and the variables of this call. If a name occurs more than once, this call's value
-// wins, then the shared value.
+// takes precedence over the shared value, and the shared value takes precedence over the account's
+// value.
 func (e *Env) Environ(u *User, call map[string]string) []string {
 	vars := map[string]string{"PATH": DefaultPath, "HOME": u.Home, "USER": u.Name, "LOGNAME": u.Name}
 	e.mu.Lock()

@@ -195,8 +195,8 @@ func (m *Mounts) users(path string) (list []string) {
 	return list
 }
 
-// uses reports whether a process has a file or directory below path open. The parameter process is
-// the directory of the process in /proc.
+// uses reports whether a process has a file or directory below path open. The process is given as
+// its directory in /proc.
 func uses(process, path string) bool {
 	links := []string{"cwd", "root", "exe"}
 	files, _ := os.ReadDir(filepath.Join(process, "fd"))

@@ -71,9 +71,9 @@ const (
 	OpReset Op = "reset" // closes the guest's TCP connections to other hosts, as after a fork
 
 	// OpFreeze freezes the root file system for a disk-only branch: free space is discarded, all
-	// data is written to the disk, and programs that write are blocked. OpThaw ends the freeze.
-	// After 30 seconds the file system is thawed without OpThaw, and a later OpThaw returns an
-	// error.
+	// data is written to the disk, and programs that write are blocked. OpThaw ends the freeze. If
+	// there is no OpThaw within 30 seconds, the agent thaws the file system, and a later OpThaw
+	// returns an error.
 	OpFreeze Op = "freeze"
 	OpThaw   Op = "thaw"
 

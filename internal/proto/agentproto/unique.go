@@ -30,8 +30,8 @@ const (
 	MaxGeneratorName = 256 // maximum length of a name, in bytes of printable ASCII
 )
 
-// The method cut returns u, shortened to the bounds. It drops generators of Reseeded first, and
-// then generators of Repeats.
+// cut returns u, shortened to the bounds. It drops generators of Reseeded first, and then
+// generators of Repeats.
 func (u Unique) cut() Unique {
 	repeats := u.Repeats[:min(len(u.Repeats), MaxGenerators)]
 	reseeded := u.Reseeded[:min(len(u.Reseeded), MaxGenerators-len(repeats))]
@@ -72,8 +72,8 @@ func appendGenerators(b []byte, list []Generator) []byte {
 }
 
 // ParseAnswer parses an answer that AppendAnswer or AppendUnique has made. The parameter body has
-// the answer without its length. The result text is the agent's error, or "" if there is none. The
-// result err is set if the answer is malformed.
+// the answer without its length. The agent's error is in text, which is "" if there is none. If the
+// answer is malformed, err is set.
 func ParseAnswer(body []byte) (u *Unique, text string, err error) {
 	if len(body) == 0 || body[0] != reported {
 		return nil, string(body), nil

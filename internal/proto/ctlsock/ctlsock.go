@@ -108,7 +108,8 @@ func Listen(path string) (fd int, err error) {
 
 // Dial connects to the socket at path. If the listener's backlog is full, it returns an error
 // instead of waiting. The connection uses Go's poller for receiving, because a blocking system call
-// would keep a processor of the scheduler busy until the runtime notices, which takes up to 20 ms.
+// would keep a processor of the scheduler busy until the runtime notices. The runtime takes up to
+// 20 ms to notice.
 func Dial(path string) (*Conn, error) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {

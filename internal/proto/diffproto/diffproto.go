@@ -64,7 +64,7 @@ type Request struct {
 	Merge      *Merge // compare three disks for a merge; nil: compare two disks
 }
 
-// Merge makes forkd-diff send the changes of one side that another side lacks.
+// Merge asks forkd-diff for the changes of one side that another side lacks.
 type Merge struct {
 	Paths  []string // absolute and clean paths of the files and directories to merge; empty: all
 	Prefer Prefer
@@ -297,7 +297,7 @@ func (r *RangeWriter) Close() error {
 	return r.flush()
 }
 
-// ReadRanges reads ranges up to the empty frame, and calls the function add for each of them.
+// ReadRanges reads ranges up to the empty frame, and passes each of them to the callback.
 func ReadRanges(r io.Reader, add func(Range) error) error {
 	var buf []byte
 	for {

@@ -45,8 +45,8 @@ type Layer struct {
 	DiffID string `json:"diff_id,omitempty"`
 
 	// Files is true for the layer with the files of a recipe. A file of this layer may replace an
-	// existing file. It is an error if a directory would replace a file, or a file a directory.
-	// Existing directories keep their owner and mode.
+	// existing file. It is an error if a directory would replace a file, or if a file would replace
+	// a directory. Existing directories keep their owner and mode.
 	Files bool `json:"files,omitempty"`
 }
 

@@ -8,9 +8,9 @@ import (
 	"github.com/forkd/forkd/internal/proto/frame"
 )
 
-// Closed is a range of addresses that do not belong to the internet. A rule that allows addresses
-// opens these addresses if all of them are in the same range. ModeOpen opens the whole range,
-// unless Always is set.
+// Closed is a range of addresses that do not belong to the internet. If all addresses of an allow
+// rule are in one closed range, the rule opens them. ModeOpen opens the whole range, unless Always
+// is set.
 type Closed struct {
 	Prefix netip.Prefix
 	Name   string // one of the names below; empty: ClosedRange was called for an address in no closed range
@@ -58,9 +58,9 @@ var closedRanges = []Closed{
 	{netip.MustParsePrefix("240.0.0.0/4"), Reserved, false},
 }
 
-// ClosedRange returns the closed range that contains an IPv4 address. The parameter own says
-// whether the host has this address. The range of an address of the host is Host, unless the
-// address is in a range that is always closed, such as loopback.
+// ClosedRange returns the closed range that contains an IPv4 address. The caller sets own to true
+// if the host has this address. The range of an address of the host is Host, unless the address is
+// in a range that is always closed, such as loopback.
 func ClosedRange(addr netip.Addr, own bool) Closed {
 	i := slices.IndexFunc(closedRanges, func(c Closed) bool { return c.Prefix.Contains(addr) })
 	switch {

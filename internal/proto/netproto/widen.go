@@ -52,9 +52,9 @@ func (p *Policy) Widens(present *Policy, own func(netip.Addr) bool) *FieldError 
 }
 
 // deniesLess returns a *FieldError if the present policy denies a destination that p does not deny.
-// It considers names, and addresses in the closed ranges in the list kept. A rule for a name cannot
-// deny connections whose server name is encrypted. So p also denies less if p permits such
-// connections and the present policy does not permit them.
+// It considers names, and addresses in the kept closed ranges. A rule for a name cannot deny
+// connections whose server name is encrypted. So p also denies less if p permits such connections
+// and the present policy does not permit them.
 func (p *Policy) deniesLess(present *Policy, kept []netip.Prefix) *FieldError {
 	for i := range present.Deny {
 		d := &present.Deny[i]
@@ -85,8 +85,8 @@ func closedAround(prefix netip.Prefix, own func(netip.Addr) bool) (closed []Clos
 	return closed
 }
 
-// The method opens reports whether p opens all destinations of r. The rule r is for an address in
-// the given closed ranges.
+// The result is true if p opens all destinations of r. The rule r is for an address in the given
+// closed ranges.
 func (p *Policy) opens(r *Rule, closed []Closed) bool {
 	// A rule without ports does not open the DNS ports of closed ranges.
 	dns := r.HasPorts() && (r.hasPort(53) || r.hasPort(853))
@@ -99,8 +99,8 @@ func (p *Policy) opens(r *Rule, closed []Closed) bool {
 	})
 }
 
-// The method answers reports whether p permits answers to DNS queries for all names of r. The rule
-// r is in another policy's Allow.
+// The result is true if p permits answers to DNS queries for all names of r. The rule r is in
+// another policy's Allow.
 func (p *Policy) answers(r *Rule) bool {
 	return p.Mode == ModeOpen ||
 		slices.ContainsFunc(p.Allow, func(have Rule) bool { return have.IsName() && have.coversName(r) })
@@ -116,7 +116,7 @@ func (r *Rule) namesPrivate() bool {
 	})
 }
 
-// The method covers reports whether r matches every destination that the parameter other matches.
+// The result is true if r matches every destination that the other rule matches.
 func (r *Rule) covers(other *Rule) bool {
 	switch {
 	case r.IsName() != other.IsName(), r.Protocol != AnyProtocol && r.Protocol != other.Protocol:

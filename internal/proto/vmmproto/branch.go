@@ -25,11 +25,11 @@ type Branch struct {
 	Disks  uint32
 	Serial uint64 // copied to Branched, so that a later daemon can tell which branch was requested
 
-	// Keep makes the VMM keep track of the pages that equal the layer, so that Rebase is possible.
-	// It is for live and diff branches only.
+	// Keep tells the VMM to keep track of the pages that equal the layer, so that Rebase is
+	// possible. It is for live and diff branches only.
 	Keep bool
-	// SinceRestore makes the branch save the pages that were written since the restore instead of
-	// since the last Rebase. It is for live and diff branches only.
+	// If SinceRestore is set, the branch saves the pages that were written since the restore, and
+	// not since the last Rebase. It is for live and diff branches only.
 	SinceRestore bool
 
 	// StormFaults is the number of write faults after which a live branch stops the guest until all
@@ -60,7 +60,7 @@ type Branched struct {
 	Stop   time.Duration // duration of a second stop, needed if the guest wrote too many pages; 0: no second stop
 }
 
-// Rebase makes the machine share memory with a branch. The daemon sends the memory layer of the
+// Rebase tells the machine to share memory with a branch. The daemon sends the memory layer of the
 // branch. While the machine runs, private mappings of the layer replace all pages that the machine
 // has not written since the branch. Stats.Rebases is incremented when the rebase begins. After the
 // rebase, only pages that differ from the branch's snapshot are private, so the next branch saves

@@ -220,8 +220,8 @@ func parseExtents(r *codec.Reader) []vm.Extent {
 // appendDuration encodes a duration in nanoseconds.
 func appendDuration(w *codec.Writer, d time.Duration) { w.U64(uint64(d)) }
 
-// parseDuration decodes a duration. It never returns a negative duration, whatever the VMM has
-// sent.
+// parseDuration decodes a duration. It never returns a negative duration, no matter what the VMM
+// has sent.
 func parseDuration(r *codec.Reader) time.Duration { return time.Duration(min(r.U64(), math.MaxInt64)) }
 
 func parseVMGenID(r *codec.Reader) (id [16]byte) {
