@@ -25,8 +25,8 @@ type Best[T any] struct {
 // BestOf forks a child of a running sandbox for every attempt and runs the attempts concurrently.
 // It keeps the child with the highest score, or the first of several children with that score, and
 // kills the other children. If all attempts are disqualified, it kills all children and returns an
-// error with the reasons. The parameter request is the request for the fork. BestOf sets its fields
-// SourceID, N and AllowPartial.
+// error with the reasons. The children are forked with the given request, in which BestOf sets the
+// fields SourceID, N and AllowPartial.
 func BestOf[T any](ctx context.Context, c *Client, id string, attempts []Attempt[T], judge Judge[T],
 	request ForkRequest) (best Best[T], err error) {
 	if len(attempts) == 0 {
@@ -60,8 +60,7 @@ func BestOf[T any](ctx context.Context, c *Client, id string, attempts []Attempt
 	return best, killed
 }
 
-// killBut kills all sandboxes except one. The parameter kept is the index of that sandbox.
-// Sandboxes that no longer exist are not an error.
+// killBut kills all sandboxes except boxes[kept]. Sandboxes that no longer exist are not an error.
 func (c *Client) killBut(ctx context.Context, boxes []Sandbox, kept int) error {
 	errs := make([]error, len(boxes))
 	var work sync.WaitGroup

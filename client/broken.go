@@ -121,7 +121,7 @@ func WithRetries(n int) Option {
 const onceHeader = "Idempotency-Key"
 
 // firstPause is the time before a request is repeated for the first time, if the daemon sends no
-// Retry-After. Each further pause is twice as long.
+// Retry-After. Each further pause is twice as long as the previous pause.
 const firstPause = 100 * time.Millisecond
 
 // repeat sends a request until it receives a final answer. Each attempt sends the same body.

@@ -35,8 +35,8 @@ type BuildContext struct {
 const defaultDockerfile = "Dockerfile"
 
 // OpenBuildContext opens a directory as the context of a build and reads its Dockerfile and its
-// .dockerignore. The parameter dockerfile is the path of the Dockerfile. A relative path begins at
-// dir. An empty path means "Dockerfile", and "-" means that the caller has the text. A file
+// .dockerignore. The path of the Dockerfile is given as dockerfile. A relative path begins at dir.
+// An empty path means "Dockerfile", and "-" means that the caller has the text. A file
 // NAME.dockerignore next to the Dockerfile NAME replaces the .dockerignore.
 //
 // The files below dir are not trusted. A symbolic link must not lead out of dir, and a pipe is
@@ -245,7 +245,7 @@ type packing struct {
 	bytes, names int64
 }
 
-// The method above returns the omitted directories that contain a path. The other omitted
+// above(rel) returns the omitted directories that contain the path rel. The other omitted
 // directories contain no later path either.
 func (p *packing) above(rel string) []string {
 	for n := len(p.omitted); n > 0; n-- {

@@ -6,8 +6,9 @@
 // anything is sent. If the daemon does not answer, the error is a *ConnectionError, which says
 // whether anything was sent.
 //
-// A client keeps no state. It repeats a call only if WithRetries allows that, because after a
-// broken connection it is unknown whether the daemon has carried out a call such as a fork.
+// A client keeps no state. It repeats a call only if WithRetries allows that. The reason is that
+// after a broken connection, it is unknown whether the daemon has carried out a call such as a
+// fork.
 package client
 
 import (
@@ -154,8 +155,8 @@ func (c *Client) signed(h http.Header) http.Header {
 	return h
 }
 
-// call encodes the parameter in as JSON, sends it, and decodes the answer into *out. If in is nil,
-// call sends no body. If out is nil, call does not decode the answer.
+// call(…, in, out) sends the JSON of in, and decodes the answer into *out. If in is nil, call sends
+// no body. If out is nil, call does not decode the answer.
 func (c *Client) call(ctx context.Context, method, path string, in, out any) error {
 	var p []byte
 	header := http.Header{}

@@ -115,7 +115,8 @@ func TestEmptyNames(t *testing.T) {
 	}
 }
 
-// The type answers is a transport. It answers every request with the value of the string.
+// A value of the type answers is a transport. It answers every request with the value of the
+// string.
 type answers string
 
 // RoundTrip implements http.RoundTripper.

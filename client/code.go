@@ -137,7 +137,7 @@ type codeRun struct {
 // keptOutput is the beginning of an output.
 type keptOutput struct {
 	text strings.Builder
-	size int  // bytes for which the field text counts; bounded by CodeHandlers.Keep
+	size int  // bytes of text, with at least leastPart for each part; bounded by CodeHandlers.Keep
 	full bool // a part did not fit; later parts are dropped too, because they would follow a gap
 }
 

@@ -19,8 +19,8 @@ type FillRequest struct {
 // FillImage has a VM of the daemon unpack the layers of a container image onto an empty disk.
 // `forkd build docker://IMAGE` uses it. The formats of stream and of the answer belong to one
 // version of forkd, so only programs of the daemon's version can use FillImage. FillImage may wait
-// for a read of stream even after ctx has ended. So the caller should make such a read end when ctx
-// ends.
+// for a read of stream even after ctx has ended. So when ctx ends, the caller should make sure that
+// such a read returns.
 func (c *Client) FillImage(ctx context.Context, req FillRequest, stream io.Reader) (io.ReadCloser, error) {
 	q := url.Values{"kernel": {req.Kernel}, "disk_mib": {strconv.Itoa(req.DiskMiB)}, "uuid": {req.UUID}}
 	resp, err := c.request(ctx, http.MethodPost, "/v1/images?"+q.Encode(), "application/octet-stream", stream)

@@ -13,9 +13,9 @@ import (
 // as long in JSON.
 const maxTryEvent = 16 << 20
 
-// Try branches a sandbox once, forks children of the branch and runs a command in each. It calls
-// the function started with the children, and the function result with each result as it arrives.
-// Either function may be nil. Try returns the outcome. If ctx ends, if a callback returns an error,
+// Try branches a sandbox once, forks children of the branch and runs a command in each. It passes
+// the children to the callback started, and each result, as it arrives, to the callback result.
+// Either callback may be nil. Try returns the outcome. If ctx ends, if a callback returns an error,
 // or if Try returns an error, no child stays and the sandbox is unchanged. There are two
 // exceptions. A promotion that has begun is completed. If the promotion fails, the winner stays,
 // and the error names the winner.

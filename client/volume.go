@@ -44,14 +44,14 @@ func (c *Client) DeleteVolume(ctx context.Context, name string) error {
 	return c.call(ctx, http.MethodDelete, volumePath(name), nil, nil)
 }
 
-// AttachVolume makes a running sandbox mount a volume. A volume slot that the sandbox has from its
+// AttachVolume mounts a volume in a running sandbox. A volume slot that the sandbox has from its
 // snapshot must be free.
 func (c *Client) AttachVolume(ctx context.Context, id string, m VolumeMount) (s Sandbox, err error) {
 	err = c.call(ctx, http.MethodPost, sandboxPath(id, "/volumes"), m, &s)
 	return s, err
 }
 
-// DetachVolume makes a running sandbox unmount a volume. The volume keeps its data. If the sandbox
+// DetachVolume unmounts a volume in a running sandbox. The volume keeps its data. If the sandbox
 // has several volumes, it can detach only the volume that it mounted last.
 func (c *Client) DetachVolume(ctx context.Context, id, volume string) error {
 	return c.call(ctx, http.MethodDelete, sandboxPath(id, "/volumes/"+url.PathEscape(volume)), nil, nil)

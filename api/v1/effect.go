@@ -5,8 +5,9 @@ type Hold struct {
 	// Hosts are at most 64 names such as "api.example.com", or "*.example.com" for all names below it.
 	// Requests to ports 80 and 443 of these hosts are held, and their other ports are refused.
 	Hosts []string `json:"hosts"`
-	// Answer is the answer to a held request: "refuse" (status 403; the default), "record" (status 202,
-	// although nothing was sent) or "wait" (none until the hold ends, for at most 15 minutes).
+	// Answer is the answer to a held request: "refuse" (status 403; the default), "record" (status
+	// 202, although nothing was sent) or "wait" (no answer until the hold ends or 15 minutes have
+	// passed).
 	Answer string `json:"answer,omitempty"`
 }
 

@@ -15,8 +15,8 @@ const (
 type PushRequest struct {
 	Reference    string                  `json:"reference"` // REGISTRY/NAME:TAG
 	RegistryAuth map[string]RegistryAuth `json:"registry_auth,omitempty"`
-	// RecordHot makes the daemon run the snapshot twice, and also push a list of the frames that
-	// its first forks need.
+	// If RecordHot is true, the daemon runs the snapshot twice, and also pushes a list of the
+	// frames that its first forks need.
 	RecordHot bool `json:"record_hot,omitempty"`
 }
 
@@ -29,8 +29,8 @@ type PullRequest struct {
 	RegistryAuth map[string]RegistryAuth `json:"registry_auth,omitempty"`
 	// Lazy ends the request as soon as the snapshot can be forked. The rest arrives later.
 	Lazy bool `json:"lazy,omitempty"`
-	// If an earlier pull made a snapshot with the tag from the same artifact, Reuse makes this pull
-	// return that snapshot.
+	// If Reuse is true, and an earlier pull made a snapshot with the tag from the same artifact,
+	// this pull returns that snapshot.
 	Reuse bool `json:"reuse,omitempty"`
 	// Mirrors are repositories, REGISTRY/NAME, that have the same files. If the registry of Reference
 	// fails, the files come from the mirrors, in the given order. There are at most 4.

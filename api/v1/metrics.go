@@ -35,9 +35,9 @@ type HostMetrics struct {
 	Points      []HostPoint `json:"points"`        // oldest first
 }
 
-// HostPoint describes the host at one time. A point that stands for a minute has the minute's
-// maximum of each amount of memory and of each number of sandboxes or processes, and the means of
-// the other figures.
+// HostPoint describes the host at one time. If a point stands for a minute, its amounts of memory
+// and its numbers of sandboxes and processes are the maximums in that minute. The other figures are
+// means.
 type HostPoint struct {
 	At             float64 `json:"at_unix"`
 	CPUs           float64 `json:"cpus"`             // CPUs in use by all processes

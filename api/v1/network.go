@@ -15,8 +15,8 @@ type Network struct {
 	Deny  []string `json:"deny,omitempty"`
 
 	// AllowECH lets TLS connections with encrypted_client_hello (RFC 9849) pass even if a rule with
-	// a name decides about them. The extension hides the name of the server, and browsers always
-	// send it.
+	// a name decides about them. This extension hides the name of the server, and browsers always
+	// send this extension.
 	AllowECH bool `json:"allow_ech,omitempty"`
 
 	Limits NetworkLimits `json:"limits,omitzero"`

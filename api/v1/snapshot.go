@@ -28,8 +28,8 @@ type Snapshot struct {
 	// Set for a branch. Times are in milliseconds; ReadyMS and PersistedMS are measured from the
 	// request.
 	SandboxID string `json:"sandbox_id,omitempty"`
-	// Tag of the sandbox's previous branch since BranchedFrom. Empty if there is none, or if that
-	// branch was deleted.
+	// Tag of the snapshot that the sandbox was at before the branch. Empty if this was
+	// BranchedFrom, or if the snapshot was deleted.
 	After    string   `json:"after,omitempty"`
 	Mode     string   `json:"mode,omitempty"`
 	Fallback string   `json:"fallback_reason,omitempty"` // why the mode differs from the requested one
@@ -136,7 +136,7 @@ type BranchRequest struct {
 	ParentTag string `json:"parent_tag,omitempty"` // refuse if the sandbox runs from another snapshot
 	// If false, the response is sent when the sandbox runs again, before the snapshot is complete.
 	Wait *bool `json:"wait,omitempty"`
-	// If false, only the disk is saved, with the guest's file system frozen, and forks of the
+	// If false, only the disk is saved, while the guest's file system is frozen. Forks of such a
 	// snapshot boot.
 	Memory *bool `json:"memory,omitempty"`
 	// Encrypt the snapshot. A branch of a fork of an encrypted snapshot is always encrypted.

@@ -219,7 +219,7 @@ func build(ctx context.Context, cl *client.Client, recipe *image.Recipe, o build
 	return b, err
 }
 
-// The method steps has the daemon build a recipe from its image.
+// steps(…) has the daemon build a recipe from its image.
 func (b *built) steps(ctx context.Context, cl *client.Client, o buildOptions, r *image.Recipe, img *image.Image,
 	kernel *image.KernelFiles, w io.Writer) error {
 	text, err := r.Text()

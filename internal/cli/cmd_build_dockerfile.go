@@ -190,8 +190,7 @@ func checkProgress(progress string) error {
 	return nil
 }
 
-// isLive reports whether the progress on w is redrawn. The parameter progress is the value of
-// --progress.
+// isLive reports whether the progress on w is redrawn, given the value of --progress.
 func isLive(progress string, w io.Writer) bool {
 	return progress == "tty" || progress == "auto" && canRedraw(w)
 }

@@ -21,9 +21,10 @@ import (
 // id, or the name of a workspace.
 var sandboxName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]*$`)
 
-// remotePath splits "ID:/path". If the part before the colon is a sandbox id, the path may be
-// relative; the daemon then refuses the path and says why. If that part is something else, an
-// argument with a relative path is a local file whose name has a colon.
+// remotePath splits "ID:/path". If the part before the colon is a sandbox id, remotePath also
+// splits an argument with a relative path. The daemon then refuses this path and says why. If the
+// part before the colon is something else, an argument with a relative path is a local file whose
+// name has a colon.
 func remotePath(arg string) (id, path string, ok bool) {
 	id, path, ok = strings.Cut(arg, ":")
 	switch {

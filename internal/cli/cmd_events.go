@@ -69,8 +69,8 @@ func newEventsCmd() *cobra.Command {
 	return cmd
 }
 
-// The constant oldest stands for all events that the daemon still has. A client sends it instead of
-// the id of the last received event. No event has this id.
+// oldest is a text that a client sends instead of the id of the last received event, to get all
+// events that the daemon still has. No event has this id.
 const oldest = "oldest"
 
 // parseSince reads a time, or a duration before now.

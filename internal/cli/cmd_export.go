@@ -213,7 +213,8 @@ func (to *exportTo) savePatch(ctx context.Context, cmd *cobra.Command, cl *clien
 	})
 }
 
-// intoFile makes or replaces a file. If the function fill returns an error, the file is unchanged.
+// intoFile makes or replaces a file, whose content fill(w) writes. If fill returns an error, the
+// file is unchanged.
 func intoFile(path string, fill func(io.Writer) error) error {
 	if s, err := os.Stat(path); err == nil && !s.Mode().IsRegular() {
 		return fmt.Errorf("%s is not a regular file: name another one, or - for standard output", path)

@@ -52,7 +52,7 @@ func TestSuspensionsAreSideBySide(t *testing.T) {
 }
 
 // suspender returns a suspendAll for a fake daemon. The daemon answers the nth request to suspend a
-// sandbox with the status that the function suspend returns. The daemon reports the given state for
+// sandbox with the status that suspend(id, nth, r) returns. The daemon reports the given state for
 // every sandbox.
 func suspender(t *testing.T, suspend func(id string, nth int, r *http.Request) (status int), state string) *suspendAll {
 	t.Helper()
@@ -252,8 +252,8 @@ func TestSuspensionsHaveOneDeadline(t *testing.T) {
 }
 
 // A request to a busy daemon is repeated after the time that the daemon names. If the sandbox is
-// already suspended because of the earlier request, the daemon refuses the second request, and the
-// method suspend returns success.
+// already suspended because of the earlier request, the daemon refuses the second request, and
+// a.suspend returns success.
 func TestSuspensionsAreRepeatedWhenTold(t *testing.T) {
 	for name, second := range map[string]int{
 		"then it is saved": http.StatusOK, "it is saved already": http.StatusConflict,

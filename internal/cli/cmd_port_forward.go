@@ -89,7 +89,7 @@ type forwarder struct {
 	errOut io.Writer
 }
 
-// run listens on the ports, calls the function ready, and forwards connections until ctx ends. If a
+// run listens on the ports, calls ready(ports), and forwards connections until ctx ends. If a
 // connection fails, run continues.
 func (f *forwarder) run(ctx context.Context, ports []forward, ready func([]forward) error) error {
 	if _, err := f.cl.Sandbox(ctx, f.id); err != nil {

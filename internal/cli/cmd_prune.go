@@ -36,9 +36,9 @@ func details(ctx context.Context, cl *client.Client) ([]client.SnapshotDetail, e
 	return all, nil
 }
 
-// removable returns the snapshots for which the function want returns true, dependents first. It
-// omits a snapshot that is still used by a sandbox, or by a snapshot that stays. It also omits
-// transient snapshots, and snapshots that are being written.
+// removable returns each snapshot d for which want(d) is true, dependents first. It omits a
+// snapshot that is still used by a sandbox, or by a snapshot that stays. It also omits transient
+// snapshots, and snapshots that are being written.
 func removable(all []client.SnapshotDetail, want func(*client.SnapshotDetail) bool) (chosen []client.SnapshotDetail) {
 	isChosen := map[string]bool{}
 	for again := true; again; {
@@ -71,8 +71,8 @@ func (u *usage) add(bytes uint64, inUse bool) {
 	u.Bytes += bytes
 }
 
-// usageOf returns the disk usage of snapshots, volumes and builds. The parameter all lacks deleted
-// snapshots. Their usage is computed from the sandboxes that still need their files.
+// usageOf returns the disk usage of snapshots, volumes and builds. Deleted snapshots are not in the
+// list all. Their usage is computed from the sandboxes that still need their files.
 func usageOf(all []client.SnapshotDetail, sandboxes []client.Sandbox, volumes []client.Volume,
 	builds cacheList) []usage {
 	parents, branches := usage{Kind: "parents"}, usage{Kind: "branches"}

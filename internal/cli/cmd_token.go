@@ -49,7 +49,7 @@ func configPath(name string) (string, error) {
 	return filepath.Join(dir, "forkd", name), nil
 }
 
-// change applies the function edit to the token file.
+// change replaces the text of the token file with edit(text).
 func (f *tokenFlags) change(edit func([]byte) ([]byte, error)) (path string, err error) {
 	if path, err = f.path(); err != nil {
 		return "", err
@@ -57,9 +57,9 @@ func (f *tokenFlags) change(edit func([]byte) ([]byte, error)) (path string, err
 	return path, changeFile("token file", path, edit)
 }
 
-// changeFile applies the function edit to a file of the daemon's credentials while it holds the
-// lock of the file's directory. If the file is missing, edit receives an empty text. Errors name
-// the given kind of file.
+// changeFile replaces the text of a file of the daemon's credentials with edit(text). Meanwhile it
+// holds the lock of the file's directory. If the file is missing, edit receives an empty text.
+// Errors name the given kind of file.
 func changeFile(what, path string, edit func([]byte) ([]byte, error)) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return fmt.Errorf("%s: %w", what, err)

@@ -128,7 +128,7 @@ func (o *turnOptions) save(ctx context.Context, cmd *cobra.Command, args []strin
 	if e.text = cmp.Or(e.text, o.event.text); o.noPrompt {
 		e.text = ""
 	}
-	cl, _, err := connectWith(ctx, o.url, o.ca, nil) // starts no daemon, because that would take longer than a turn may
+	cl, _, err := connectWith(ctx, o.url, o.ca, nil) // starts no daemon, because a turn must not take that long
 	if err != nil {
 		return err
 	}

@@ -169,8 +169,8 @@ func TestSharedDirectory(t *testing.T) {
 	}
 }
 
-// sharing starts a daemon that only records requests. A request that begins with the text in the
-// parameter fail gets an error.
+// sharing starts a daemon that only records requests. A request gets an error if its recorded text
+// begins with fail, and fail is not empty.
 func sharing(t *testing.T, fail string) (done *string) {
 	done = new(string)
 	random := regexp.MustCompile(`dir-[a-z0-9]{26}`)

@@ -91,7 +91,7 @@ func (c *command) prepare(cmd *cobra.Command, json bool) (err error) {
 	return nil
 }
 
-// readEnv returns the variables in the NAME=VALUE lines of the given files, and in the list pairs.
+// readEnv returns the variables in the NAME=VALUE lines of the given files, and in the given pairs.
 func readEnv(files, pairs []string) (map[string]string, error) {
 	var all []string
 	for _, name := range files {

@@ -56,7 +56,7 @@ func (o *oldFork) run(cmd *cobra.Command, c *common, req client.ForkRequest) (er
 	return c.run(cmd, func(ctx context.Context, cl *client.Client) error { return hold.Run(ctx, cl, req) })
 }
 
-// spawn is the name in forkd 0.5 of the command that makes a daemon fork sandboxes.
+// spawn is the name in forkd 0.5 of the command that tells a daemon to fork sandboxes.
 const spawn = "spawn"
 
 func newSpawnCmd() *cobra.Command {

@@ -64,8 +64,8 @@ func recipeNames(context.Context, *client.Client) (names []string, err error) {
 	return names, err
 }
 
-// complete makes the shell complete the first argument of cmd, or all arguments if cmd takes
-// several.
+// complete sets the names with which the shell completes the first argument of cmd, or all
+// arguments if cmd takes several.
 func (c *common) complete(cmd *cobra.Command, names namesOf) {
 	several := strings.Contains(cmd.Use, "ID…") || strings.Contains(cmd.Use, "TAG…") || strings.Contains(cmd.Use, "NAME…")
 	cmd.ValidArgsFunction = func(cmd *cobra.Command, args []string, begin string) ([]string, cobra.ShellCompDirective) {
@@ -76,7 +76,7 @@ func (c *common) complete(cmd *cobra.Command, names namesOf) {
 	}
 }
 
-// completeFlag makes the shell complete the value of a flag.
+// completeFlag sets the names with which the shell completes the value of a flag.
 func (c *common) completeFlag(cmd *cobra.Command, flag string, names namesOf) {
 	_ = cmd.RegisterFlagCompletionFunc(flag, func(cmd *cobra.Command, _ []string, begin string) ([]string,
 		cobra.ShellCompDirective) {
@@ -84,8 +84,8 @@ func (c *common) completeFlag(cmd *cobra.Command, flag string, names namesOf) {
 	}) // RegisterFlagCompletionFunc fails only for a flag that does not exist
 }
 
-// completeVolumes makes the shell complete the volume in the value NAME:/PATH of the flag --volume. The
-// shell completes directories by itself.
+// completeVolumes sets up completion of the volume in the value NAME:/PATH of the flag --volume.
+// The shell completes directories by itself.
 func (c *common) completeVolumes(cmd *cobra.Command) {
 	_ = cmd.RegisterFlagCompletionFunc("volume", func(cmd *cobra.Command, _ []string, begin string) ([]string,
 		cobra.ShellCompDirective) {
@@ -105,22 +105,22 @@ func (c *common) beforeColon(cmd *cobra.Command, names namesOf, begin string) ([
 	return found, cobra.ShellCompDirectiveNoSpace
 }
 
-// completeWords makes the shell complete the value of a flag from the given words.
+// completeWords sets the words with which the shell completes the value of a flag.
 func completeWords(cmd *cobra.Command, flag string, words ...string) {
 	// This fails only for a flag that does not exist.
 	_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp))
 }
 
-// completePath makes the shell complete the sandbox in an argument ID:PATH. The shell completes
-// local files by itself.
+// completePath sets up completion of the sandbox in an argument ID:PATH. The shell completes local
+// files by itself.
 func (c *common) completePath(cmd *cobra.Command) {
 	cmd.ValidArgsFunction = func(cmd *cobra.Command, _ []string, begin string) ([]string, cobra.ShellCompDirective) {
 		return c.beforeColon(cmd, sandboxNames, begin)
 	}
 }
 
-// completeProcess makes the shell complete a sandbox as the first argument, and one of its
-// processes as the second.
+// completeProcess sets up completion of two arguments: the first is a sandbox, and the second is
+// one of its processes.
 func (c *common) completeProcess(cmd *cobra.Command) {
 	cmd.ValidArgsFunction = func(cmd *cobra.Command, args []string, begin string) ([]string, cobra.ShellCompDirective) {
 		switch len(args) {
@@ -147,7 +147,7 @@ func processesOf(ref string) namesOf {
 	}
 }
 
-// The function either combines a and b into one function that returns the names of both.
+// either(a, b) is a function that returns the names of both a and b.
 func either(a, b namesOf) namesOf {
 	return func(ctx context.Context, cl *client.Client) ([]string, error) {
 		names, err := a(ctx, cl)

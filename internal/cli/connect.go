@@ -136,8 +136,8 @@ func connect(ctx context.Context, address string, progress io.Writer) (*client.C
 	return connectWith(ctx, address, "", progress)
 }
 
-// connectWith is like connect. The parameter ca is a file with the authority that signed the
-// daemon's certificate.
+// connectWith is like connect, but also takes the path ca of a file with the authority that signed
+// the daemon's certificate.
 func connectWith(ctx context.Context, address, ca string, progress io.Writer) (*client.Client, string, error) {
 	named := cmp.Or(address, os.Getenv(urlEnv)) != ""
 	address, token, err := locate(ctx, address, progress)

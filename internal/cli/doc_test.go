@@ -42,10 +42,10 @@ func TestEveryCommandIsOnTheMap(t *testing.T) {
 }
 
 var (
-	// The expression code matches code in documents: code blocks, and text between backticks.
+	// This expression is for code in documents: code blocks, and text between backticks.
 	code = regexp.MustCompile("(?s)```.*?```|`[^`]+`")
 
-	// The expression typed matches a command line in code. It does not match "forkd /v1/…", a shell
+	// This expression is for a command line in code. It does not match "forkd /v1/…", a shell
 	// function in docs/api.md.
 	typed = regexp.MustCompile("(?m)(?:^[`$]?|[(|;&]) ?forkd ([a-z][^`#|;)\n]*)")
 

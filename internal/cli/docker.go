@@ -7,8 +7,8 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// The map groups has words that can precede a command in the CLIs of docker and E2B, such as
-// "container". For each word, it maps commands that have another name here to that name.
+// The keys of groups are words that can precede a command in the CLIs of docker and E2B, such as
+// "container". The value for a word maps commands that have another name here to that name.
 var groups = map[string]map[string]string{
 	"container": {"list": "ls", "prune": "kill"},
 	"image":     {"ls": "images", "list": "images", "rm": "rmi"},
@@ -24,7 +24,8 @@ var (
 	ofTemplates = map[string]string{"list": "images", "ls": "images", "delete": "rmi", "rm": "rmi"}
 )
 
-// ungrouped removes a word in the map groups from the beginning of a command line.
+// ungrouped removes a key of groups from the beginning of a command line, and translates the
+// command that follows.
 func ungrouped(args []string) []string {
 	if len(args) < 2 || strings.HasPrefix(args[1], "-") {
 		return args

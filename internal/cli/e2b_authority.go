@@ -80,9 +80,9 @@ const (
 	domainFile = "domain"
 )
 
-// openAuthority returns the authority in dir, if it is for the domain and will be valid for as long
-// as a new certificate. If there is no such authority, openAuthority makes a new one and writes it
-// to dir.
+// openAuthority returns the authority in dir, if it is for the domain and will expire later than a
+// new certificate. If there is no such authority, openAuthority makes a new one and writes it to
+// dir.
 func openAuthority(dir, domain string, now time.Time) (a *authority, made bool, err error) {
 	a, err = readAuthority(dir)
 	switch {

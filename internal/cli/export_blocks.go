@@ -16,8 +16,8 @@ const (
 
 // tarForm checks the form of an archive that is written to it: the header blocks, the extended
 // headers, and the bytes after the end. Programs disagree about unusual forms, such as two extended
-// headers before an entry. With such a form, a guest could make the program that unpacks the
-// archive see other names than readExport sees. So tarForm refuses every form that forkd-diff does
+// headers before an entry. A guest could use such a form so that the program that unpacks the
+// archive sees other names than readExport sees. So tarForm refuses every form that forkd-diff does
 // not write.
 type tarForm struct {
 	block   []byte // part of a header block

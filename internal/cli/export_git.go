@@ -134,7 +134,7 @@ func (r *repository) checkBranch(branch string) (head string, err error) {
 	return "", nil
 }
 
-// fastImport runs git fast-import, and calls the function fill to write the command's input.
+// fastImport runs git fast-import, and calls fill(w) to write the command's input.
 func (r *repository) fastImport(fill func(*bufio.Writer) error) error {
 	cmd := r.command("fast-import", "--quiet", "--done") // with --done, incomplete input makes no branch
 	var errs bytes.Buffer

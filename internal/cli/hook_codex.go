@@ -103,8 +103,8 @@ func removeNotify(text []byte) ([]byte, error) {
 	return rest, sameButNotify(all, rest)
 }
 
-// sameButNotify returns an error if the settings in the parameters all and text differ in anything
-// other than the key "notify".
+// sameButNotify compares two forms of settings: parsed (all) and as text. It returns an error if
+// they differ in anything other than the key "notify".
 func sameButNotify(all map[string]any, text []byte) error {
 	now, _, err := readTOML(text)
 	if err != nil {

@@ -21,7 +21,7 @@ type settingsFile struct {
 
 // edit replaces the content of the file with the result of change, and reports whether the content
 // differs. If the file is missing, change receives no text. If change returns an error, or if
-// another program keeps changing the file, the file is unchanged.
+// another program keeps changing the file, edit does not write to the file.
 func (f settingsFile) edit(change func([]byte) ([]byte, error)) (changed bool, err error) {
 	for range 3 {
 		old, mode, err := f.read()
@@ -109,8 +109,8 @@ func refuseLinks(project *os.Root, name string) error {
 	return nil
 }
 
-// readSettings returns the content and the permissions of the file with the given name. The
-// parameter path is the file's name in errors.
+// readSettings returns the content and the permissions of the file with the given name. An error
+// about the type or the size of the file names the file by the given path.
 func readSettings(path, name string, stat func(string) (fs.FileInfo, error),
 	readFile func(string) ([]byte, error)) ([]byte, fs.FileMode, error) {
 	info, err := stat(name)

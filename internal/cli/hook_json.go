@@ -106,7 +106,7 @@ func (n *jsonNode) member(key string) (found *jsonNode, err error) {
 	return found, nil
 }
 
-// insertJSON adds a member or an item at the end of n. The parameter member is JSON without
+// insertJSON adds a member or an item at the end of n. The given member or item is JSON without
 // indentation.
 func insertJSON(text []byte, n *jsonNode, member string) []byte {
 	outer := indentAt(text, n.start)

@@ -25,8 +25,8 @@ const (
 )
 
 // fork forks sandboxes. They get the volumes of the request, and the directories with the mode ro.
-// If the parameter whole is true, Ctrl-C does not interrupt the fork itself, because an interrupted
-// fork may leave a sandbox behind.
+// If whole is true, Ctrl-C does not interrupt the fork itself, because an interrupted fork may
+// leave a sandbox behind.
 func (h *hostDirs) fork(ctx context.Context, cl *client.Client, req client.ForkRequest, whole bool,
 	errOut io.Writer) (client.Forked, error) {
 	remove, err := h.share(ctx, cl, &req, errOut)

@@ -21,7 +21,7 @@ import (
 const hubEnv = "FORKD_HUB_URL"
 
 // hubReference returns the reference REGISTRY/NAME:TAG for OWNER/NAME or OWNER/NAME@VERSION, with the
-// registry of hubEnv. It returns a reference that names a registry, or the tag of a snapshot,
+// registry of hubEnv. If ref names a registry, or is the tag of a snapshot, hubReference returns it
 // unchanged.
 func hubReference(ref string) (string, error) {
 	first, _, ok := strings.Cut(ref, "/")

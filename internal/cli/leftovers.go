@@ -34,7 +34,7 @@ type place struct {
 	patterns  []string
 }
 
-// places returns all places of leftovers. The patterns do not match forkd-run-UID, the run
+// places() returns all places of leftovers. The patterns do not match forkd-run-UID, the run
 // directory of a user without XDG_RUNTIME_DIR, because it is in use.
 func places() []place {
 	list := []place{

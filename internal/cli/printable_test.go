@@ -190,7 +190,7 @@ func TestWordsOfDaemonsAreForReading(t *testing.T) {
 	}
 }
 
-// The waiting line cleans the name of a stage, which is text of the daemon.
+// The waiting line cleans the name of a stage, because this name is text of the daemon.
 func TestStagesAreForReading(t *testing.T) {
 	var out strings.Builder
 	s := &status{w: &out}

@@ -20,7 +20,7 @@ import (
 type suspendAll struct {
 	cl     *client.Client
 	within time.Duration // time limit for all sandboxes together; 0: no limit as long as sandboxes are being saved
-	turn   time.Duration // time limit of a request; if within is 0, also of a period in which no sandbox is saved
+	turn   time.Duration // time limit of a request; if within is 0, it also limits each period without a saved sandbox
 	turns  *suspendPlaces
 	req    client.SuspendRequest
 

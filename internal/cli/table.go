@@ -25,7 +25,7 @@ func table(cmd *cobra.Command, heading string, rows func(row func(cells ...any))
 	return writeTable(cmd.OutOrStdout(), tableWidth(cmd), heading, rows)
 }
 
-// values prints names and values in two columns. It never truncates them.
+// values() prints names and values in two columns. It never truncates them.
 func values(cmd *cobra.Command, heading string, rows func(row func(cells ...any))) error {
 	return writeTable(cmd.OutOrStdout(), 0, heading, rows)
 }

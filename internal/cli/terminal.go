@@ -19,8 +19,8 @@ type terminal struct {
 	told    chan struct{} // closed after the last call of resize; nil if resize is never called
 }
 
-// openTerminal sets up input and output, if they are terminals, until the method close is called.
-// If input is nil, only output is set up.
+// openTerminal sets up input and output, if they are terminals, until close() is called on the
+// result. If input is nil, only output is set up.
 func openTerminal(input io.Reader, output io.Writer, resize func(client.TTYSize)) (*terminal, error) {
 	t := &terminal{restore: func() {}, resized: make(chan os.Signal, 1)}
 	if f, ok := input.(*os.File); ok && term.IsTerminal(int(f.Fd())) {

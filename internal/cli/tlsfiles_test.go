@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// The daemon's certificate is checked against the file of --ca, or else of $FORKD_CA, or else
-// against the host's root certificates.
+// The daemon's certificate is checked against the file of --ca. Without --ca, it is checked against
+// the file of $FORKD_CA and, without that variable, against the host's root certificates.
 func TestCAOfTheDaemon(t *testing.T) {
 	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Write([]byte(`{"ok": true}`))

@@ -129,7 +129,7 @@ func (t *turns) reported(e turnEvent) bool {
 	return false
 }
 
-// labels returns the labels of the next turn.
+// labels() returns the labels of the next turn.
 func (t *turns) labels(s client.Sandbox, e turnEvent, c change) map[string]string {
 	text := e.text
 	if text == "" && e.by == byStop { // Claude Code reports the prompt at the start of a turn, not at its end

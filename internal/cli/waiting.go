@@ -24,7 +24,7 @@ type waiting struct {
 }
 
 // startWaiting starts to show the line on a terminal. When the wait is over, the caller must call
-// the result's method end.
+// end() on the result.
 func startWaiting(out io.Writer, what string, interval time.Duration) *waiting {
 	w := &waiting{out: out, what: what, start: time.Now(), stop: make(chan struct{}), done: make(chan struct{})}
 	go w.run(interval)

@@ -151,7 +151,7 @@ func (s *Sync) failed(rel string, err error) {
 	s.leftOut(rel, err.Error())
 }
 
-// Conflicts returns the paths that both sides have changed, sorted.
+// Conflicts returns the sorted paths that both sides have changed.
 func (s *Sync) Conflicts() []string { return slices.Sorted(maps.Keys(s.conflicts)) }
 
 // isConflict reports whether both sides of a path are as they were when the conflict was reported.
@@ -284,8 +284,8 @@ func (s *Sync) action(rel string) Action {
 	return a
 }
 
-// plan sorts all paths by their actions, parents before children. Paths below a conflict, or
-// below a file that cannot be synced, have no action.
+// plan groups all paths by action, with parents before children. Paths below a conflict, or below a
+// file that cannot be synced, have no action.
 func (s *Sync) plan() map[Action][]string {
 	paths := map[string]struct{}{}
 	for rel := range s.host {

@@ -345,8 +345,8 @@ func edit(t *testing.T, r *rand.Rand, dir string) {
 	}
 }
 
-// Run ends when the sandbox ends, waits while it is suspended, and then copies the changes that
-// were made in the meantime.
+// While the sandbox is suspended, Run waits. Afterwards, Run copies the changes that were made in
+// the meantime. It ends when the sandbox ends.
 func TestRunFollowsTheSandbox(t *testing.T) {
 	p := newPair(t, false)
 	write(t, p.here("a"), "one")

@@ -40,7 +40,7 @@ func guestEntry(f *client.File) Entry {
 func (s *Sync) remote(rel string) string { return path.Join(s.Remote, rel) }
 
 // list adds the entries below a directory of the guest, down to a depth. For each directory at that
-// depth it calls descend. If the result is true, it also lists the content of this directory. A
+// depth it calls descend. If descend returns true, it also lists the content of this directory. A
 // guest can send any path, so only paths below the directory are accepted.
 func (s *Sync) list(ctx context.Context, rel string, depth int, into *listing, descend func(dir string) bool) error {
 	deeper := map[string]bool{} // a guest can name a directory any number of times
@@ -229,8 +229,8 @@ func (s *Sync) sendOne(out *tar.Writer, rel string) (Agreed, error) {
 	return Agreed{e, e}, treetar.WriteFile(out, h, f)
 }
 
-// removeGuest removes files and directories of the guest. The parameter names has parents before
-// children. A directory with other files stays.
+// removeGuest removes files and directories of the guest. In names, parents come before children. A
+// directory with other files stays.
 func (s *Sync) removeGuest(ctx context.Context, names []string) error {
 	doomed := map[string]bool{}
 	for _, rel := range names {
@@ -272,10 +272,10 @@ func (s *Sync) removeGuest(ctx context.Context, names []string) error {
 	return nil
 }
 
-// onlyDoomed reports whether the set doomed contains all files below a directory of the guest, and
-// if Options.Both is set, whether all of these files are unchanged. The set never contains excluded
-// files. If the result only is false, the result other names a file that is not in the set or has
-// changed. If the directory is too large, other is empty.
+// onlyDoomed reports whether a set (doomed) contains all files below a directory of the guest. If
+// Options.Both is set, these files must also be unchanged. The set never contains excluded files.
+// If there is a file that is not in the set or has changed, onlyDoomed returns false and the name
+// of this file. If the directory is too large, it returns false and an empty name.
 func (s *Sync) onlyDoomed(ctx context.Context, rel string, doomed map[string]bool) (only bool, other string,
 	err error) {
 	only = true

@@ -136,8 +136,8 @@ func (s *Sync) clearGuest(ctx context.Context, rel string) (gone bool, err error
 	return true, nil
 }
 
-// dirsOf returns the directories of some paths. If the guest lacks a directory, its nearest parent
-// that the guest has takes its place.
+// dirsOf returns the directories of some paths. If the guest lacks a directory, the result has the
+// nearest parent that exists in the guest.
 func (s *Sync) dirsOf(names []string) (dirs []string) {
 	seen := map[string]bool{}
 	for _, rel := range names {

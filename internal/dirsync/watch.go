@@ -123,8 +123,8 @@ func isFinal(err error) bool {
 		client.IsStatus(err, http.StatusForbidden)
 }
 
-// ready waits until the sandbox runs. It does not wake a suspended sandbox. If the sandbox
-// was rolled back since the last call, the agreement of the two sides is forgotten.
+// ready waits until the sandbox runs. It does not wake a suspended sandbox. If the sandbox was
+// rolled back since the previous call, the agreement of the two sides is forgotten.
 func (s *Sync) ready(ctx context.Context) error {
 	for begin := time.Now(); ; {
 		box, err := s.cl.Sandbox(ctx, s.ID)
@@ -168,8 +168,8 @@ func (s *Sync) isBlind() bool {
 	return s.Both && s.blind
 }
 
-// forgetRolledBack forgets the agreement if the sandbox was rolled back since the last call, and
-// reports whether it was.
+// forgetRolledBack reports whether the sandbox was rolled back since the previous call. If so, it
+// forgets the agreement.
 func (s *Sync) forgetRolledBack() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -231,8 +231,8 @@ func (s *Sync) followSandbox(ctx context.Context) {
 	req.Begun = func() {
 		s.setBlind(false)
 		// Without the ID of an event, a new connection cannot continue where the old one ended.
-		// With an ID, the missing events arrive a moment later, which is too late if the guest
-		// could remove files of the host.
+		// With an ID, the missing events arrive a moment later. That is too late if the guest could
+		// remove files of the host.
 		lost := again && (s.Both || req.After == "")
 		s.changed(func(h *hints) { h.rolledBack = h.rolledBack || lost })
 	}

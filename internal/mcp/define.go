@@ -96,7 +96,7 @@ type call struct {
 	made    made
 }
 
-// say makes the given text, instead of JSON, the answer for the model. Clients still receive the
+// say sets the given text as the answer for the model, instead of JSON. Clients still receive the
 // structured output.
 func (c *call) say(text string) { c.content = append(c.content, &sdk.TextContent{Text: text}) }
 
@@ -300,8 +300,7 @@ var errNoMethod = &jsonrpc.Error{Code: jsonrpc.CodeMethodNotFound, Message: "met
 // capability for them.
 var undeclared = []string{"prompts/", "completion/", "logging/"}
 
-// The function refused answers undeclared methods with "method not found", as the protocol
-// requires.
+// This function answers undeclared methods with "method not found", as the protocol requires.
 func refused(next sdk.MethodHandler) sdk.MethodHandler {
 	return func(ctx context.Context, method string, req sdk.Request) (sdk.Result, error) {
 		if slices.ContainsFunc(undeclared, func(prefix string) bool { return strings.HasPrefix(method, prefix) }) {

@@ -84,7 +84,7 @@ func argument(s *jsonschema.Schema, name string) string {
 	return "*`" + text + "`*"
 }
 
-// All tools and resources that the skill tells a model to use exist.
+// The skill tells a model to use tools and resources. All of these exist.
 func TestPublishedNames(t *testing.T) {
 	var tools []string
 	for _, d := range mcp.New("").Describe() {

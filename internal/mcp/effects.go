@@ -26,7 +26,7 @@ type holdArgs struct {
 	HoldAnswer  string   `json:"hold_answer,omitempty" jsonschema:"answer to a held request: refuse (an error; default), record (success, although nothing is sent) or wait (none until the hold ends)"`
 }
 
-// The method hold returns the hold that the arguments describe, or nil if they name no host.
+// hold returns the hold that the arguments describe. If they name no host, it returns nil.
 func (a holdArgs) hold() (*client.Hold, error) {
 	if len(a.HoldEffects) == 0 {
 		if a.HoldAnswer != "" {

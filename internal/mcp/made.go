@@ -14,7 +14,7 @@ const (
 	cleanupTime = time.Minute
 )
 
-// The type made holds the objects that a call has created and whose ids the daemon has chosen. If
+// made is a record of the objects that a call has created and whose ids the daemon has chosen. If
 // the call is cancelled, its caller receives no answer and never learns these ids. So the call
 // removes the objects.
 type made struct {
@@ -23,7 +23,8 @@ type made struct {
 }
 
 // Fork makes sandboxes. If the caller leaves, the daemon may still carry out the request, and
-// without the daemon's answer the ids would be lost. So Fork waits for the answer nevertheless.
+// without the daemon's answer the ids would be lost. So Fork waits for the answer even if the
+// caller has left.
 func (c *call) Fork(ctx context.Context, req client.ForkRequest) (client.Forked, error) {
 	if err := left(ctx); err != nil {
 		return client.Forked{}, err
@@ -57,8 +58,8 @@ func (c *call) Branch(ctx context.Context, id string, req client.BranchRequest) 
 	return s, err
 }
 
-// The function left returns an error if the caller has left, even if the call's context has not
-// been cancelled yet.
+// left checks whether the caller has left. If so, it returns an error, even if the call's context
+// has not been cancelled yet.
 func left(ctx context.Context) error {
 	return cmp.Or(ctx.Err(), ctx.Value(messageKey{}).(*message).ctx.Err())
 }

@@ -15,7 +15,7 @@ import (
 )
 
 // leaving is a transport. When the daemon has answered a POST that creates an object, the transport
-// calls the function in the field answered.
+// calls answered().
 type leaving struct {
 	answered func()
 }
@@ -53,7 +53,7 @@ func (a addressed) RoundTrip(r *http.Request) (*http.Response, error) {
 }
 
 // Only the answer tells a caller the ids of the objects that a call has made. So if a call is
-// cancelled, at whatever moment, it removes these objects.
+// cancelled, no matter when, it removes these objects.
 func TestCancelledCallsLeaveNothing(t *testing.T) {
 	rig := start(t)
 	source, err := rig.Fork(t.Context(), client.ForkRequest{SnapshotTag: "a.b", N: 1})

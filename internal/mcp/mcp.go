@@ -144,8 +144,8 @@ func clientOf(ctx context.Context) *client.Client {
 	return ctx.Value(messageKey{}).(*message).cl // a missing message is a defect of this program
 }
 
-// The middleware ended cancels the calls of a message when the message's context ends, in every
-// version of the protocol.
+// ended is a middleware. When a message's context ends, it cancels the calls of the message, in
+// every version of the protocol.
 func ended(next sdk.MethodHandler) sdk.MethodHandler {
 	return func(ctx context.Context, method string, req sdk.Request) (sdk.Result, error) {
 		if m, ok := ctx.Value(messageKey{}).(*message); ok {

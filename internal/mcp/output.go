@@ -23,8 +23,7 @@ const maxStreamed = 256 << 20
 
 // excerptWriter keeps the beginning and the end of its input.
 type excerptWriter struct {
-	// The field most is the maximum number of bytes in head, and the field least is the maximum
-	// number in tail.
+	// Maximum numbers of bytes, in head (most) and in tail (least).
 	most, least int
 	head, tail  []byte
 	total       int64
@@ -66,8 +65,8 @@ func (e *excerptWriter) text() string {
 	return plain(append(bytes.Clone(e.head), e.tail...))
 }
 
-// binary reports whether the output contains bytes that are not text. The function plain replaces
-// such bytes.
+// binary reports whether the output contains bytes that are not text. Such bytes are replaced; see
+// plain.
 func (e *excerptWriter) binary() bool {
 	if e.omitted() > 0 {
 		return !utf8.Valid(validEnd(e.head)) || !utf8.Valid(validStart(e.tail))
@@ -128,8 +127,8 @@ func runCommand(
 	return runInto(ctx, cl, id, req, stdout, stderr)
 }
 
-// The method ends runs a command until it exits. It returns the last bytes of stdout and of stderr,
-// at most the given number of each, whatever the guest sends.
+// A call of ends runs a command until the command exits. It returns the last bytes of stdout and of
+// stderr, at most the given number of each, no matter how much the guest sends.
 func (c *call) ends(ctx context.Context, id string, req client.ExecRequest, most int) (stdout, stderr []byte,
 	err error) {
 	out, errs := newExcerpt(0, most), newExcerpt(0, most)

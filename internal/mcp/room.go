@@ -38,7 +38,7 @@ func (r *room) spend(n int) bool {
 	return true
 }
 
-// The method fits is like spend, but takes as many bytes as the JSON of v has.
+// Like spend, for as many bytes as the JSON of v has.
 func (r *room) fits(v any) bool {
 	p, err := json.Marshal(v)
 	return err == nil && r.spend(len(p)+1)

@@ -77,8 +77,8 @@ func (d *drainingConn) Read(ctx context.Context) (jsonrpc.Message, error) {
 	return m, err
 }
 
-// The function cancelled returns the id of the request that a notification cancels. If r is a
-// message of another type, it returns the zero ID.
+// If r is a notification that cancels a request, the result is the id of that request. If r is a
+// message of another type, the result is the zero ID.
 func cancelled(r *jsonrpc.Request) jsonrpc.ID {
 	var params struct {
 		ID any `json:"requestId"`
@@ -105,8 +105,8 @@ func (d *drainingConn) Write(ctx context.Context, m jsonrpc.Message) error {
 	return err
 }
 
-// closeLocked closes the channel in the field none if the input has ended and all requests have
-// been answered. The caller holds the connection's mu.
+// closeLocked closes d.none if the input has ended and all requests have been answered. The caller
+// holds the connection's mu.
 func (d *drainingConn) closeLocked() {
 	if d.ended && len(d.open) == 0 && d.none != nil {
 		close(d.none)

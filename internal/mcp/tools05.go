@@ -88,7 +88,7 @@ type list[T any] struct {
 // maxListed bounds the number of elements of a list.
 const maxListed = 1000
 
-// The function listed returns the first members of a list, as many as fit into an answer.
+// The result is a list with the first members of the pages, as many as fit into an answer.
 func listed[T any](ctx context.Context, page pageOf[T]) (l list[T], err error) {
 	left := room(maxText)
 	l.Result = []T{}
