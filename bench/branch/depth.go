@@ -93,7 +93,7 @@ func (b *bench) look(n int, tag string) (*depth, error) {
 }
 
 // forkAll forks from all depths alternately, so that a disturbance of the host affects all depths.
-// It does not measure the first round, which fills the caches and makes the pool fill itself.
+// It does not measure the first round, which fills the caches and lets the pool fill itself.
 func (b *bench) forkAll(ctx context.Context, m *lab.Manager, list []*depth, pool int) error {
 	for round := range b.forks + 1 {
 		for _, d := range list {

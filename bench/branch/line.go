@@ -53,7 +53,7 @@ func (b *bench) lineTable(ctx context.Context, memoryMiB int) (*report.Table, er
 	return t, nil
 }
 
-// addTo makes the sandbox write lineMiB MiB more, branches the sandbox, and records the
+// addTo tells the sandbox to write lineMiB MiB more, branches the sandbox, and records the
 // measurements.
 func (s *source) addTo(ctx context.Context, l *link, tag string) error {
 	load, err := s.newMeter(ctx)
@@ -91,7 +91,7 @@ func (s *source) addTo(ctx context.Context, l *link, tag string) error {
 	return nil
 }
 
-// nextMiB makes the load program write the next MiB, and waits until the program has written it.
+// nextMiB tells the load program to write the next MiB, and waits until the program has written it.
 func (m *meter) nextMiB() error {
 	before, err := m.read()
 	if err == nil {

@@ -66,7 +66,7 @@ func (w *row) pause(mode vm.BranchMode) []time.Duration {
 	return each(w.modes[mode], func(x *branched) time.Duration { return x.pause })
 }
 
-// tables shows the rows. The parameter skipped is the number of rows for which no time was left.
+// tables shows the rows. It also shows how many rows were skipped because no time was left.
 func tables(rows []*row, skipped int) []*report.Table {
 	times := &report.Table{Title: "Branch of a guest that writes its dirty set all the time", Columns: []report.Column{
 		{Name: "RAM MiB"}, {Name: "load MiB"}, {Name: "mode"}, {Name: "branches"}, {Name: "saved MiB", Digits: 0},

@@ -1,6 +1,6 @@
 // Command floor does only what every VMM must do. It creates a VM, a memory slot over a
-// copy-on-write mapping of a file, the interrupt controllers and one vCPU, and runs the VM to its
-// first exit. bench/fork starts it many times, to compare forkd with this minimum.
+// copy-on-write mapping of a file, the interrupt controllers and one vCPU. Then it runs the VM to
+// its first exit. bench/fork starts it many times, to compare forkd with this minimum.
 //
 // It has no devices, restores no state and does not communicate with other processes. Descriptor 3
 // is the file with the guest's memory. bench/fork makes the file, with code at codeAddr. The

@@ -32,9 +32,9 @@ func word(b bool, yes, no string) string {
 	return no
 }
 
-// The method run makes forks until the cell has enough children or the time is up, but at least
-// once. Before that, it makes one fork that is not measured. That fork fills the page cache and
-// makes the pool fill itself.
+// run(…) makes forks until the cell has enough children or the time is up, but at least one fork.
+// Before that, it makes one fork that is not measured. That fork fills the page cache and lets the
+// pool fill itself.
 func (c *cell) run(ctx context.Context, m *lab.Manager, samples int, until time.Time, measureMemory bool) error {
 	if _, err := m.Fork(ctx, sandbox.ForkRequest{Tag: tag, N: 1}); err != nil {
 		return err

@@ -78,7 +78,7 @@ func (b *bench) count(ctx context.Context, n int, poolWarm bool) (*counts, error
 	}
 	c := &counts{n: n, poolWarm: poolWarm}
 	err = b.withManager(size, func(m *lab.Manager) error {
-		// This fork is not counted. It fills the page cache and makes the pool fill itself.
+		// This fork is not counted. It fills the page cache and lets the pool fill itself.
 		if _, err := m.Fork(ctx, sandbox.ForkRequest{Tag: tag, N: 1}); err != nil {
 			return err
 		}

@@ -33,8 +33,8 @@ const floorCodeAddr = 0x1000
 // CPU. The processes of a burst are started with the same limit.
 const restoresPerCPU = 2
 
-// measureFloor first runs the program bin alone, as many times as the parameter runs says. Then,
-// for every number in ns, it runs a burst of that many processes.
+// measureFloor first runs the program at the path bin alone, and repeats this for the given number
+// of runs. Then, for every number in ns, it runs a burst of that many processes.
 func measureFloor(ctx context.Context, bin string, memoryBytes uint64, runs int, ns []int) (*floor, error) {
 	fd, err := unix.MemfdCreate("floor-memory", unix.MFD_CLOEXEC)
 	if err != nil {

@@ -69,7 +69,7 @@ func (m *memory) divide(n float64) {
 	m.dirtied /= n
 }
 
-// The method own returns the private memory of the VMM, without guest RAM.
+// own is the private memory of the VMM, without guest RAM.
 func (m *memory) own() float64 { return sum(m.private) - m.private[procmem.PartGuest] }
 
 func sum(parts [procmem.Parts]float64) (total float64) {

@@ -51,7 +51,7 @@ func (b *bench) measurePaths(ctx context.Context) (paths []*path, err error) {
 			return err
 		}
 		paths = []*path{managerPath(m), restPath(c)}
-		if _, _, err := paths[0].times(ctx); err != nil { // fills the page cache and makes the pool fill itself
+		if _, _, err := paths[0].times(ctx); err != nil { // fills the page cache and lets the pool fill itself
 			return err
 		}
 		for range b.opt.samples {
@@ -112,8 +112,8 @@ func restPath(c *client.Client) *path {
 	}
 }
 
-// The method times forks and deletes one sandbox. It returns the time of the fork and the time of
-// the deletion.
+// times(ctx) forks and deletes one sandbox. It returns the time of the fork and the time of the
+// deletion.
 func (p *path) times(ctx context.Context) (fork, kill time.Duration, err error) {
 	begin := time.Now()
 	id, err := p.fork(ctx)

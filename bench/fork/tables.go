@@ -30,7 +30,7 @@ func quantile(ds []time.Duration, q float64) any {
 	return report.Cell(report.Quantile(report.Millis(ds...), q))
 }
 
-// tables returns the tables for the cells. The parameter f is nil if the floor was not measured.
+// tables returns the tables for the cells. If the floor was not measured, f is nil.
 func (b *bench) tables(cells []*cell, f *floor) []*report.Table {
 	tables := []*report.Table{b.clockOne(cells, f), b.clockTwo(cells), b.parts(cells)}
 	for _, c := range cells {

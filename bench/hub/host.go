@@ -52,8 +52,7 @@ func (h *host) packTo(ctx context.Context, tag, path string) error {
 	return errors.Join(p.WriteArchive(f), f.Sync(), f.Close())
 }
 
-// makeFamily makes a parent and its child. The other parameters are the sizes of their content in
-// MiB.
+// makeFamily makes a parent and its child. The given sizes of their content are in MiB.
 func (h *host) makeFamily(ctx context.Context, parent, child int) error {
 	if err := h.make(ctx, "parent", "", parent, parent+child); err != nil {
 		return fmt.Errorf("make the parent: %w", err)
@@ -83,8 +82,9 @@ func fill(f *os.File, size int64, r *rand.ChaCha8) error {
 }
 
 // make publishes a snapshot of a machine. The memory and the disk of the machine each have the
-// given size in MiB. The parameter content says for how many MiB of each the snapshot has data.
-// Without a parent, the snapshot also has a base image and a kernel of 16 MiB.
+// given size in MiB. The amount of data that the snapshot has for each of the two is given as
+// content, also in MiB. Without a parent, the snapshot also has a base image and a kernel of 16
+// MiB.
 func (h *host) make(ctx context.Context, tag, parent string, content, size int) error {
 	seed := [32]byte{}
 	copy(seed[:], tag)

@@ -70,8 +70,8 @@ func serveHere(h http.Handler, bytesPerSecond int) (*server, error) {
 	return before(l.Addr().String(), link, func() { _ = inner.Close() })
 }
 
-// The function before starts a proxy in front of the server at the address inner. The function end
-// stops the server.
+// before(…) starts a proxy in front of the server at the address inner. To stop the server, it
+// calls end().
 func before(inner string, link *rate.Limiter, end func()) (*server, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

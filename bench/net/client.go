@@ -42,15 +42,15 @@ type (
 	}
 )
 
-// Sizes, in bytes, of one write of a transfer, and of a message of opRequest.
+// Sizes in bytes: of one write during a transfer, and of one message of opRequest.
 const (
 	chunkBytes   = 256 << 10
 	requestBytes = 64
 )
 
-// The constant connects is the number of connections that a client opens for an opConnect order.
-// The client waits for connectPause before each connection. This rate is lower than forkd-net's
-// limit of 500 new connections per second for a sandbox.
+// For an opConnect order, a client opens this number of connections (connects). It waits for
+// connectPause before each connection. This rate is lower than forkd-net's limit of 500 new
+// connections per second for a sandbox.
 const (
 	connects     = 100
 	connectPause = 4 * time.Millisecond

@@ -121,8 +121,8 @@ type memory struct {
 	empty, idle, active uint64
 }
 
-// measureMemory attaches n sandboxes to a new forkd-net. Then it makes each sandbox send one
-// packet, which forkd-net refuses.
+// measureMemory attaches n sandboxes to a new forkd-net. Then each sandbox sends one packet, which
+// forkd-net refuses.
 func measureMemory(ctx context.Context, n int) (*memory, error) {
 	var undo cleanup.Stack
 	defer undo.Run()

@@ -28,7 +28,7 @@ func (b *bench) forkd(ctx context.Context, daemon *lab.Daemon) (*peer, error) {
 			o.Pool = c.n
 		}
 		return daemon.WithManager(o, func(m *lab.Manager) error {
-			// This fork is not measured. It makes the pool fill itself.
+			// This fork is not measured. It lets the pool fill itself.
 			if _, err := m.Fork(ctx, sandbox.ForkRequest{Tag: tag, N: 1}); err != nil {
 				return err
 			}

@@ -45,7 +45,7 @@ type bench struct {
 	programs  map[string]*string // paths by name of the peer; an empty path omits the peer
 
 	guest    guest
-	dir, ram string // parents of the directories that the method directories makes
+	dir, ram string // parents of the directories that b.directories() makes
 }
 
 func main() {

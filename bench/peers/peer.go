@@ -46,9 +46,9 @@ type process interface {
 	describe(c *child)                // sets all fields except times
 }
 
-// processes returns the fork function of a peer whose children are processes made by the function
-// spawn. Without a pool, spawn is called as part of the request. If tells is true, process.start
-// returns when the vCPUs run.
+// processes returns the fork function of a peer whose children are processes that spawn(ctx) makes.
+// Without a pool, spawn is called as part of the request. If tells is true, process.start returns
+// when the vCPUs run.
 func processes(spawn func(ctx context.Context) (process, error), tells bool) func(context.Context, *cell, int) error {
 	return func(ctx context.Context, c *cell, times int) error {
 		for range times {

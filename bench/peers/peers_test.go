@@ -53,8 +53,7 @@ func (p *program) describe(c *child) {
 	c.private = func() (float64, error) { return lab.PrivateKiB(c.pid, "/none") }
 }
 
-// In this test, the function fork starts real processes. All processes are measured, and no process
-// remains.
+// This test calls fork with real processes. All processes are measured, and no process remains.
 func TestForkProcesses(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "answer")
 	if err := os.WriteFile(path, stub.Program(), 0o700); err != nil {

@@ -54,7 +54,7 @@ func (q *qemu) memory() string { return filepath.Join(q.snapshots, "memory") }
 // even if no device is configured.
 var qemuLayout = stub.Layout{Register: 0xfeb00000, Generation: stub.Note}
 
-// ignoreShared makes a migration omit RAM that is in a file, because both sides have the file.
+// With ignoreShared, a migration omits RAM that is in a file. Both sides have the file.
 var ignoreShared = map[string]any{"capabilities": []any{map[string]any{"capability": "x-ignore-shared", "state": true}}}
 
 func (q *qemu) bake(ctx context.Context) error {
@@ -206,7 +206,7 @@ func (v *qemuVM) ask(ctx context.Context, name string, arguments, answer any) er
 	}
 }
 
-// start makes the vCPUs run. It returns after the event that reports that the vCPUs run.
+// start starts the vCPUs. It returns after the event that reports that they run.
 func (v *qemuVM) start(ctx context.Context) error {
 	if err := v.command(ctx, "migrate-incoming", map[string]any{"uri": "fd:3"}); err != nil {
 		return err

@@ -119,7 +119,7 @@ func (b *bench) row(ctx context.Context, t *report.Table, n int) (err error) {
 	})
 }
 
-// The function during calls f and, while f runs, serves the API of a daemon whose files are in dir.
+// during(dir, f) calls f and, while f runs, serves the API of a daemon whose files are in dir.
 func during(dir string, f func(*apirig.Rig) error) error {
 	return apirig.During("scale", func(t *apirig.Lifetime) error {
 		all := &vmfake.VMMs{}
@@ -165,7 +165,7 @@ func (m *measurement) add(what string, costs []cost) {
 	m.table.Add(m.suspended, what, len(costs), report.Cell(report.Quantile(report.Millis(wall...), 0.5)), mean)
 }
 
-// The method times repeats an operation, and records the cost of each repetition.
+// times(…) carries out an operation n times, and records the cost of each time.
 func (m *measurement) times(what string, n int, do func(i int) error) error {
 	var costs []cost
 	for i := range n {

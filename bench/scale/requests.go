@@ -69,8 +69,8 @@ func fork(ctx context.Context, rig *apirig.Rig, n int) error {
 	return err
 }
 
-// The function see gets the page of the list that begins after the cursor. A page with fewer
-// sandboxes than the parameter least is an error.
+// see(…) gets the page of the list that begins after the cursor. It returns an error if the page
+// has fewer sandboxes than the given minimum (least).
 func see(ctx context.Context, rig *apirig.Rig, cursor string, least int) error {
 	list, _, err := page(ctx, rig, cursor, pageSize)
 	if err == nil && len(list) < least {

@@ -5,7 +5,7 @@
 // recipe python-numpy was not built and baked before, the demo builds and bakes it. Then it forks
 // children, lets one child fetch from an allowed server and from a forbidden server, and branches
 // another child. The demo removes its children at the end. The daemon and the emulated host
-// continue to run. The exit code is 1 unless all answers are right.
+// continue to run. If not all answers are right, the exit code is 1.
 //
 // The demo uses sandboxes only through package client. The program forkd must be in the PATH.
 package main
@@ -183,7 +183,7 @@ const timeout = 120
 // calls is the number of concurrent calls to children.
 const calls = 8
 
-// each(f) calls f for every child. The constant calls bounds the number of concurrent calls of f.
+// each(f) calls f for every child. The limit on concurrent calls of f is the constant calls.
 func (d *demo) each(f func(i int, id string) error) error {
 	var group sync.WaitGroup
 	errs := make([]error, len(d.forked.Sandboxes))

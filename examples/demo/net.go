@@ -144,8 +144,8 @@ const hostLoopback = "10.0.2.2"
 
 // serverAddress returns two addresses: the demo's servers listen on the first, and sandboxes
 // connect to the second. If the sandboxes are in the emulated host, the servers listen on this
-// host's loopback. Otherwise the servers listen on an address of this host. A sandbox may connect
-// to this address only if its policy names the address.
+// host's loopback. If the sandboxes are on this host, the servers listen on an address of this
+// host. A sandbox may connect to this address only if its policy names the address.
 func (d *demo) serverAddress() (listen, seen string, err error) {
 	switch {
 	case d.where.remote:

@@ -278,7 +278,7 @@ func New(t T, o Options) *Rig {
 	return r
 }
 
-// recover makes the rig take over what an earlier rig has left.
+// With recover, the rig takes over what an earlier rig has left.
 func (r *Rig) recover(t T, m *sandbox.Manager) {
 	t.Helper()
 	if _, err := m.Recover(); err != nil {
@@ -309,7 +309,7 @@ func openTags(t T, dir string) *e2b.Tags {
 	return tags
 }
 
-// prepare applies the options of VMs. The parameter dir is the directory of the rig.
+// prepare applies the options of VMs. The directory of the rig is dir.
 func (o *Options) prepare(r *Rig, vmms *vmfake.VMMs, dir string) {
 	if o.Private {
 		r.agents.files = &files{dir: filepath.Join(dir, "files"), changed: r.agents.restart}
@@ -397,7 +397,7 @@ func (r *Rig) builders(dir string, o *Options, c build.Config) (builder *templat
 	return template.New(r.Builds)
 }
 
-// unpacks returns an Images whose builder VMs are faked and call the function unpack.
+// unpacks returns an Images whose builder VMs are faked and call unpack(stream).
 func (r *Rig) unpacks(dir string, unpack func(io.Reader) error) (*build.Images, error) {
 	r.Unpacks, r.Scratch = vmfake.NewBuilders(vmfake.Unpacks(unpack)), filepath.Join(dir, "scratch")
 	run := filepath.Join(dir, "builders")
@@ -423,8 +423,8 @@ func (r *Rig) differ(guest func(*vmfake.VMM, net.Conn), run string, st *store.St
 		Initrd: func(base *os.File) (*os.File, error) { return os.Open(base.Name()) }})
 }
 
-// guard returns a guard that accepts Token and the tokens in the list more. It writes all tokens to
-// r.TokenFile, and adds the tokens in that list to r.Tokens.
+// guard returns a guard that accepts Token and the given further tokens. It writes all tokens to
+// r.TokenFile, and adds the further tokens to r.Tokens.
 func (r *Rig) guard(more []auth.Token) (g *auth.Guard, err error) {
 	file := fmt.Appendf(nil, "default admin sha256:%x\n", sha256.Sum256([]byte(Token)))
 	r.Tokens = make(map[string]string)
@@ -482,7 +482,7 @@ func bootOf(file string) build.Boot {
 	}
 }
 
-// boots returns the function that boots VMs from disk-only snapshots.
+// boots(b) is the function that boots VMs from disk-only snapshots.
 func boots(b *bake.Baker) sandbox.Boot {
 	return func(ctx context.Context, from, to string) error {
 		_, err := b.Bake(ctx, bake.Request{Tag: to, From: from, Transient: true})

@@ -13,7 +13,7 @@ import (
 	"github.com/forkd/forkd/internal/host/hub"
 )
 
-// openDocker sets r.Docker. The parameter dir is the directory of the rig.
+// openDocker sets r.Docker. The directory of the rig is dir.
 func (r *Rig) openDocker(t T, shared *face.Face, registries *hub.Hub, dir string) {
 	t.Helper()
 	var err error

@@ -48,8 +48,8 @@ type guest struct {
 	cmd *exec.Cmd
 }
 
-// guests returns a function that returns the guest of a VM. If the parameter one is not nil, it is
-// the guest of every VM. Otherwise each VM has a new agent as its guest.
+// guests returns a function that returns the guest of a VM. If a single guest is given, it is the
+// guest of every VM. If it is nil, each VM has a new agent as its guest.
 func (a *agents) guests(one sandbox.Guest, vmms *vmfake.VMMs) func(owner, vsock string) sandbox.Guest {
 	return func(_, vsock string) sandbox.Guest {
 		if one != nil {

@@ -8,7 +8,7 @@ import (
 	"sync"
 )
 
-// Lifetime implements T outside of tests. During makes one.
+// Lifetime implements T outside of tests; see During.
 type Lifetime struct {
 	program string // for messages
 
@@ -20,8 +20,8 @@ type Lifetime struct {
 // fatal is the value with which the methods Fatal and Fatalf panic.
 type fatal struct{ error }
 
-// During calls f for a program that is not a test, and then removes what the rigs of f have made.
-// It returns the errors of f and of the removal.
+// During(program, f) calls f for a program that is not a test. It then removes what the rigs of f
+// have made. It returns the errors of f and of the removal.
 func During(program string, f func(t *Lifetime) error) (err error) {
 	t := &Lifetime{program: program}
 	defer func() {

@@ -41,9 +41,9 @@ type T interface {
 	Fatalf(format string, args ...any)
 }
 
-// Checked returns a handler that passes requests to the handler next, and reports to t any traffic
-// that violates the document. A request that violates the document is reported only if the handler
-// next accepts it, because tests send invalid requests on purpose.
+// Checked returns a handler that passes requests to another handler (next). It reports to t any
+// traffic that violates the document. A request that violates the document is reported only if the
+// other handler accepts it, because tests send invalid requests on purpose.
 func Checked(t T, next http.Handler) http.Handler {
 	t.Helper()
 	router, err := load()

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// The type reports collects the reports of Checked.
+// A value of the type reports collects the reports of Checked.
 type reports struct {
 	testing.TB
 	list []string

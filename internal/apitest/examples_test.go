@@ -10,8 +10,8 @@ import (
 	"github.com/getkin/kin-openapi/openapi3filter"
 )
 
-// The expression example matches a line of the curl tour in docs/api.md: a path and perhaps options
-// of curl. The expression option matches one of these options.
+// example is an expression for a line of the curl tour in docs/api.md: a path and perhaps options
+// of curl. option is an expression for one of these options.
 var (
 	example = regexp.MustCompile(`^forkd "?(/[^\s"]+)"?((?: -\w (?:'[^']*'|[^\s']+))*)(?:\s+#.*)?$`)
 	option  = regexp.MustCompile(`-(\w) (?:'([^']*)'|([^\s']+))`)

@@ -168,9 +168,8 @@ func sandboxObjects(list []client.Sandbox) []any {
 	return out
 }
 
-// found reports whether an object exists, according to the error of a call for the object. The
-// parameter missing is the code of this error if the object does not exist. found returns any other
-// error.
+// found reports whether an object exists, according to the error of a call for the object. If the
+// error has the given code (missing), the object does not exist. found returns any other error.
 func found(err error, missing client.ErrorCode) (any, error) {
 	if errors.Is(err, missing) {
 		return false, nil

@@ -11,8 +11,8 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// operation is the Go client's implementation of an operation. The field method is the method's
-// name in the documentation.
+// operation has the Go client's implementation of an operation, and the method's name in the
+// documentation.
 type operation struct {
 	method string
 	call   func(r *runner, of *Object, with arguments) (any, error)

@@ -130,7 +130,7 @@ func (r *runner) compare(expect map[string]any, got any, whole string) error {
 	return errors.Join(errs...)
 }
 
-// The method do calls an operation of the client.
+// do(op, of, with) calls an operation of the client.
 func (r *runner) do(op string, of *Object, with arguments) (any, error) {
 	switch op {
 	case "rig.faults", "rig.state":

@@ -10,7 +10,7 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// TestApply makes the file changes of one child in another child of the same parent.
+// TestApply applies the file changes of one child to another child of the same parent.
 func TestApply(t *testing.T) {
 	d := load(t).start(t)
 	box := d.fork(t, 1)[0]
@@ -30,8 +30,8 @@ func TestApply(t *testing.T) {
 		return d.Apply(d.ctx(t, bakeLimit), onto, req)
 	}
 	// exact lists inodes and times, and so shows every change of a file, even one that was undone.
-	// It omits /root/ticks, to which the program of remember writes all the time, and /usr, to which
-	// no program here writes.
+	// It omits /root/ticks, to which the program that remember has started writes all the time, and
+	// /usr, to which no program here writes.
 	exact := func() string {
 		return d.sh(t, onto, "find / -xdev -path /usr -prune -o ! -path /root ! -path / ! -path '/tmp*' ! -path '/var/*'"+
 			" ! -path /root/ticks"+
@@ -47,7 +47,7 @@ func TestApply(t *testing.T) {
 		}
 	}
 
-	// Each sandbox changes other files. A program of the receiving sandbox continues.
+	// The two sandboxes change different files. A program of the receiving sandbox continues.
 	d.remember(t, onto, "kept")
 	want := d.differs(t, from, "change", "/root/t", "10", "150")
 	d.sh(t, from, "rm -r /root/gone && ln -s ../c /root/u/link && chmod 600 /root/c")

@@ -115,7 +115,7 @@ func TestWorkspaceVerbs(t *testing.T) {
 	}
 }
 
-// TestSnapshotVerbs makes, describes, compacts and removes chains of snapshots on the command line.
+// TestSnapshotVerbs makes, describes, compacts and removes chains of snapshots with the CLI.
 func TestSnapshotVerbs(t *testing.T) {
 	d := load(t).start(t, withPool(0))
 	var s client.Snapshot

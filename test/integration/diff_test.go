@@ -152,7 +152,8 @@ func TestDiff(t *testing.T) {
 	wantDiff(t, "the other way round", compare(client.DiffRequest{From: box.ID, To: "before", Path: "/root/t"}), now,
 		before)
 
-	// The whole disk: the tree and the script have been added. Programs in the guest may have changed other files.
+	// Compare the whole disk: the tree and the script have been added. Programs in the guest may
+	// have changed other files.
 	all := compare(client.DiffRequest{To: box.ID})
 	if all.From != tag {
 		t.Errorf("compared with %q, want %q", all.From, tag)

@@ -15,7 +15,7 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// numbers is the number of lines that a guest writes, which take 16 MB.
+// numbers is the number of lines that a guest writes. The lines take 16 MB.
 const numbers = 2_200_000
 
 // fill starts a program in a guest that writes more than fits onto the host's disk. The program
@@ -26,8 +26,8 @@ func (d *daemon) fill(t *testing.T, id, name string) {
 		name, numbers))
 }
 
-// written waits until the program of fill has written all lines, and checks the content of the
-// file.
+// written waits until the program that fill has started has written all lines, and checks the
+// content of the file.
 func (d *daemon) written(t *testing.T, id, name string) {
 	t.Helper()
 	eventually(t, 3*time.Minute, func() error {

@@ -18,9 +18,9 @@ import (
 const marker = "forkd-top-secret-marker"
 
 // TestEncryptedSnapshots encrypts a branch that has a marker in its memory and on its disk. From
-// then on, no file of the daemon contains the marker, even after forks that use it, branches and
-// suspensions of these forks, and a crash of the daemon. The branch can be forked until its key is
-// destroyed. After that, forks are refused.
+// then on, no file of the daemon contains the marker, even after forks of the branch have used the
+// marker, after branches and suspensions of these forks, and after a crash of the daemon. The
+// branch can be forked until its key is destroyed. After that, forks are refused.
 func TestEncryptedSnapshots(t *testing.T) {
 	f := load(t)
 	dir, err := os.MkdirTemp("/dev/shm", "fke")

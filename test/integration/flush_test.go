@@ -73,8 +73,8 @@ func (d *daemon) persisted(t *testing.T, name, status string) client.SnapshotDet
 	return s
 }
 
-// TestFullWhileFlushing checks that a branch is usable and has the right status although it does
-// not fit onto the disk, even after a crash of the daemon. When there is room, the branch is
+// TestFullWhileFlushing makes a branch that does not fit onto the disk. The branch must be usable
+// and have the right status, even after a crash of the daemon. When there is room, the branch is
 // written to disk.
 func TestFullWhileFlushing(t *testing.T) {
 	f := load(t)

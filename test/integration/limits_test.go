@@ -75,7 +75,7 @@ func (d *daemon) killedByLimit(t *testing.T, id string, mib int) {
 }
 
 // TestMemoryLimit checks that a sandbox is killed if it exceeds its memory limit, and that its exit
-// reason says this. Copies of the sandbox's memory that belong to branches do not count. The
+// reason says so. Copies of the sandbox's memory that belong to branches do not count. The
 // sandbox's siblings and the daemon are not affected. A new daemon knows the limits.
 func TestMemoryLimit(t *testing.T) {
 	d := load(t).start(t)
@@ -103,7 +103,7 @@ func TestMemoryLimit(t *testing.T) {
 	d.crash(t)
 	d.launch(t)
 	const taken = 34 << 20
-	d.sh(t, s.ID, "rm /dev/shm/x*") // the guest has room for little more than eat allocates
+	d.sh(t, s.ID, "rm /dev/shm/x*") // the guest has little more room than eat needs
 	d.eat(t, s.ID, taken>>20)       // the memory written earlier now belongs to the branches
 	eventually(t, quietLimit, func() error {
 		l, err := d.Limits(d.ctx(t, quietLimit), s.ID)

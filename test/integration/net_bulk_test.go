@@ -29,8 +29,8 @@ def upload(host, port, size):
     return s.makefile().read() == hashlib.sha256(data).hexdigest()
 `
 
-// TestOffloads checks that bulk transfers in both directions use frames longer than the MTU, which
-// saves guest and forkd-net most of the work per frame. Every byte must arrive.
+// TestOffloads checks that bulk transfers in both directions use frames longer than the MTU. Such
+// frames save the guest and forkd-net most of the work per frame. Every byte must arrive.
 func TestOffloads(t *testing.T) {
 	const size = 1 << 20 // small, because each frame takes long on an emulated CPU
 	d := load(t).start(t)
@@ -88,7 +88,7 @@ func TestDownloadsAtOnce(t *testing.T) {
 		}
 	})
 	if t.Failed() {
-		return // otherwise other sandboxes would wait in fetched() for the download that did not begin
+		return // without this, other sandboxes would wait in fetched() for the download that did not begin
 	}
 	d.each(t, boxes, func(s client.Sandbox) {
 		if got := d.call(t, s.ID, "fetched()"); got != file.sum {

@@ -51,8 +51,9 @@ func (p *payments) all() string {
 }
 
 // TestEffectsAreHeldUntilThePromotion holds the requests of a branch. The server receives only
-// requests without effects, even after the daemon and forkd-net were killed. The sandbox that
-// continues as the branch is allowed to act. A request of another branch waits for its release.
+// requests without effects, even after the daemon and forkd-net were killed. After the promotion,
+// the source continues as the branch, and its requests reach the server. A request of another
+// branch waits for its release.
 func TestEffectsAreHeldUntilThePromotion(t *testing.T) {
 	f, server := load(t), &payments{}
 	address, roots := serveHTTPS(t, server.serve)

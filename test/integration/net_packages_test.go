@@ -106,7 +106,7 @@ func mirrorOf(t *testing.T, line string) string {
 
 // rulesFor returns the policy rules for a registry. The first rule has the registry's name. If the
 // name resolves to a private address, for example of a proxy, the second rule has that address,
-// because a rule by name does not allow private addresses.
+// because a rule with a name does not allow private addresses.
 func rulesFor(t *testing.T, registry string) []string {
 	t.Helper()
 	conn, err := net.DialTimeout("tcp4", registry, quietLimit)

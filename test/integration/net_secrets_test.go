@@ -114,8 +114,8 @@ func serveHTTPS(t *testing.T, handler http.HandlerFunc) (address, roots string) 
 	return address, roots
 }
 
-// serveNames starts a DNS server that resolves every name to address. It returns the address of the
-// DNS server.
+// serveNames starts a DNS server that resolves every name to the given address. It returns the
+// address of the DNS server.
 func serveNames(t *testing.T, address string) string {
 	t.Helper()
 	conn, err := net.ListenPacket("udp", "127.0.0.1:0")

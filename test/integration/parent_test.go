@@ -23,8 +23,9 @@ const completeFile = "complete"
 
 // bakeParent bakes the snapshot that all tests fork from.
 //
-// In an emulated host, baking takes longer than most tests. There, bakeParent bakes in a directory
-// that stays, and links the snapshot from there. Later runs of this package find it there.
+// In an emulated host, baking takes longer than most tests. On such a host, bakeParent bakes in a
+// directory that outlives the run, and links the snapshot from that directory. Later runs of this
+// package find the snapshot in it.
 func (f *fixture) bakeParent(t *testing.T) error {
 	t.Helper()
 	req := f.bakeRequest(t, tag)

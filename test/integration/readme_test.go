@@ -18,9 +18,9 @@ import (
 
 // TestReadmeSession types the first session of README.md into a shell and compares the output of
 // the commands. (Package lint checks that the file with the session equals README.md.) The
-// session's first command builds a snapshot, which would need a package manager. The test skips
-// this command. Instead, it compacts the snapshot that the tests share to a snapshot with the name
-// that the command would use.
+// session's first command builds a snapshot. The build would need a package manager, so the test
+// skips this command. Instead, it compacts the snapshot that the tests share to a snapshot with the
+// name that the command would use.
 func TestReadmeSession(t *testing.T) {
 	d := load(t).start(t, withPool(0))
 	d.cli(t, 0, "snapshot-compact", "--from", tag, "--to", "python-numpy")

@@ -81,7 +81,7 @@ func (x *soaking) compare(before soakHoldings) {
 	}
 }
 
-// more(after) describes, by kind, the resources that are in after but not in h.
+// more(after) describes, by kind, the resources that are in the measurement after but not in h.
 func (h soakHoldings) more(after soakHoldings) map[string]string {
 	more := map[string]string{}
 	was := h.sum()

@@ -95,7 +95,7 @@ func newSoaking(t *testing.T, f *fixture) *soaking {
 	ram := filepath.Join(dir, "m")
 	mountDisk(t, f.assets.Disk, x.disk)
 	mount(t, ram, ramSize)
-	// The disk reserve is small, so that the daemon accepts some requests although the disk is
+	// The disk reserve is small, so that the daemon accepts some requests even when the disk is
 	// nearly full.
 	x.d = f.start(t, withState(filepath.Join(x.disk, "s")), withRun(filepath.Join(dir, "r")), withRAM(ram),
 		withArgs("--disk-reserve-mib", "16"))

@@ -39,7 +39,7 @@ func (x *fire) settleCut(answer client.Snapshot, err error, p point) {
 	d, missing := x.d.Snapshot(x.d.ctx(x.t, stepLimit), answer.Tag)
 	switch {
 	case missing == nil && d.Status == "ready":
-		if err != nil || answer.Status == "writing" { // otherwise the snapshot has been counted
+		if err != nil || answer.Status == "writing" { // in all other cases, the snapshot has been counted
 			x.branched(d.Snapshot)
 		}
 		x.took(d.Snapshot, p)
@@ -86,10 +86,10 @@ func (x *fire) killDaemon() {
 	x.d.audit(x.t)
 }
 
-// apply applies the tree of files that a child has written onto the source, while both write elsewhere. The
-// daemon is killed in the middle. Then the source has either all files of the child or its own
-// former files. The next apply gives it all files of the child. Nothing else of the source and
-// nothing of the child has changed.
+// apply takes the tree of files that a child has written, and applies it to the source while both
+// write elsewhere. The daemon is killed in the middle. Then the source has either all files of the
+// child or its own former files. The next apply gives it all files of the child. Nothing else of
+// the source and nothing of the child has changed.
 func (x *fire) apply() {
 	const tree = "/srv/applied"
 	const look = "test ! -e " + tree + " || { cd " + tree + " && sha256sum --quiet -c sums && cat sums && ls; }"
@@ -197,8 +197,8 @@ func (x *fire) nothingOfTheDead() {
 }
 
 // noRoom makes a snapshot that does not fit onto the disk, while guests still have room for their
-// writes. The snapshot is usable, and its status says that it is not on disk, also under the next
-// daemon. When there is room, the snapshot is written.
+// writes. The snapshot is usable, and its status says that it is not on disk. The same is true
+// under the next daemon. When there is room, the snapshot is written.
 func (x *fire) noRoom() {
 	filler := filepath.Join(x.d.state, "filler")
 	leave := uint64(16+x.rng.IntN(8)) << 20

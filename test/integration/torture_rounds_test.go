@@ -182,7 +182,7 @@ func (x *fire) promote() {
 	x.verifySource(p)
 	x.still(func() { x.fail(x.verifyCopy(child.ID, p)) })
 	x.d.kill(x.t, child)
-	x.last = tag // the former one stays, because this one builds on it
+	x.last = tag // the former snapshot stays, because this snapshot builds on it
 	x.plain()
 }
 

@@ -154,7 +154,8 @@ chmod +x /etc/forkd/fork.d/20-licence`)
 }
 
 // TestACommandOutOfMemoryIsCalledThat runs a command that allocates all memory of its guest. The
-// result must say that the command ran out of memory. The minimal kernel does not count such ends.
+// result must say that the command ran out of memory. The minimal kernel does not count commands
+// that end in this way.
 func TestACommandOutOfMemoryIsCalledThat(t *testing.T) {
 	d := loadDistribution(t).start(t)
 	box := d.fork(t, 1)[0]

@@ -14,10 +14,10 @@ import (
 	"github.com/forkd/forkd/internal/vmtest"
 )
 
-// TestUpgrade starts a daemon of an earlier version, which it builds from the repository's history,
-// and replaces it with the present version. The new daemon takes over the sandboxes whose VMMs
-// speak its protocol. It does not touch other sandboxes, and logs the reason. When the earlier
-// version runs again, it takes over the sandboxes that were left alone.
+// TestUpgrade starts a daemon of an earlier version and replaces it with the present version.
+// Command prepare has built the earlier version from the repository's history. The new daemon takes
+// over the sandboxes whose VMMs speak its protocol. It does not touch other sandboxes, and logs the
+// reason. When the earlier version runs again, it takes over the sandboxes that were left alone.
 func TestUpgrade(t *testing.T) {
 	f := open(t)
 	if f.assets.NoBuild != "" {

@@ -87,8 +87,8 @@ func (d *daemon) removeTag(t *testing.T, tag string) {
 	}
 }
 
-// branchedWithVolume branches a sandbox while it writes to its volume. The children and a rollback have
-// volume and memory of the same instant.
+// branchedWithVolume branches a sandbox while it writes to its volume. In the children and after a
+// rollback, volume and memory belong to the same instant.
 func (d *daemon) branchedWithVolume(t *testing.T) {
 	box := d.forkWith(t, 1, "")[0]
 	d.sh(t, box.ID, writeHard)
@@ -154,8 +154,8 @@ func (d *daemon) branchedWithVolume(t *testing.T) {
 	}
 }
 
-// suspendedWithVolume suspends and resumes a sandbox that writes to its volume. It stays the writer, even
-// if the daemon is killed in between.
+// suspendedWithVolume suspends and resumes a sandbox that writes to its volume. The sandbox stays
+// the volume's writer, even if the daemon is killed in between.
 func (d *daemon) suspendedWithVolume(t *testing.T) {
 	box := d.forkWith(t, 1, "")[0]
 	d.sh(t, box.ID, writeHard)

@@ -11,8 +11,8 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// TestWebhook follows a sandbox through a crash of the daemon with a webhook. The next daemon says
-// that events may be missing, and then reports the sandbox that it has taken over.
+// TestWebhook uses a webhook to follow a sandbox through a crash of the daemon. The next daemon
+// says that events may be missing, and then reports the sandbox that it has taken over.
 func TestWebhook(t *testing.T) {
 	got := make(chan client.Event, 1000)
 	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {

@@ -47,9 +47,9 @@ func (r *Report) Count(n *int) {
 	*n++
 }
 
-// WriteLocked writes a whole report to the file path. The report r is a part of the whole report.
-// WriteLocked writes the file completely or not at all. With an empty path, it writes nothing. The
-// caller holds the lock.
+// WriteLocked writes a whole report to the file with the given path. The report r is a part of the
+// whole report. WriteLocked writes the file completely or not at all. With an empty path, it writes
+// nothing. The caller holds the lock.
 func (r *Report) WriteLocked(path string, whole any) error {
 	r.Seconds = r.Elapsed()
 	if path == "" {

@@ -45,11 +45,11 @@ type asked struct {
 	id  string // id of the sandbox that the request names, if the sandbox belongs to another client
 	to  string // further details, for messages
 
-	starts bool     // the request starts a VM, which may also be killed
+	starts bool     // the request starts a VM, and a fault can kill that VM too
 	may    []string // codes that are expected without a fault
 }
 
-// The method do makes a request and checks its answer.
+// do(a, f) makes a request and checks its answer.
 func (w *worker) do(a asked, f func(ctx context.Context) error) outcome {
 	ctx, cancel := context.WithTimeout(context.Background(), stepLimit)
 	defer cancel()

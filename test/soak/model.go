@@ -40,7 +40,7 @@ func (p points) marked(mark, seq uint64, certain bool) points {
 	return next
 }
 
-// with(name, sum) returns the states of p, each with one more file. The method named without
+// with(name, sum) returns the states of p, each with one more file. Its counterpart, without(name),
 // returns the states of p, each without the file. A state of p may lack the file already.
 func (p points) with(name, sum string) points {
 	next := slices.Clone(p)
@@ -92,7 +92,7 @@ func (p points) check(r *guest.Report, size guest.Size) (points, error) {
 }
 
 // newest(fit) reports whether fit contains the highest mark of p. If it does not, that mark belongs
-// to a request that was cut off, which may still set the mark in the guest.
+// to a request that was cut off. The request may still set the mark in the guest.
 func (p points) newest(fit points) bool {
 	for _, q := range p {
 		if q.Mark > fit[0].Mark {

@@ -91,8 +91,8 @@ func (s *Soak) Run(stop <-chan struct{}) {
 	group.Wait()
 }
 
-// Still calls f while no client makes a request. The argument boxes has the ids of the acknowledged
-// sandboxes, and the argument tags has the tags of the acknowledged snapshots.
+// Still calls f while no client makes a request. It passes the ids of the acknowledged sandboxes
+// (boxes) and the tags of the acknowledged snapshots (tags).
 func (s *Soak) Still(f func(boxes, tags map[string]bool)) {
 	s.gate.Lock()
 	defer s.gate.Unlock()

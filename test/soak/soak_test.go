@@ -16,7 +16,8 @@ import (
 
 var size = guest.Size{MemoryMiB: 1, DiskMiB: 1, CPUs: 1}
 
-// newWorker returns a client of a fake daemon, whose requests are handled by answer.
+// newWorker returns a client of a fake daemon, whose requests are handled by the given handler
+// (answer).
 func newWorker(t *testing.T, answer http.HandlerFunc) *worker {
 	t.Helper()
 	server := httptest.NewServer(answer)
@@ -102,8 +103,8 @@ func TestChildrenMayBeKilled(t *testing.T) {
 	}
 }
 
-// A sandbox that is missing or has exited counts as lost, unless its VMM was killed while the
-// sandbox was running in it.
+// A sandbox that is missing or has exited counts as lost. It does not count as lost if its VMM was
+// killed while the sandbox was running.
 func TestLostSandboxesAreFound(t *testing.T) {
 	for _, c := range []struct {
 		name   string

@@ -90,5 +90,5 @@ func (w *worker) forkSomething() {
 	w.fork(tag, p, 1+w.rng.IntN(min(2, room)))
 }
 
-// mode draws the mode of a branch.
+// mode chooses the mode of a branch at random.
 func (w *worker) mode() string { return []string{"live", "live", "diff", "full"}[w.rng.IntN(4)] }

@@ -28,8 +28,8 @@ type pending struct {
 	copied vmmproto.Branched
 }
 
-// request draws a request for a branch. Most branches are live. Some have a low limit for the
-// number of extents or of write faults.
+// request returns a random request for a branch. Most branches are live. Some have a low limit for
+// the number of extents or of write faults.
 func (l *line) request() vmmproto.Branch {
 	req := vmmproto.Branch{Mode: vm.BranchLive, MaxExtents: maxExtents}
 	switch n := l.rig.rng.IntN(20); {

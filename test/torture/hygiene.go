@@ -58,7 +58,8 @@ func entries(dir string) (int, error) {
 }
 
 // How much the use of resources may have grown since the measurement before the first line of
-// descent, because connections are being closed and because the Go runtime needs resources.
+// descent. There is some growth because connections are still being closed, and because the Go
+// runtime needs resources.
 const (
 	slackRoutines = 8
 	slackFiles    = 8
@@ -75,8 +76,8 @@ func (h holdings) exceeds(base holdings) bool {
 // some time after their last use.
 const measureTries = 100
 
-// clean is called between lines of descent. It checks that the rig uses no more resources than
-// base, which was measured before the first line.
+// clean is called between lines of descent. It checks that the rig uses no more resources than in
+// the given measurement (base), which was made before the first line.
 func (r *Rig) clean(base holdings) error {
 	var h holdings
 	var err error

@@ -14,7 +14,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// delay draws the delay before a concurrent operation.
+// delay returns a random delay for a concurrent operation.
 func (l *line) delay(most time.Duration) time.Duration {
 	return time.Duration(l.rig.rng.Int64N(int64(most)))
 }

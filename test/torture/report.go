@@ -33,9 +33,9 @@ type Report struct {
 	Removals    int `json:"removals"` // removals of snapshots
 	Merges      int `json:"merges"`   // of disk layers of a running source
 	Rebases     int `json:"rebases"`
-	// Branches that could not be rebased, because another operation followed them.
+	// Branches onto which the source could not be rebased, because another operation followed them.
 	NotKept int `json:"not_rebased"`
-	// Refused rebases onto a branch that was not the last one.
+	// Refused rebases onto a branch that was not the latest one.
 	Outdated     int    `json:"outdated_rebases"`
 	MostShared   uint64 `json:"most_shared_kib"` // largest amount that a single rebase has made shared
 	MostMappings uint64 `json:"most_mappings"`

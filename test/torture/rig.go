@@ -70,8 +70,8 @@ type Rig struct {
 	logf  func(format string, args ...any)
 }
 
-// NewRig returns a rig that reports to rep. The parameter dir is a short path for sockets, and ram
-// is a directory on tmpfs.
+// NewRig returns a rig that reports to rep. It puts sockets into the directory dir, whose path must
+// be short, and layers into the directory ram, which must be on tmpfs.
 func NewRig(cfg Config, dir, ram string, rng *rand.Rand, rep *Report, logf func(string, ...any)) *Rig {
 	shape := vm.Shape{
 		MemoryBytes: uint64(systemMiB+cfg.Guest.MemoryMiB) * mib, VCPUs: uint32(cfg.Guest.CPUs), Template: vmtest.Template(),

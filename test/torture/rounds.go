@@ -54,8 +54,8 @@ func rounds() []rig.Card[round] {
 	}
 }
 
-// Run makes lines of descent from base until the report has n branches and the rig has done every
-// kind of operation.
+// Run makes lines of descent from the snapshot base until the report has n branches and the rig has
+// done every kind of operation.
 func (r *Rig) Run(ctx context.Context, base *Snapshot, n int) error {
 	held, err := r.measure()
 	if err != nil {
@@ -77,7 +77,8 @@ func (r *Rig) Run(ctx context.Context, base *Snapshot, n int) error {
 // first cards of a deck are one of each kind.
 func (r *Rig) done(n int) bool { return r.rep.Done() >= n && r.drawn >= len(rounds()) }
 
-// descend grows one line of descent from base to its full depth and verifies all its snapshots.
+// descend grows one line of descent from the snapshot base to its full depth and verifies all its
+// snapshots.
 func (r *Rig) descend(ctx context.Context, base *Snapshot, n int) (err error) {
 	l := &line{rig: r, last: base, snaps: []*Snapshot{base}}
 	if l.source, err = r.fork(ctx, base, "src"); err != nil {
@@ -132,8 +133,8 @@ func (l *line) step(ctx context.Context, x round) error {
 	return nil
 }
 
-// setHot draws how many units the guest writes: all units, some of each writer, or one of each
-// writer.
+// setHot chooses at random how many units the guest writes: all units, some of each writer, or one
+// of each writer.
 func (l *line) setHot(ctx context.Context) error {
 	_, err := l.source.ask(ctx, "hot", []string{"0", "0", "1", "64"}[l.rig.rng.IntN(4)])
 	return err

@@ -34,7 +34,7 @@ const (
 // A run without a storm fails, because it has not tested storms.
 const stormBranches = 40
 
-// TestTorture checks that every copy of a guest is correct although the guest writes memory and
+// TestTorture checks that every copy of a guest is correct, even if the guest writes memory and
 // disk as fast as it can. It checks children, sources and ancestors, with each number of vCPUs and
 // every kind of fault.
 func TestTorture(t *testing.T) {

@@ -331,8 +331,8 @@ func (d *fakeDaemon) count(request string) int {
 	return d.requests[request]
 }
 
-// holdNext delays the next answer for a path until release is called. The channel held receives the
-// path when the answer is complete.
+// holdNext delays the next answer for a path until release() is called. The channel d.held receives
+// the path when the answer is complete.
 func (d *fakeDaemon) holdNext(path string) (release func()) {
 	wait := make(chan struct{})
 	d.mu.Lock()

@@ -35,10 +35,10 @@ const (
 
 // TestFrames traces pages in Chromium while events change many sandboxes. It prints the longest
 // tasks of the pages' main threads, and the use of processors by the daemon and 'forkd ui'. A page
-// cannot draw a frame during a task of its main thread. The processor time of a task does not depend
-// on other work of the host, unlike the task's duration. TestFrames also measures ten clients that
-// send the requests of pages without Chromium, which would need many processors for ten pages. The
-// test asserts no times.
+// cannot draw a frame during a task of its main thread. The processor time of a task does not
+// depend on other work of the host, unlike the task's duration. TestFrames also measures ten
+// clients that send the requests of pages. They run without Chromium, because Chromium would need
+// many processors for ten pages. The test asserts no times.
 func TestFrames(t *testing.T) {
 	r := startRig(t)
 	var ids []string
@@ -139,8 +139,8 @@ const allMeasured = `[...document.querySelectorAll("[role=treeitem] .icon.sandbo
 	e.closest(".row").querySelector(".meter"))`
 
 // measureClients prints how much processor time the daemon needs for ten clients that send the
-// requests of pages. The changes themselves need more, and that time varies with other work of the
-// host. So the processor time is measured again and again, without and with the clients.
+// requests of pages. The changes themselves need more processor time, which varies with other work
+// of the host. So the processor time is measured again and again, without and with the clients.
 func (r *rig) measureClients(v *view, ids []string) {
 	r.t.Helper()
 	const clients, rounds = 10, 4
@@ -165,11 +165,11 @@ func (r *rig) measureClients(v *view, ids []string) {
 // pageRows is the number of sandboxes whose figures a page reads every three seconds.
 const pageRows = 4
 
-// followAsPages starts clients that send the requests of pages: each follows the events, and every
-// three seconds reads what pageRows sandboxes have written, and the record of the first of them. Every
-// third time it reads all figures of the first. The parameter apart is the distance of this first
-// sandbox from the first sandbox of the previous client. If it is 0, all clients read the same
-// sandboxes. The clients end when leave is called.
+// followAsPages starts clients that send the requests of pages. Each client follows the events.
+// Every three seconds, it reads what pageRows sandboxes have written, and the record of the first
+// of these sandboxes. Every third time, it reads all figures of the first sandbox. The caller sets
+// the distance between the first sandboxes of successive clients (apart). If it is 0, all clients
+// read the same sandboxes. The clients end when leave is called.
 func (r *rig) followAsPages(n, apart int, ids []string) (leave func()) {
 	r.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())

@@ -264,7 +264,7 @@ func (p *page) receivedBytes() int {
 
 var patience = flag.Duration("patience", 30*time.Second, "time limit of one step")
 
-// The method do runs actions.
+// do(what, actions...) runs actions.
 func (p *page) do(what string, actions ...chromedp.Action[chromedp.Void]) {
 	p.t.Helper()
 	ctx, cancel := context.WithTimeout(p.ctx, *patience)

@@ -217,8 +217,8 @@ func (p *page) sandboxes(r *rig) (list []struct{ ID string }) {
 	return list
 }
 
-// TestDaemonRestart checks that the page says so when the daemon does not answer, and that it
-// receives events again after the restart.
+// TestDaemonRestart checks that the page says when the daemon does not answer, and that it receives
+// events again after the restart.
 func TestDaemonRestart(t *testing.T) {
 	r := startRig(t)
 	r.fork("base", 1, map[string]string{"name": "survivor"})

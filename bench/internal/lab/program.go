@@ -79,8 +79,8 @@ func (p *Program) Progress(format string, args ...any) {
 // TimeIsUp reports whether the time of -budget is used up.
 func (p *Program) TimeIsUp() bool { return time.Now().After(p.Deadline()) }
 
-// Rounds calls the function round, at most n times. It calls round at least once, and not again
-// when the time of -budget is used up.
+// Rounds calls round() at least once and at most n times. It stops earlier if the time of -budget
+// is used up.
 func (p *Program) Rounds(n int, round func() error) error {
 	for i := range n {
 		if i > 0 && p.TimeIsUp() {

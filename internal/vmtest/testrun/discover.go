@@ -24,7 +24,7 @@ type vmPkg struct {
 // pattern returns the argument of -run that selects the tests.
 func (p vmPkg) pattern() string { return "^(" + strings.Join(p.tests, "|") + ")$" }
 
-// discover returns the packages that have VM tests. The parameter names selects the packages to
+// discover returns the packages that have VM tests. The patterns in names select the packages to
 // look at, as for go list.
 func discover(ctx context.Context, names []string) ([]vmPkg, error) {
 	cmd := exec.CommandContext(ctx, "go", append([]string{"list", "-json=ImportPath,Dir,TestGoFiles,XTestGoFiles"},

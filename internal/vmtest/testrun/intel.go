@@ -88,8 +88,8 @@ func coreTests() []vmPkg {
 	}
 }
 
-// leftOut lists slow VM tests that are not run, because the other tests use the same features of
-// KVM. The only test in the list merges the disk layers of 300 branches.
+// leftOut lists slow VM tests that are left out here. The other tests use the same features of KVM.
+// The only test in the list merges the disk layers of 300 branches.
 var leftOut = []string{"TestManyBranchesOfOneVM"}
 
 const (

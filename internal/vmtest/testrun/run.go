@@ -96,7 +96,7 @@ func gotestsum(ctx context.Context) (string, error) {
 	return strings.TrimSpace(string(path)), nil
 }
 
-// The method do runs the tests. An error means that they could not be run.
+// do(ctx) runs the tests. An error means that they could not be run.
 func (r *run) do(ctx context.Context) (outcome, error) {
 	program, err := gotestsum(ctx)
 	if err != nil {
@@ -126,8 +126,8 @@ func (r *run) do(ctx context.Context) (outcome, error) {
 	cmd := exec.CommandContext(ctx, program, args...)
 	cmd.Env = append(os.Environ(), r.env...)
 	cmd.Stdout, cmd.Stderr = r.out, os.Stderr
-	// gotestsum, go test, the -exec program and the test are in one process group, so that all of
-	// them are killed. A process that survived would keep the output open.
+	// gotestsum, go test, the -exec program and the test are in one process group, so that they are
+	// killed together. A process that survived would keep the output open.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	runErr := cmd.Run()

@@ -302,7 +302,7 @@ var errCut = errors.New("the rig was told to cut the answer")
 
 func (c *cut) Unwrap() http.ResponseWriter { return c.ResponseWriter }
 
-// SetWriteDeadline does nothing once Write has broken the connection by a deadline in the past.
+// SetWriteDeadline does nothing once Write has broken the connection with a deadline in the past.
 func (c *cut) SetWriteDeadline(t time.Time) error {
 	if c.done {
 		return nil

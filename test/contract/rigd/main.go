@@ -156,7 +156,7 @@ func agentHere(t *apirig.Lifetime, self, dir string, private bool) *exec.Cmd {
 	return cmd
 }
 
-// mountFiles mounts the directory own at privateDir.
+// mountFiles mounts the given directory at privateDir.
 func mountFiles(own string) error {
 	if err := unix.Mount(own, privateDir, "", unix.MS_BIND, ""); err != nil {
 		return fmt.Errorf("mount %s on %s: %w", own, privateDir, err)

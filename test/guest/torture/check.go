@@ -72,7 +72,7 @@ func (c *checker) content(u int, p []uint64, seq uint64) {
 	}
 }
 
-// name returns the unit's name in messages.
+// name returns the name by which messages refer to the unit.
 func (s shape) name(u int) string {
 	if u < s.pages {
 		return fmt.Sprintf("page %d", u)

@@ -7,10 +7,10 @@
 //
 // One thread per vCPU writes pages. Another thread writes disk blocks, and another takes memory
 // from the kernel and gives it back. Every word of a page identifies the write that wrote it. Other
-// pages have tables, records, hash chains and a common counter, from which a verification computes
-// which write this must be. So it detects a page that is lost, stale, early, late or half-written, and
-// registers, memory and disk that belong to different instants. Writers also check every page that
-// they overwrite.
+// pages have tables, records, hash chains and a common counter. From these, a verification computes
+// the write that each page must contain. So it detects a page that is lost, stale, early, late or
+// half-written, and registers, memory and disk that belong to different instants. Writers also
+// check every page that they overwrite.
 //
 // A verification stops the writers between two writes, compares all data, and lets the writers
 // continue. It cannot detect a copy that belongs as a whole to one wrong instant. To detect such a
@@ -82,9 +82,9 @@ type server struct {
 }
 
 func serve(socket, dir string, s shape) error {
-	// There is no garbage to collect, and Go's scheduler would delay the threads that answer. There
-	// are enough processors for all threads, so the threads that answer compete with the writers
-	// only in the kernel.
+	// There is no garbage to collect, and Go's scheduler would delay the threads that answer.
+	// GOMAXPROCS is large enough for all threads, so the threads that answer compete with the
+	// writers only in the kernel.
 	debug.SetGCPercent(-1)
 	runtime.GOMAXPROCS(s.writers + 3)
 	if err := unix.Setpriority(unix.PRIO_PROCESS, 0, 10); err != nil {

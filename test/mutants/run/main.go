@@ -1,11 +1,11 @@
 // Command run shows that the torture finds defects. It builds the product with one defect at a time
-// and runs the torture with it, on this host if KVM works here, or else in the emulated host.
-// scripts/mutants calls it after scripts/build and command prepare.
+// and runs the torture with it. It uses this host if KVM works here, and otherwise the emulated
+// host. scripts/mutants calls it after scripts/build and command prepare.
 //
-// First it runs both kinds of torture without a defect, with the same seed. They must pass, because
-// otherwise a failure with a defect would show nothing. A defect counts as found if the torture
-// test itself fails: a build that fails, a host that is lost or a time limit of go test does not
-// count. The output of each run is in out/mutants.
+// First it runs both kinds of torture without a defect, with the same seed. They must pass. If they
+// failed, a failure with a defect would show nothing. A defect counts as found if the torture test
+// itself fails: a build that fails, a host that is lost or a time limit of go test does not count.
+// The output of each run is in out/mutants.
 package main
 
 import (
@@ -81,7 +81,7 @@ func (r *runner) run(ctx context.Context, only string) error {
 		}
 	}
 	var survived []string
-	var failed error // a mutant that cannot be tried does not keep the others from being tried
+	var failed error // a mutant that cannot be tried does not keep the other mutants from being tried
 	n := 0
 	for _, m := range chosen {
 		found, err := r.try(ctx, m)

@@ -1,5 +1,5 @@
-// Package client_test belongs to the module of a user of the client, which requires only the
-// published parts of forkd.
+// Package client_test belongs to a module like those of the client's users. The module requires
+// only the published parts of forkd.
 package client_test
 
 import (
