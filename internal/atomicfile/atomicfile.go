@@ -129,8 +129,8 @@ func isPart(name string) bool {
 // In the name of a temporary file, infix separates the name of the file from the random part.
 const infix = ".new-"
 
-// Fill creates or replaces the file at path. It calls the function fill with the path of a file
-// that does not exist. This function writes the content to a new file at this path. Fill is for
+// Fill creates or replaces the file at path. It calls fill(tmp), where tmp is the path of a file
+// that does not exist. The callback writes the content to a new file at this path. Fill is for
 // large files that another program writes or that the kernel copies. The caller ensures that no
 // other Fill of path runs at the same time. If Fill fails, the old file is unchanged.
 //

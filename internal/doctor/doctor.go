@@ -46,7 +46,7 @@ func found(v Verdict, detail string, args []any) Finding {
 	return Finding{Verdict: v, Detail: detail}
 }
 
-// by returns f with the given fix in place of the fix in the table of checks.
+// by returns f with the given fix instead of the fix in the table of checks.
 func (f Finding) by(fix Fix) Finding {
 	f.Fix = &fix
 	return f
@@ -79,7 +79,7 @@ type check struct {
 	fix   *Fix // fix for a warning or failure; the probe may name another fix
 }
 
-// checks returns the table in three parts. The part kernel is about this host's kernel, which does
+// checks returns the table in three parts. The second part is about this host's kernel, which does
 // not matter if VMs run in an emulated host.
 func checks() (first, kernel, last []check) {
 	row := func(name string, probe func(*Host) Finding) check { return check{name: name, probe: probe} }

@@ -22,8 +22,8 @@ import (
 
 // Checks of forkd's own files, and of the disk space for them.
 
-// A need is the free space that a daemon needs in one place, in bytes. Less free space than the
-// field good is a warning, and less free space than the field enough is a failure.
+// A need is the free space that a daemon needs in one place, in bytes. The check warns if less than
+// n.good is free, and fails if less than n.enough is free.
 type need struct{ good, enough uint64 }
 
 var (

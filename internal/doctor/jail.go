@@ -94,8 +94,8 @@ func judgeLandlock(there bool) Finding {
 	return pass("there")
 }
 
-// cores checks for core scheduling. It asks the kernel for this process's cookie, which changes
-// nothing.
+// cores checks for core scheduling. It asks the kernel for this process's cookie. This request
+// changes nothing.
 func (h *Host) cores() Finding {
 	err := unix.Prctl(unix.PR_SCHED_CORE, unix.PR_SCHED_CORE_GET, 0, unix.PR_SCHED_CORE_SCOPE_THREAD, 0)
 	// The call passes no buffer for the cookie. So it fails with EFAULT, or with ENODEV if the host
@@ -144,8 +144,8 @@ var microcodeOf = regexp.MustCompile(`(?m)^microcode\s*:\s*(\S+)`)
 // mitigations=auto,nosmt, which enables more mitigations.
 var weakened = regexp.MustCompile(`\bmitigations=(off\b|\S*no_)`)
 
-// judgeCPUFlaws reports flaws of the CPU that the kernel does not mitigate. The parameter flaws has
-// the kernel's text for each flaw.
+// judgeCPUFlaws reports flaws of the CPU that the kernel does not mitigate. The given map has the
+// kernel's text for each flaw.
 func judgeCPUFlaws(flaws map[string]string, cpuinfo, cmdline string) Finding {
 	if len(flaws) == 0 {
 		return skip("this kernel says nothing about them")

@@ -61,8 +61,8 @@ func (h *Host) cgroup() Finding {
 	return h.controllers(root, bootWith(unified))
 }
 
-// delegateToUsers is a command that makes systemd delegate to users all controllers that limits
-// need.
+// delegateToUsers is a command that configures systemd: systemd then delegates to users all
+// controllers that limits need.
 const delegateToUsers = "mkdir -p /etc/systemd/system/user@.service.d && printf '[Service]\\nDelegate=cpu cpuset io memory pids\\n' > " +
 	"/etc/systemd/system/user@.service.d/forkd.conf && systemctl daemon-reload"
 
@@ -227,8 +227,8 @@ func (h *Host) memory() Finding {
 	return pass(detail)
 }
 
-// swap reports whether the kernel can swap out unused memory of sandboxes. The check passes in both
-// cases.
+// swap reports whether the kernel can swap out unused memory of sandboxes. The check passes even if
+// the kernel cannot.
 func (h *Host) swap() Finding {
 	kib := h.meminfo()
 	total, ok := kib["SwapTotal"]

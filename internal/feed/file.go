@@ -16,7 +16,7 @@ import (
 // errLost means that a frame will never arrive.
 var errLost = errors.New("the frame will not arrive")
 
-// arrivals knows which frames have arrived. A process has one arrivals, for all of its files.
+// arrivals records which frames have arrived. A process has one such record for all of its files.
 type arrivals struct {
 	need func(feedproto.Frame) error // asks the daemon for a frame
 

@@ -97,7 +97,7 @@ func (s *server) handle(p []byte) {
 	r := request{op: order.Uint32(p[4:]), unique: order.Uint64(p[8:]), node: order.Uint64(p[16:])}
 	body := p[headerIn:]
 	switch r.op {
-	case opForget, opBatchForget, opInterrupt, opDestroy: // these have no answer; the process's nodes never end
+	case opForget, opBatchForget, opInterrupt, opDestroy: // these have no answer; nodes exist as long as the process
 	case opInit:
 		s.answer(r, initAnswer(body))
 	case opLookup:

@@ -184,8 +184,8 @@ func (g *Gate) Wait(ctx context.Context, first Share, others ...Share) (leave fu
 }
 
 // overfullLocked is called after w was added to the queue. If the queue now has too many callers,
-// in total or with w's key, it removes w and returns a *FullError. The parameter others is the
-// number of other callers with w's key that are waiting.
+// in total or with w's key, it removes w and returns a *FullError. The caller passes the number of
+// other waiting callers with w's key (others).
 func (g *Gate) overfullLocked(w *waiter, others int) error {
 	last := len(g.queue) - 1
 	if last < 0 || g.queue[last] != w || others == 0 {

@@ -41,7 +41,7 @@ const sweepTime = time.Second
 
 // Close closes a socket. If the peer has not read all data, Close shuts the socket down and keeps
 // it. Neither end can then send, as if the socket were closed, but the peer can still read the
-// data. Close drops the data that the peer has sent. The function gone is called once, when the
+// data. Close drops the data that the peer has sent. The given function is called once, when the
 // socket is closed. It may be nil. It must not call methods of the Set.
 func (s *Set) Close(c Socket, gone func()) error {
 	if gone == nil {

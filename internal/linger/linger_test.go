@@ -104,8 +104,8 @@ func TestUnaccepted(t *testing.T) {
 	}
 }
 
-// A set closes a socket after the peer has closed its end, even if no method is called. Then
-// it calls the function gone of the socket.
+// A set closes a socket after the peer has closed its end, even if no method is called. Then it
+// calls the function that Close received for this socket.
 func TestEndedPeersLeaveNoDescriptors(t *testing.T) {
 	var gone atomic.Int64
 	var s Set

@@ -60,7 +60,7 @@ func isForeign(name string) bool {
 	return strings.HasPrefix(name, ".") || name == "out" || name == "node_modules" || name == "testdata"
 }
 
-// text calls f for every line outside of code blocks. The argument number is the line's number.
+// text calls f for every line outside of code blocks. It also passes the line's number to f.
 func (d *document) text(f func(number int, line string)) {
 	code := false
 	for i, line := range d.lines {

@@ -27,8 +27,8 @@ var permitting = map[string][]string{
 
 // TestHandlersSeeAView forbids the daemon's request handlers from using the types in the map
 // wholes. A handler receives the tenancy.View of its request, so it cannot omit the check of the
-// principal's rights. There are two exceptions: wire.go uses the Manager, and so do the builders of
-// templates and Dockerfiles, because they create their own sandboxes.
+// principal's rights. There are two exceptions. The file wire.go uses the Manager. The builders of
+// templates and Dockerfiles also use it, because they create their own sandboxes.
 func TestHandlersSeeAView(t *testing.T) {
 	wired, handlers, permitted := 0, 0, 0
 	for _, s := range sources(t) {

@@ -95,8 +95,7 @@ func checkAbove(path string) error {
 	}
 }
 
-// The function trusted checks a directory above a private directory, or a symbolic link to such a
-// directory.
+// trusted checks a directory above a private directory, or a symbolic link to such a directory.
 func trusted(path string, info os.FileInfo) error {
 	var st unix.Stat_t
 	if err := unix.Lstat(path, &st); err != nil {

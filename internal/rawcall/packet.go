@@ -14,7 +14,7 @@ func PacketLength(fd int) (int, error) {
 }
 
 // ReceivePacket fills p with the next packet, and oob with the packet's control data, and returns
-// their lengths. The result flags has MSG_TRUNC if p was too short, and MSG_CTRUNC if oob was too
+// their lengths. The flags contain MSG_TRUNC if p was too short, and MSG_CTRUNC if oob was too
 // short.
 func ReceivePacket(fd int, p, oob []byte) (n, oobn, flags int, err error) {
 	iov, msg := message(p, oob)

@@ -24,8 +24,8 @@ func PeerContextID(fd int) (uint32, error) {
 	return addr.Cid, orNil(errno)
 }
 
-// Peek reads data from a socket without removing it. It does not block, whatever the mode of the
-// socket.
+// Peek reads data from a socket without removing it. It does not block, no matter what mode the
+// socket has.
 func Peek(fd int, p []byte) (int, error) {
 	return onFD(unix.SYS_RECVFROM, fd, start(p), len(p), unix.MSG_PEEK|unix.MSG_DONTWAIT)
 }

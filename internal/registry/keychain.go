@@ -18,7 +18,7 @@ const helperTime = time.Minute
 
 var errHelper = fmt.Errorf("a credential helper in Docker's configuration has not answered in %v", helperTime)
 
-// The channel asking has a value while authn.DefaultKeychain is asked. That keychain cannot be
+// While a goroutine asks authn.DefaultKeychain, this channel holds a value. That keychain cannot be
 // interrupted, and answers one question at a time. So one helper that hangs leaves one goroutine,
 // and not one for each question.
 var asking = make(chan struct{}, 1)

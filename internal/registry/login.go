@@ -83,8 +83,8 @@ func StoredLogin(ctx context.Context, host string) (l Login, ok bool, err error)
 //   - Credentials go to other hosts only with TLS. For private addresses, go-containerregistry falls
 //     back to requests without TLS. The body of a POST can have a credential too.
 //   - A redirect to another server does not repeat a POST.
-//   - A registry on another host cannot lead to a server on this host. Check resolves no name,
-//     because servers on this host have no certificate for the name of another host.
+//   - A registry on another host cannot lead a client to a server on this host. Check resolves no
+//     name, because servers on this host have no certificate for the name of another host.
 func Check(r *http.Request, home string) error {
 	host, isPost := r.URL.Hostname(), r.Method == http.MethodPost
 	from := r.Response // nil, or the redirect that has caused r
@@ -105,8 +105,8 @@ func IsLoopback(host string) bool {
 	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
-// Bound returns a body that fails when more than limit bytes are read. The parameter what is the
-// name of the body in the error.
+// Bound returns a body that fails when more than limit bytes are read. The error refers to the body
+// by the given name.
 func Bound(body io.ReadCloser, what string, limit int64) io.ReadCloser {
 	return &bounded{body, what, limit, limit}
 }

@@ -65,8 +65,8 @@ func TestCredentialsNeedTLS(t *testing.T) {
 	}
 }
 
-// A registry on another host cannot lead to this host, and a POST is not repeated at another
-// server.
+// A registry on another host cannot lead a client to this host, and a POST is not repeated at
+// another server.
 func TestRegistriesLeadTo(t *testing.T) {
 	for _, c := range []struct {
 		home, method, from, url string

@@ -105,8 +105,8 @@ func (p *pulse) stop() {
 	p.cancel(nil)
 }
 
-// The type sending is the body of a request. The time in which the content is read does not count
-// against the registry, because the content may come from another registry.
+// sending is the body of a request. The time in which the content is read does not count against
+// the registry, because the content may come from another registry.
 type sending struct {
 	io.ReadCloser
 	*pulse
@@ -120,7 +120,7 @@ func (s *sending) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// The type receiving is the body of an answer.
+// receiving is the body of an answer.
 type receiving struct {
 	io.ReadCloser
 	*pulse

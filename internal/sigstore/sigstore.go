@@ -105,8 +105,8 @@ type subject struct {
 	Digest map[string]string `json:"digest"`
 }
 
-// The method signed returns the bytes that the signature of an envelope covers (DSSE,
-// "pre-authentication encoding").
+// The result has the bytes that the signature of an envelope covers (DSSE, "pre-authentication
+// encoding").
 func (e *envelope) signed() []byte {
 	p := fmt.Appendf(nil, "DSSEv1 %d %s %d ", len(e.PayloadType), e.PayloadType, len(e.Payload))
 	return append(p, e.Payload...)

@@ -121,7 +121,7 @@ func (c *connection) decided(id uint32, a answer) {
 	}
 }
 
-// signer makes the daemon sign with the host key.
+// signer asks the daemon to sign with the host key.
 type signer struct {
 	c      *connection
 	public ssh.PublicKey
@@ -161,7 +161,8 @@ func (c *connection) login(client ssh.ConnMetadata, key ssh.PublicKey, p *ssh.Pe
 
 var errRefused = errors.New("the daemon refuses the login")
 
-// answerPings answers each Ping of the daemon with a Pong, once the client has answered a request.
+// For each Ping of the daemon, answerPings sends the client a request. When the client has
+// answered, it sends the daemon a Pong.
 func (c *connection) answerPings(server *ssh.ServerConn) {
 	for range c.pings {
 		if _, _, err := server.SendRequest("keepalive@openssh.com", true, nil); err != nil {

@@ -24,7 +24,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// The type running is a forkd-ssh process. The test is the daemon and the client of this process.
+// running is a forkd-ssh process. The test plays both its daemon and its client.
 type running struct {
 	p       *os.Process
 	control *sshproto.Control
@@ -92,7 +92,7 @@ func hostKey(t *testing.T) ssh.Signer {
 	return key
 }
 
-// The method ends waits until the process has exited.
+// A call of ends waits until the process has exited. It returns the process's state.
 func (r *running) ends(t *testing.T) *os.ProcessState {
 	t.Helper()
 	late := time.AfterFunc(20*time.Second, func() { _ = r.p.Kill() })

@@ -54,8 +54,8 @@ func isSparse(h *tar.Header) bool {
 	return h.Typeflag == tar.TypeGNUSparse
 }
 
-// bounded is a reader that fails with ErrHeaders after it has read the number of bytes in the field
-// left.
+// bounded is a reader with a limit. When the number of bytes that may still be read (left) is 0, it
+// fails with ErrHeaders.
 type bounded struct {
 	r    io.Reader
 	left int64

@@ -255,8 +255,8 @@ func (t *Target) mkdirs(name string, mode fs.FileMode) error {
 	return at.Close()
 }
 
-// enter opens a directory, and creates it if it is missing. The parameter at is its parent
-// directory, part is its name, and path is its path in the tree.
+// enter opens a directory, and creates it if it is missing. Its parent directory is at, its name is
+// part, and its path in the tree is path.
 func (t *Target) enter(at *os.Root, part, path string, mode fs.FileMode) (*os.Root, error) {
 	next, err := at.OpenRoot(part)
 	switch {

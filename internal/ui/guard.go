@@ -20,7 +20,7 @@ const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src
 // guest. If a browser shows such an answer as a page, this policy gives the page no rights.
 const apiPolicy = "default-src 'none'; frame-ancestors 'none'; sandbox"
 
-// The map security has the headers of every answer.
+// security has the headers of every answer.
 var security = map[string]string{
 	"Content-Security-Policy":      policy,
 	"X-Content-Type-Options":       "nosniff",

@@ -224,7 +224,7 @@ func (s *Server) check(r *http.Request) (session, *refusal) {
 	return session{}, &refusal{http.StatusUnauthorized, "want_token", "the session has ended: open /ui, and enter a token"}
 }
 
-// The method lasts reports whether the token of a session still belongs to the session's user.
+// The result is true if the token of a session still belongs to the session's user.
 func (s *Server) lasts(r *http.Request, of session) bool {
 	if s.Login == nil {
 		return true
@@ -233,11 +233,11 @@ func (s *Server) lasts(r *http.Request, of session) bool {
 	return err == nil && user == of.user
 }
 
-// checkInterval is how often the token of a session is checked while an answer lasts.
+// checkInterval is the time between two checks of a session's token while an answer lasts.
 const checkInterval = 2 * time.Second
 
-// The method during returns the context of an answer. The context ends at the latest when the
-// session ends.
+// The result of during is the context of an answer. The context ends at the latest when the session
+// ends.
 func (s *Server) during(r *http.Request, of session) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithDeadline(r.Context(), of.until)
 	if s.Login != nil {
@@ -329,9 +329,9 @@ const (
 	closedPage = page + `This address is not valid any more: each one lets in one browser, once. Run <code>forkd ui</code> again.`
 )
 
-// confined is the http.ResponseWriter of the API. It makes a browser save the answer, and gives the
-// answer the headers of this server. The answer may contain a guest's bytes, which a browser must
-// not show as a page.
+// confined is the http.ResponseWriter of the API. It tells the browser to save the answer, and
+// gives the answer the headers of this server. The answer may contain a guest's bytes, which a
+// browser must not show as a page.
 type confined struct {
 	http.ResponseWriter
 	begun bool

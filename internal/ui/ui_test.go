@@ -36,7 +36,7 @@ func (d *daemon) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// The type to is a transport that sends requests to a test server, with a token, like
+// to is a transport. It sends requests to a test server, with a token, like
 // client.Client.Transport.
 type to struct{ url string }
 
@@ -88,8 +88,8 @@ func (r *rig) enter() {
 	r.cookie, r.base = resp.Cookies()[0].Name+"="+resp.Cookies()[0].Value, resp.Cookies()[0].Path
 }
 
-// send sends a request with the headers that the page sends. The parameter header replaces some of
-// them; an empty value removes one.
+// send sends a request with the headers that the page sends. The given headers replace some of
+// them; an empty value removes a header.
 func (r *rig) send(method, path string, header map[string]string) *http.Response {
 	r.t.Helper()
 	req, err := http.NewRequest(method, r.url+path, nil)
@@ -368,8 +368,8 @@ func TestDaemonAway(t *testing.T) {
 // maxFirstView bounds the files that a browser loads for the first view, compressed, in bytes.
 const maxFirstView = 60 << 10
 
-// The page can have this host checked only if the daemon runs on this host and the browser has a
-// session.
+// The page can request a check of this host only if the daemon runs on this host and the browser
+// has a session.
 func TestDoctor(t *testing.T) {
 	var running, calls atomic.Int32
 	r := startRig(t, func(context.Context) any {

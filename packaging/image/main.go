@@ -1,5 +1,5 @@
-// Command image makes forkd's container image without a container engine. The image is a Debian
-// made by mmdebstrap, and above it a layer with the program.
+// Command image makes forkd's container image without a container engine. The image consists of a
+// Debian made by mmdebstrap, and a layer above it with the program.
 //
 //	go run ./packaging/image -base debian.tar -forkd bin/forkd -version 0.6.0 -o image.tar
 //

@@ -1,6 +1,5 @@
-// Command manual writes forkd's man pages and shell completions from the definition of the command
-// line. It writes a man page in section 1 for each command, and completion files for bash, zsh and
-// fish.
+// Command manual writes forkd's man pages and shell completions from the definition of the CLI. It
+// writes a man page in section 1 for each command, and completion files for bash, zsh and fish.
 //
 //	go run ./packaging/manual DIR
 //

@@ -69,8 +69,8 @@ func TestPagesAndCompletions(t *testing.T) {
 	}
 }
 
-// The Debian package has the version of the command line. It packs only files that exist.
-// scripts/package makes all of these files in out/package.
+// The Debian package has the version of the CLI. It packs only files that exist. scripts/package
+// makes all of these files in out/package.
 func TestDebianPackageIsOfThisVersion(t *testing.T) {
 	text, err := os.ReadFile("../debian/changelog")
 	if err != nil {

@@ -167,8 +167,8 @@ func aptGet(ctx context.Context, dir string, options []string, args ...string) e
 	return err
 }
 
-// Unpack extracts the files of the package deb into a directory, and creates the directory if
-// needed. The parameter tree is the path of the directory.
+// Unpack extracts the files of the package deb into the directory with the path tree. It creates
+// the directory if needed.
 func Unpack(ctx context.Context, deb, tree string) error {
 	if _, err := Run(ctx, "", "dpkg-deb", "--extract", deb, tree); err != nil {
 		return fmt.Errorf("unpack %s: %w", filepath.Base(deb), err)

@@ -32,8 +32,8 @@ const (
 	entriesTimes = 3
 )
 
-// MaxCopied returns the maximum number of entries in all sources of a build together. The parameter
-// files is the number of files in the build context.
+// MaxCopied returns the maximum number of entries in all sources of a build together, given the
+// number of files in the build context.
 func MaxCopied(files int) int { return spareEntries + entriesTimes*files }
 
 // copyFlags holds the flags of COPY and ADD that change which files are copied, and under which
@@ -243,7 +243,7 @@ func bytesOf(texts []string) (n int) {
 const patternUnit = 64
 
 // compare counts the comparisons of the given number of names with the given number of patterns.
-// The parameter size is the size of these patterns together; see patternUnit.
+// These patterns have the given total size; see patternUnit.
 func (r *reader) compare(names, patterns, size int) error {
 	if r.compared += names * (patterns + size/patternUnit); r.compared > maxCompared {
 		return fmt.Errorf("the Dockerfile has too many patterns for a build context of %d files: name directories, "+
@@ -370,9 +370,9 @@ func (r *reader) list(i, own int, below []plan.File, leave *exclude) ([]plan.Fil
 	return slices.Concat(r.req.Files[i:own], below), nil
 }
 
-// The method without omits excluded files. It returns the source's own entries and the files below
-// them, except for the files that match a pattern in the parameter leave. A pattern is compared
-// with names relative to the source, and with the name of the source itself.
+// without(…) returns the files of a source that are not excluded. These are the source's own
+// entries and the files below them, except for the files that match a pattern in leave. A pattern
+// is compared with names relative to the source, and with the name of the source itself.
 func (r *reader) without(leave *exclude, i, own int, below []plan.File) (kept []plan.File, err error) {
 	prefix := 0
 	if i != whole && r.req.Files[i].Kind == plan.KindDir {

@@ -258,8 +258,8 @@ func (r *reader) note(line int, format string, args ...any) {
 	}
 }
 
-// add adds a step. If the plan has no room for it, add sets r.full, and the next call of the method
-// bounds returns the error.
+// add adds a step. If the plan has no room for it, add sets r.full, and the next call of r.bounds
+// returns the error.
 func (r *reader) add(s plan.Step) int {
 	if len(r.plan.Steps) == plan.MaxSteps {
 		r.full = true
@@ -352,7 +352,7 @@ func (r *reader) target() (int, error) {
 }
 
 // find returns the index of a stage with the given name or number. It looks only at stages whose
-// index is less than the value of the parameter "before".
+// index is less than the given limit (before).
 func (r *reader) find(name string, before int) (int, bool) {
 	stages := r.source.stages[:before]
 	if i, ok := instructions.HasStage(stages, name); ok {

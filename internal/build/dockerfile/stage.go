@@ -78,7 +78,7 @@ func (r *reader) stage(ctx context.Context, i int) (*stage, error) {
 	return st, nil
 }
 
-// The method from starts a stage on the base that the stage's FROM instruction names.
+// from(…) starts a stage on the base that the stage's FROM instruction names.
 func (r *reader) from(ctx context.Context, i int, src *instructions.Stage, line int) (*stage, error) {
 	expand := r.expander(vars{args: r.args})
 	base, err := expand(src.BaseName)

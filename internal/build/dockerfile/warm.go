@@ -67,7 +67,7 @@ const (
 	inHeredoc
 )
 
-// The function within says where a line is: between instructions, in an instruction or in a
+// within(nodes, line) says where a line is: between instructions, in an instruction or in a
 // here-document. nodes[0] must be the first instruction that ends at the line or below it.
 func within(nodes []*parser.Node, line int) place {
 	switch {

@@ -42,9 +42,9 @@ func (p reporter) step(stage, detail string) {
 	}
 }
 
-// content is a resolved base. The field digest is the part of the cache key that is not in the
-// recipe's text. The function in the field stream writes the layers of the base, and the recipe's
-// files, as a stream of package imageproto.
+// content is a resolved base. Its digest is the part of the cache key that is not in the recipe's
+// text. stream(ctx, w) writes the layers of the base, and the recipe's files, as a stream of
+// package imageproto.
 type content struct {
 	digest  string
 	env     map[string]string

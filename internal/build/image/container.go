@@ -177,8 +177,8 @@ func layersOf(img v1.Image, kind string, plain bool) ([]source, error) {
 	return list, nil
 }
 
-// checked returns a function that opens the same content as the function open. At the end of the
-// content, the reader compares it with the digest in want.
+// checked returns a function that opens the same content as open(). When the content has been read
+// to its end, the reader compares its digest with want.
 func checked(open func() (io.ReadCloser, error), want v1.Hash) func() (io.ReadCloser, error) {
 	return func() (io.ReadCloser, error) {
 		from, err := open()
@@ -218,8 +218,8 @@ func checkConfig(img v1.Image) (want v1.Hash, err error) {
 	return want, nil
 }
 
-// diffIDs returns the digests of the uncompressed layers, which the configuration lists. The
-// parameter layers is the number of layers of the image.
+// diffIDs returns the digests of the uncompressed layers, which the configuration lists. The image
+// has the given number of layers.
 func diffIDs(img v1.Image, layers int) ([]v1.Hash, error) {
 	config, err := img.ConfigFile()
 	if err != nil {

@@ -107,8 +107,8 @@ func debianSources(ctx context.Context, suite string) ([]string, error) {
 
 // sourcesFor converts indextargets to deb lines. For the fields of indextargets, see debianSources.
 // If the host's sources have the suite, such as trixie, the result is their lines for trixie,
-// trixie-updates and trixie-security. Otherwise the lines are derived from the lines of the host's
-// own suite.
+// trixie-updates and trixie-security. If the host's sources lack the suite, the lines are derived
+// from the lines of the host's own suite.
 func sourcesFor(suite string, indextargets []byte) ([]string, error) {
 	components := make(map[string][]string) // components of each "URI suite"
 	var order []string

@@ -12,10 +12,10 @@ import (
 // name.
 var notInName = regexp.MustCompile(`[^a-z0-9._-]+`)
 
-// FromContainer returns the recipe of a snapshot that consists of a container image alone. The
-// parameter text is the base in a recipe's syntax: docker://…, oci:… or docker-archive:…. For any
-// other text, FromContainer returns false. The recipe is named after the last part of the image's
-// name. Relative paths start at the working directory.
+// FromContainer returns the recipe of a snapshot that consists of a container image alone. The text
+// must be a base in a recipe's syntax: docker://…, oci:… or docker-archive:…. For any other text,
+// FromContainer returns false. The recipe is named after the last part of the image's name.
+// Relative paths start at the working directory.
 func FromContainer(text string) (r *Recipe, ok bool, err error) {
 	b, err := parseBase(text)
 	if err != nil || b.kind == baseDebian {

@@ -36,10 +36,10 @@ const (
 const ext4Features = "none,ext_attr,dir_index,filetype,extent,64bit,flex_bg,sparse_super,large_file,huge_file,dir_nlink," +
 	"extra_isize,metadata_csum"
 
-// writeExt4 creates the file system image with the given path and size. The parameter program is
-// the executable forkd-unpack, which unpacks the output of stream. The file system contains the
-// unpacked files. Temporary files are put into the directory work, which must be empty and which
-// the caller removes. The uuid identifies the file system and seeds its directory hashes.
+// writeExt4 creates the file system image with the given path and size. It runs the given program,
+// which is the executable forkd-unpack, to unpack the output of stream. The file system contains
+// the unpacked files. Temporary files are put into the directory work, which must be empty and
+// which the caller removes. The uuid identifies the file system and seeds its directory hashes.
 func writeExt4(ctx context.Context, name, work, uuid string, size int64, program []byte,
 	stream func(ctx context.Context, w io.Writer) error) error {
 	unpack, root := filepath.Join(work, "forkd-unpack"), filepath.Join(work, "root")

@@ -45,7 +45,7 @@ func debugfs(t *testing.T, fs, command string) string {
 }
 
 // debianOf returns a function that writes the stream of a Debian base with the files of a recipe.
-// That function calls the function open to read the archive of the base.
+// That function calls open(ctx) to read the archive of the base.
 func debianOf(r *Recipe, open func(ctx context.Context) (io.ReadCloser, error)) func(context.Context, io.Writer) error {
 	return func(ctx context.Context, w io.Writer) error {
 		return writeStream(ctx, w, r, source{name: "debian:test", open: func() (io.ReadCloser, error) { return open(ctx) }})

@@ -65,10 +65,9 @@ func (k *KernelFiles) makeInitrd(ctx context.Context, agent []byte) error {
 	return nil
 }
 
-// Initramfs returns an initramfs that contains the program agent. The parameter kernel is the path
-// of the kernel file for which the initramfs is made. The initramfs contains the modules in the
-// directory "modules" next to the kernel, as in the cache. Without that directory, the kernel must
-// have all drivers built in.
+// Initramfs returns an initramfs that contains the program agent. The initramfs is for the kernel
+// file at the path kernel. The initramfs contains the modules in the directory "modules" next to
+// the kernel, as in the cache. Without that directory, the kernel must have all drivers built in.
 func Initramfs(kernel string, agent []byte) ([]byte, error) {
 	k := &KernelFiles{}
 	if modules := filepath.Join(filepath.Dir(kernel), modulesName); exists(modules) {

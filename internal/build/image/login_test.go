@@ -135,8 +135,8 @@ func TestPrivateRegistries(t *testing.T) {
 	}
 }
 
-// record makes all requests of the test arrive at one server, whatever hosts they are for. The
-// result has the hosts of requests with a credential.
+// record directs all requests of the test to one server, whatever hosts they are for. The result
+// has the hosts of requests with a credential.
 func record(t *testing.T, server *httptest.Server, answer func(http.ResponseWriter, *http.Request)) *[]string {
 	t.Helper()
 	var mu sync.Mutex

@@ -27,10 +27,10 @@ const (
 	stagingSuffix = ".staging"
 )
 
-// publish creates the directory parent/name. It calls the function fill with an empty staging
-// directory next to parent/name, and then renames the staging directory to parent/name. If
+// publish creates the directory parent/name. It calls fill(staging), where staging is an empty
+// staging directory next to parent/name, and then renames the staging directory to parent/name. If
 // parent/name already exists, or appears while publish waits for another process that creates it,
-// publish does not call fill. If publish has to wait, it calls the function waiting once.
+// publish does not call fill. If publish has to wait, it calls waiting() once.
 //
 // A process that is killed in fill leaves its staging directory. The next publish of the same name
 // removes that directory.
@@ -110,8 +110,8 @@ func lock(ctx context.Context, name string, waiting func()) (unlock func(), err 
 	}
 }
 
-// sameFile reports whether name is still the path of the locked file f. The last holder of the lock
-// may have removed the file between our open and our lock. Then our lock guards nothing.
+// sameFile reports whether name is still the path of the locked file f. If the last holder of the
+// lock removed the file between our open and our lock, our lock guards nothing.
 func sameFile(f *os.File, name string) bool {
 	have, err := f.Stat()
 	if err != nil {

@@ -30,7 +30,7 @@ import (
 	"github.com/therootcompany/xz"
 )
 
-// ErrNotFound means that a module is not in the directory and not built into the kernel.
+// ErrNotFound means that a module is neither in the directory nor built into the kernel.
 var ErrNotFound = errors.New("no such module")
 
 // maxModuleBytes bounds one decompressed module. The largest module of a distribution's kernel has
@@ -45,7 +45,7 @@ type Module struct {
 
 // Collect returns the modules with the given names and all their dependencies. Each module occurs
 // once, after its dependencies. Names may contain "-" or "_". Modules that are built into the
-// kernel are omitted. The parameter dir is lib/modules/<version>.
+// kernel are omitted. The modules are below dir, which is lib/modules/<version>.
 func Collect(dir string, names []string) ([]Module, error) {
 	paths, err := index(dir)
 	if err != nil {

@@ -42,8 +42,8 @@ func object(depends string) []byte {
 	return b
 }
 
-// modulesDir makes a modules directory. The parameter modules maps names of modules to their lists
-// of dependencies.
+// modulesDir makes a modules directory. In the given map, the keys are paths of modules, and the
+// values are their lists of dependencies.
 func modulesDir(t *testing.T, modules map[string]string) string {
 	t.Helper()
 	dir := t.TempDir()

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// The function every returns a plan whose steps use all fields that are part of keys.
+// every() makes a plan whose steps use all fields that are part of keys.
 func every() Plan {
 	zero := 0
 	files := []File{
@@ -42,8 +42,8 @@ func source(files []File, prefix string, s Source) Source {
 	return s
 }
 
-// goldenOfEvery are the keys of the plan that the function every returns. They may change only
-// together with keyVersion.
+// goldenOfEvery are the keys of the plan that every() makes. They may change only together with
+// keyVersion.
 var goldenOfEvery = []string{
 	"2efda241766ff26631250b351578ee612f0c9fa65094ebeb7515e10c4aadd57d",
 	"1b6cb02adae7b4df116faf8a87c105e03e10a29882546e4a0f099767eeec1239",

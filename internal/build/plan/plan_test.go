@@ -47,7 +47,7 @@ func TestKeysAreThoseOfTheirVersion(t *testing.T) {
 	}
 }
 
-// changed applies the function change to a copy of the example, and returns the numbers of the
+// changed edits a copy of the example with the callback change, and returns the numbers of the
 // steps whose keys are then different. Each number is one digit of the result.
 func changed(t *testing.T, change func(*Plan)) string {
 	t.Helper()

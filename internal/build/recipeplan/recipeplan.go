@@ -98,7 +98,7 @@ func (r *reader) add(name string, s plan.Step) {
 	r.plan.Steps = append(r.plan.Steps, s)
 }
 
-// The method files adds a step for each entry of the field files.
+// files(ctx) adds a step for each entry of the recipe's field "files".
 func (r *reader) files(ctx context.Context) error {
 	for i, f := range r.recipe.Files {
 		if err := ctx.Err(); err != nil {

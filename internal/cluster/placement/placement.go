@@ -46,7 +46,7 @@ type Resources struct {
 	VCPUs     uint64
 }
 
-// plus returns the sum of r and n times x.
+// plus() returns the sum of r and n times x.
 func (r Resources) plus(x Resources, n uint64) Resources {
 	return Resources{r.Sandboxes + n*x.Sandboxes, r.MemoryMiB + n*x.MemoryMiB, r.VCPUs + n*x.VCPUs}
 }
@@ -79,8 +79,8 @@ type Node struct {
 // Policy decides among nodes that can start a request equally soon.
 type Policy int
 
-// Spread chooses the node with the lowest load. Then few sandboxes are lost with a node. Pack
-// chooses the node with the highest load. Then some nodes stay empty, and can be removed.
+// Spread chooses the node with the lowest load, so the loss of a node takes few sandboxes with it.
+// Pack chooses the node with the highest load, so some nodes stay empty and can be removed.
 const (
 	Spread Policy = iota
 	Pack
@@ -92,7 +92,7 @@ type Request struct {
 	SnapshotMiB uint64    // size of the files that must be read or fetched
 	N           uint64    // number of sandboxes, all on the same node; 0 means 1
 	Each        Resources // need of each sandbox; Sandboxes is always 1
-	// Number of sandboxes that the tenant has, and may have; 0: no limit.
+	// TenantHas is the tenant's number of sandboxes, and TenantMax is its maximum; 0: no limit.
 	TenantHas, TenantMax uint64
 	// Key decides between nodes that are otherwise equal. The same key chooses the same node as
 	// long as this node is among the best.

@@ -32,7 +32,7 @@ func randomRequest(r *rand.Rand) Request {
 		Key: fmt.Sprint(r.Uint64()), Policy: Policy(r.IntN(2))}
 }
 
-// fits reports whether a node has room. It computes this in another way than Choose does.
+// fits() reports whether a node has room. It computes this in another way than Choose does.
 func fits(n *Node, r Request) bool {
 	within := func(used, each, of uint64) bool { return of == 0 || used+each*max(r.N, 1) <= of }
 	return within(n.Used.Sandboxes, 1, n.Capacity.Sandboxes) &&

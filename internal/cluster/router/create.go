@@ -39,7 +39,7 @@ type creation struct {
 	key string
 }
 
-// some reports whether a list in JSON has elements. A client without a token can send a long list, so
+// some is true if a list in JSON has elements. A client without a token can send a long list, so
 // the elements are not decoded.
 type some bool
 
@@ -108,9 +108,9 @@ const repeatTimeout = 20 * time.Second
 
 // earlier() looks for a node that has executed an earlier request with the same Idempotency-Key. If
 // it finds one, it passes on the answer of that node, and returns true. All nodes must answer. If
-// one of them did not have to, the request could be executed twice. If a node's daemon has not
-// reported its name, the node is not asked. Such a daemon may be too old to know the header, so it
-// would execute the request.
+// one of them did not have to answer, the request could be executed twice. If a node's daemon has
+// not reported its name, the node is not asked. Such a daemon may be too old to know the header, so
+// it would execute the request.
 func (r *Router) earlier(ctx context.Context, w http.ResponseWriter, again func() *http.Request) (bool, error) {
 	ctx, cancel := context.WithTimeout(context.WithValue(ctx, repeatKey{}, true), repeatTimeout)
 	defer cancel()
@@ -174,7 +174,7 @@ var errCordoned = errors.New("it takes no new sandboxes: it is cordoned, or cann
 // created anything.
 var refusals = []string{"max_sandboxes", "max_vcpus", "host_memory", "host_disk", "no_kvm", "snapshot_not_found"}
 
-// refuses reports whether an answer may be a refusal that another node would not give. Successful
+// refuses() reports whether an answer may be a refusal that another node would not give. Successful
 // answers are never held.
 func refuses(resp *http.Response) bool {
 	switch resp.StatusCode {

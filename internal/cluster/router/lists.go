@@ -22,14 +22,14 @@ import (
 const (
 	nodePage     = 200      // number of members requested from a node at a time
 	minPage      = 10       // the same, if there are many nodes
-	allPages     = 800      // the same for all nodes together; many nodes exceed it, with minPage each
+	allPages     = 800      // the same for all nodes together; if there are many nodes, minPage for each exceeds it
 	maxPageBytes = 32 << 20 // bytes of an answer with nodePage members; a sandbox's description has up to 100 KiB
 	minPageBytes = 1 << 20  // the same, for fewer members
 	maxListBytes = 64 << 20 // bytes of a merged list; the pages that were not merged yet can have twice as many
 	listTimeout  = 20 * time.Second
 )
 
-// missingHeader names the nodes that are missing in a list.
+// missingHeader names the nodes whose members are missing from a list.
 const missingHeader = "Forkd-Missing-Nodes"
 
 // errElsewhere is the error if a node's list has a sandbox whose id does not name that node.
@@ -232,7 +232,7 @@ func (l *merge) read(ctx context.Context, s *source) (*answer, error) {
 }
 
 // take adds a page to a source. Every page of a node must continue the node's list, so a list
-// without an end only fills the page.
+// without an end only fills the page of the merged list.
 func (l *merge) take(s *source, raw []json.RawMessage, more bool, limit int) error {
 	if len(raw) > limit || more && len(raw) == 0 {
 		return fmt.Errorf("%d members, want at most %d", len(raw), limit)

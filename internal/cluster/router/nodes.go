@@ -54,7 +54,7 @@ type node struct {
 	status    status
 }
 
-// parseNodes reads the file of nodes. If an entry equals that of a node in the parameter old, the
+// parseNodes reads the file of nodes. If an entry equals the entry of a node in the list old, the
 // result contains this node, with its connections and its state.
 func parseNodes(text []byte, old []*node) (nodes []*node, err error) {
 	var f file
@@ -151,7 +151,7 @@ func (r *Router) readNodes() error {
 	return nil
 }
 
-// readSmall reads a file of at most most bytes.
+// readSmall reads a file. It fails if the size in bytes exceeds the second argument.
 func readSmall(path string, most int64) ([]byte, error) {
 	fi, err := os.Stat(path)
 	if err == nil && (!fi.Mode().IsRegular() || fi.Size() > most) {

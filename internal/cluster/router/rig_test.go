@@ -61,7 +61,7 @@ func (r *relay) carry(c net.Conn) {
 	r.conns[c] = true
 	r.mu.Unlock()
 	if stall {
-		return // the method set closes the connection
+		return // r.set closes the connection
 	}
 	to, err := net.Dial("tcp", r.to)
 	if err != nil || cut {
@@ -151,8 +151,8 @@ func (c *cluster) fresh() {
 	}
 }
 
-// routerOf returns a running router that has asked all nodes. Before it starts the router, it calls
-// each function in the parameter set with the router.
+// routerOf returns a running router that has asked all nodes. First it calls each given function
+// with the router, and then it starts the router.
 func routerOf(t *testing.T, file string, set ...func(*Router)) *Router {
 	t.Helper()
 	r, err := New(Config{File: file, Log: slog.New(slog.DiscardHandler)})
@@ -196,7 +196,7 @@ func (c *cluster) nodeOf(id string) string {
 	return found
 }
 
-// ids returns the ids of all sandboxes that a client lists.
+// ids() returns the ids of all sandboxes that a client lists.
 func ids(t *testing.T, cl *client.Client) (all []string) {
 	t.Helper()
 	list, err := cl.Sandboxes(t.Context())

@@ -33,9 +33,9 @@ const (
 	heldMemory  = 2048
 )
 
-// cmdline is the kernel's command line. It sets the frequency of the TSC, because Bochs leaves the
-// CPUID leaf for that frequency empty. After a panic the host halts. The watcher then reads the
-// message on the console and ends the run.
+// cmdline is the kernel's command line. It sets the frequency of the TSC, because Bochs does not
+// fill in the CPUID leaf for that frequency. After a panic the host halts. The watcher then reads
+// the message on the console and ends the run.
 var cmdline = strings.Join([]string{
 	"console=ttyS0,115200", "quiet", "mitigations=off", "nokaslr", "panic=0", "norandmaps",
 	fmt.Sprintf("tsc_early_khz=%d", instructionsPerSecond/1000),

@@ -47,8 +47,8 @@ const (
 const failureFile = "failure"
 
 // Choose returns the path or name of the QEMU to run. A fetched QEMU is stored in dir. If Choose
-// cannot get a QEMU whose series is at least the constant oldest, it returns the host's QEMU, and
-// passes a message about this to the function progress.
+// cannot get a QEMU that is new enough (see oldest), it returns the host's QEMU, and calls progress
+// with a message about this.
 func Choose(ctx context.Context, dir string, progress func(string)) string {
 	have, err := version(ctx, Program)
 	if err != nil || !older(have) {
@@ -73,8 +73,8 @@ func Choose(ctx context.Context, dir string, progress func(string)) string {
 	return Program
 }
 
-// lastFailure returns the error of the last attempt, unless that attempt was longer than retryAfter
-// ago.
+// lastFailure returns the error of the last attempt. If that attempt was more than retryAfter ago,
+// it returns nil.
 func lastFailure(dir string) error {
 	path := filepath.Join(dir, failureFile)
 	info, err := os.Stat(path)

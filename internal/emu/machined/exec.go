@@ -154,8 +154,8 @@ func (p *process) input(ctx context.Context, conn io.Reader, out *frameConn) {
 	}
 }
 
-// feed writes input to the process. If a write fails, the process has closed its input, and feed
-// discards the rest of the input.
+// feed writes input to the process. If a write fails, the process has closed its input, and the
+// rest of the input is discarded.
 func (p *process) feed(ctx context.Context, chunks <-chan []byte, out *frameConn) {
 	for {
 		select {

@@ -66,8 +66,8 @@ func (g groups) start(cmd *exec.Cmd) (group, error) {
 	return started, nil
 }
 
-// delegate prepares the cgroup dir for delegation to a process. The result place refers to a child
-// cgroup of dir, in which the caller starts the process. systemd does the same
+// delegate prepares the cgroup dir for delegation to a process. It returns the open directory of a
+// child cgroup of dir, in which the caller starts the process. systemd does the same
 // (systemd.resource-control(5), Delegate= and DelegateSubgroup=). The cgroup dir itself must have
 // no processes. If it had any, the kernel would not enable controllers for the cgroups below it.
 func delegate(dir string) (place *os.File, err error) {

@@ -49,8 +49,8 @@ func Main(args []string) int {
 	return 1
 }
 
-// initMain boots, starts the server, and reaps processes. It returns when the server exits, which
-// is an error.
+// initMain boots, starts the server, and reaps processes. It returns an error when the server
+// exits.
 func initMain() error {
 	if err := setEnv(); err != nil {
 		return err
@@ -126,7 +126,7 @@ func serve() error {
 	return s.ListenAndServe()
 }
 
-// killGrace is the time between the killing of all processes and the unmounting of file systems.
+// killGrace is the delay after all processes were killed and before file systems are unmounted.
 const killGrace = 300 * time.Millisecond
 
 // powerOff kills all processes, so that they do not write any more, syncs the disks, and powers the

@@ -26,7 +26,7 @@ const (
 // Start starts the emulated host if it is not running, waits until it answers, and returns its
 // state. A running emulated host keeps its options. The parameter supervisor is the beginning of a
 // command line that calls Supervise for this machine. The process with this command line outlives
-// the caller. Start calls the function progress with a message for each step.
+// the caller. Start calls progress(message) for each step.
 func (m Machine) Start(ctx context.Context, o Options, supervisor []string, progress func(string)) (State, error) {
 	if err := o.validate(); err != nil {
 		return State{}, err

@@ -171,9 +171,9 @@ func (s *supervisor) writeBoot(ctx context.Context) (string, error) {
 	return kernel.VMLinux, s.m.writeInitrd(kernel, busybox, s.init, config)
 }
 
-// watch pings the emulated host until the emulated host exits or hangs. If ctx ends first, watch
-// stops the emulated host. The result answered says whether the emulated host has answered a ping.
-// The error says why the emulated host is gone.
+// watch pings the emulated host until the emulated host exits or hangs. If ctx ends first, it stops
+// the emulated host. It returns whether the emulated host has answered a ping, and an error that
+// says why the emulated host is gone.
 func (s *supervisor) watch(ctx context.Context, cmd *exec.Cmd) (answered bool, _ error) {
 	exited := make(chan error, 1)
 	go func() { exited <- cmd.Wait() }()
