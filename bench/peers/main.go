@@ -1,6 +1,7 @@
-// Command peers compares forkd with other runtimes. It measures two times from a request: until a
-// child runs, and until the child has answered. It also measures the CPU time for the request, and
-// the memory that a child takes. The measurements of the different runtimes are interleaved.
+// Command peers compares forkd with other runtimes. It measures two durations that begin with a
+// request: until a child runs, and until the child has answered. It also measures the CPU time for
+// the request, and the memory that a child takes. The measurements of the different runtimes are
+// interleaved.
 //
 // All virtual machines run the same guest. Each VMM restores the guest from a snapshot that the
 // same VMM has made. By default, the guest has no operating system (package stub). Then the figures

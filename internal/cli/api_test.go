@@ -25,8 +25,8 @@ import (
 // agentHere returns a command that runs an agent on this host, with the host as its guest.
 func agentHere(dir string) *exec.Cmd { return exec.Command("forkd-agent", "-listen-dir", dir) }
 
-// TestScriptsWithDaemon runs scripts against an API whose guests are agents on this host. $ID is
-// the id of a sandbox of the snapshot "base". The guest sees the script's files.
+// TestScriptsWithDaemon runs scripts against an API in which agents on this host stand in for
+// guests. $ID is the id of a sandbox of the snapshot "base". The guest sees the script's files.
 func TestScriptsWithDaemon(t *testing.T) {
 	program, err := apirig.BuildSSH(t.TempDir())
 	if err != nil {

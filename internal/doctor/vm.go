@@ -139,8 +139,8 @@ func (h *Host) program() Finding {
 	return pass("forkd " + h.Version + ", complete")
 }
 
-// enoughDescriptors is the number of file descriptors that a hundred sandboxes with forty
-// connections each need.
+// enoughDescriptors is the number of file descriptors that a hundred sandboxes need, if each has
+// forty connections.
 const enoughDescriptors = 4096
 
 // network checks that forkd-net can connect sandboxes. forkd-net needs sockets of an ordinary user,

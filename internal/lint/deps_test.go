@@ -17,8 +17,8 @@ type room struct {
 	reason   string   // why the room may import nothing else
 }
 
-// leaves are small packages that do not depend on forkd. Every room except the room of the guest
-// may import them.
+// leaves are small packages that do not depend on forkd. The packages of every room may import
+// them, except those of the guest's room.
 var leaves = []string{"internal/atomicfile", "internal/cachedir", "internal/cleanup", "internal/embedded",
 	"internal/gate", "internal/hostroute", "internal/ignore", "internal/linger",
 	"internal/pause", "internal/private", "internal/rawcall", "internal/registry", "internal/rootcert",

@@ -319,7 +319,7 @@ func withoutSession(next sdk.MethodHandler) sdk.MethodHandler {
 		}
 		result, err := next(ctx, method, req)
 		if r, ok := result.(*sdk.InitializeResult); ok && r != nil && r.Capabilities.Resources != nil {
-			// Change copies, because the originals belong to the server.
+			// Only copies are changed, because the originals belong to the server.
 			capabilities, resources := *r.Capabilities, *r.Capabilities.Resources
 			resources.Subscribe, capabilities.Resources = false, &resources
 			r.Capabilities = &capabilities

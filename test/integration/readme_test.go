@@ -30,9 +30,9 @@ func TestReadmeSession(t *testing.T) {
 	d.cli(t, 0, "rmi", "python-numpy")
 }
 
-// TestQuickStartOf05 types the commands of forkd 0.5's quick start that still exist, and sends its
-// request for five sandboxes. Where forkd 0.5 used the name of a child, the test uses a sandbox's
-// id.
+// TestQuickStartOf05 follows the quick start of forkd 0.5. It types the commands that still exist,
+// and sends the request for five sandboxes. Where forkd 0.5 used the name of a child, the test uses
+// a sandbox's id.
 func TestQuickStartOf05(t *testing.T) {
 	d := load(t).start(t, withPool(0))
 	d.cli(t, 0, "snapshot-compact", "--from", tag, "--to", "pyagent")

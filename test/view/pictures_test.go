@@ -44,7 +44,7 @@ func TestPictures(t *testing.T) {
 	p.clean(statsOfEnded)
 }
 
-// story makes the tree of the pictures.
+// story makes the tree of snapshots and sandboxes that the pictures show.
 func story(r *rig) {
 	r.bake("python-numpy")
 	first := r.fork("python-numpy", 1, map[string]string{"name": "setup", "job": "7"})[0]

@@ -22,8 +22,8 @@ func TestBootImage(t *testing.T) {
 	}
 }
 
-// A compressed archive may expand to any size. A build context accepts a limited number of bytes,
-// whatever they contain.
+// A compressed archive may expand to any size. So a build context accepts only a limited number of
+// bytes, whatever the archive contains.
 func TestUnpackIsBounded(t *testing.T) {
 	var z bytes.Buffer
 	c := gzip.NewWriter(&z)

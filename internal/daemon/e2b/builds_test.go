@@ -328,7 +328,7 @@ func (r *rig) begin(b build) {
 }
 
 // If a daemon stops during a build, the next daemon deletes the build's sandbox and archives. Only
-// /v1 shows that sandbox.
+// /v1 shows the build's sandbox.
 func TestBuildOfAnEarlierDaemon(t *testing.T) {
 	r := start(t)
 	b := r.request("mine")

@@ -288,7 +288,7 @@ func TestTimeoutPauseAndFork(t *testing.T) {
 	if r.call("GET", at, "", 200, &i); i.State != "paused" {
 		t.Errorf("it is %s after its fork", i.State)
 	}
-	// SDKs of 2025 also send the headers of sandboxes' services on these routes.
+	// On these routes, SDKs of 2025 also send the headers that are meant for services in sandboxes.
 	for _, h := range []header{{"E2b-Sandbox-Id": b.ID}, {"E2b-Sandbox-Id": b.ID, "E2b-Sandbox-Port": "49983"}} {
 		if resp, out := r.send("GET", at, h.with("X-API-Key", apiKey["X-API-Key"]), ""); resp.StatusCode != 200 {
 			t.Errorf("with %v: %s %s", h, resp.Status, out)

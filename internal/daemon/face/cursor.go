@@ -44,8 +44,8 @@ func Limit(q url.Values) (int, error) {
 	return limit, nil
 }
 
-// PlaceOfCursor returns the place in the list of sandboxes that a cursor names: the key in the cursor is
-// a SandboxKey. An empty cursor is the beginning of the list.
+// PlaceOfCursor returns the place that a cursor names in the list of sandboxes. The key in such a
+// cursor is a SandboxKey. An empty cursor is the beginning of the list.
 func PlaceOfCursor(cursor string) (p byage.Place, err error) {
 	if cursor == "" {
 		return p, nil

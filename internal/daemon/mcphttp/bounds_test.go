@@ -278,7 +278,8 @@ func heap() int {
 	return int(m.HeapAlloc)
 }
 
-// Answers of the API that a message's tool decodes count against the message's share of memory.
+// If a message calls a tool, the API's answers to the tool count against the message's share of
+// memory while the tool decodes them.
 func TestDecodedAnswersAreCounted(t *testing.T) {
 	f := face.New(face.Config{Limits: face.Limits{Memory: 16 << 20}})
 	answer := func(size int) string {

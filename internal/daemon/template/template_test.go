@@ -168,7 +168,8 @@ func TestUploadsAreBounded(t *testing.T) {
 	}
 }
 
-// If an archive is uploaded while its build ends, its bytes are no longer counted after the end.
+// If a build ends while its archive is being uploaded, the archive's bytes are no longer counted
+// after the build.
 func TestUploadAtTheEndOfItsBuild(t *testing.T) {
 	u, err := newUploads(filepath.Join(t.TempDir(), "x"))
 	if err != nil {

@@ -26,8 +26,8 @@ const (
 )
 
 // hotAnnotation is the annotation, in index.json, with the digest of a list of hot frames. The list
-// is a blob that no manifest names, so that programs for OCI artifacts still find one artifact.
-// Such programs do not transfer the list.
+// is a blob that no manifest names, so that programs for OCI artifacts still find only one
+// artifact. Such programs do not transfer the list.
 const hotAnnotation = "dev.forkd.snapshot.hot"
 
 // WriteLayout writes the tar archive of an OCI image layout (OCI image spec, image-layout.md) with

@@ -28,8 +28,8 @@ const interruptInterval = time.Second
 const interruptGrace = agentproto.EvalGrace
 
 // abandonedGrace replaces interruptGrace for code whose client has disconnected. It is longer,
-// because no client waits for the code to end. Code that was running in the source of a fork has no
-// client in the children, and a child is busy in its first seconds.
+// because no client waits for the code to end. In the child of a fork, code that was running at the
+// fork has lost its client, and takes longer because a child is busy in its first seconds.
 const abandonedGrace = 30 * time.Second
 
 // busyWait is how long a call that has a timeout waits for its turn. Other calls wait until their

@@ -89,8 +89,8 @@ func testUnread(t *testing.T, port, other uint32) {
 
 // Open connections count like closed connections with unread data. If their guests do not read,
 // many open connections can become such closed connections. The number of connections is limited
-// for each owner and for all owners together. A guest or an owner with few connections gets more
-// even above these limits.
+// for each owner and for all owners together. Even when one of these limits is reached, a guest or
+// an owner with few connections can open more.
 func TestConnectionsAreLimited(t *testing.T) {
 	var owners Owners
 	var guests []*guestConns

@@ -34,8 +34,8 @@ func TestDeletionOfADamagedSnapshot(t *testing.T) {
 	}
 }
 
-// If the record of keys is lost, a snapshot still works and its key is known. If the record is damaged,
-// the snapshot cannot be used, and its deletion destroys the key.
+// If the record of keys is lost, a snapshot still works and its key is still found. If the record
+// is damaged, the snapshot cannot be used, and its deletion destroys the key.
 func TestLostRecordOfKeys(t *testing.T) {
 	w := newWorld(t)
 	w.make("a", "")

@@ -84,8 +84,9 @@ type room struct {
 	in    chan struct{} // closed when the room is assigned
 }
 
-// Error reports that there is no room in RAM for the memory of a branch. Earlier branches
-// are not on disk yet, or sandboxes of the owner use them. Sizes are in bytes.
+// Error reports that there is no room in RAM for the memory of a branch. Earlier branches take this
+// room, because they are not on disk yet or because sandboxes of the same owner use them. Sizes are
+// in bytes.
 type Error struct {
 	Need  uint64
 	Own   uint64 // layers of the owner that are to be written to disk

@@ -10,8 +10,8 @@ import (
 )
 
 // If a pull may reuse a snapshot, it returns the snapshot that an earlier pull has made from the
-// same artifact. It does so while that snapshot arrives, later, and after a restart. It refuses any
-// other snapshot.
+// same artifact. It does so while that snapshot is still arriving, after it has arrived, and after
+// a restart. It refuses any other snapshot.
 func TestReuse(t *testing.T) {
 	t.Setenv("DOCKER_CONFIG", t.TempDir())
 	s, a, b := serve(t), newHost(t).hasty(), newHost(t).lazily(t)

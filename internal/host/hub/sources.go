@@ -21,8 +21,9 @@ const MaxMirrors = 4
 // source.
 const mirrorPatience = 10 * time.Second
 
-// ParseMirror parses REGISTRY/NAME, the repository of a mirror. A mirror has no tag, because its blobs
-// are found by their digests. Errors name the field of the request that contains the reference.
+// ParseMirror parses REGISTRY/NAME, the repository of a mirror. A mirror has no tag, because its
+// blobs are found by their digests. Errors name field, the request's field that contains the
+// repository.
 func ParseMirror(field, repository string) (Remote, error) {
 	repo, err := name.NewRepository(repository, name.StrictValidation)
 	if err != nil || !repoPattern.MatchString(repo.RepositoryStr()) {

@@ -7,8 +7,8 @@
 // resulting file system. The VM is killed at the end, and on every error.
 //
 // While the VM runs, the disk file is a disk layer. The layer contains every cluster, so the VM
-// reads nothing of the base below it. Without the layer's bitmap and footer, the file is the
-// finished disk, so no data is copied.
+// reads nothing of the base below it. When the layer's bitmap and footer are cut off, the file is
+// the finished disk, so no data is copied.
 package imagevm
 
 import (

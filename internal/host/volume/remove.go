@@ -13,9 +13,10 @@ import (
 )
 
 // Remove removes a volume and its data. The error is an *Error if there is no such volume, or an
-// *InUseError if the volume has a writer. After any other error, the volume still exists, or
-// it comes back after a power failure. When Remove returns nil, the volume does not come back. A writer
-// that has ended does not hinder Remove, even if the disk is full and the volume cannot be released.
+// *InUseError if the volume has a writer. After any other error, the volume still exists, or may
+// come back after a power failure. When Remove returns nil, the volume does not come back. A writer
+// that has ended does not hinder Remove, even if the disk is full and the volume cannot be
+// released.
 func (s *Store) Remove(ctx context.Context, name string) error { return s.remove(ctx, name, "") }
 
 // RemoveID is like Remove, but removes only the volume with the given id. If another volume has the name,

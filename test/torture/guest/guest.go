@@ -79,8 +79,8 @@ type Instant struct {
 }
 
 // Check returns nil if r is a complete verification of a guest with size s, and if this guest is a
-// copy of the given instant. The guest may have continued since that instant. In all other cases,
-// Check returns an error.
+// copy of the guest at the given instant. The guest may have continued since that instant. In all
+// other cases, Check returns an error.
 func (r *Report) Check(at Instant, s Size) error {
 	pages, blocks := s.MemoryMiB<<20/pageSize, s.DiskMiB<<20/pageSize
 	switch {

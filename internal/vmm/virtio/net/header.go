@@ -53,7 +53,7 @@ func (h *header) encode(buffers uint16) (b [frame.HeaderBytes]byte) {
 }
 
 // fits reports whether h is valid for a frame of n bytes. The parameters csum and tso say whether
-// the receiver of the frame completes checksums and segments.
+// the receiver of the frame completes checksums and splits large frames into segments.
 func (h *header) fits(n int, csum, tso bool) bool {
 	if n < ethernetBytes || n > frame.MaxFrame {
 		return false
