@@ -133,7 +133,7 @@ def test_an_encrypted_suspended_state(rig: Any, client: Client) -> None:
     with client.fork(rig.snapshot, 1) as (one,):
         assert one.suspend(encrypt=True).state == "suspended"
         states = [s for s in client.snapshots.list() if s.tag.startswith(f"suspended-{one.id}")]
-        assert [s.info.encrypted for s in states] == [True]
+        assert [s.info().encrypted for s in states] == [True]
         assert one.resume().state == "running"
 
 
