@@ -66,10 +66,16 @@ func withSecret(s *netclient.Setting, value string) *netclient.Setting {
 func filesWith(t *testing.T, dir, text string) (found []string) {
 	t.Helper()
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrNotExist) { // the store drops unused layers if its disk is nearly full
+			return nil
+		}
 		if err != nil || !d.Type().IsRegular() {
 			return err
 		}
 		p, err := os.ReadFile(path)
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
 		if err != nil || !bytes.Contains(p, []byte(text)) {
 			return err
 		}
