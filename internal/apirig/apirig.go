@@ -469,7 +469,7 @@ func imagesOf(more []string) func(context.Context, string, *build.Login) (string
 }
 
 // bootOf returns a function that provides the same boot files for every container image. It checks
-// that the digest is the one that the function of imagesOf returns.
+// that the function of imagesOf returns this digest.
 func bootOf(file string) build.Boot {
 	return func(_ context.Context, i build.Image, _ func(string)) (bake.Request, error) {
 		switch {

@@ -8,8 +8,8 @@ import (
 
 // HasKeyTwice reports whether an object in a JSON text has two keys that are equal or differ only
 // in case. Programs disagree about which of the two values counts: encoding/json takes the second
-// value. So a registry could assign a copied signature to a snapshot other than the one that this
-// daemon has checked. The text must be valid.
+// value. So a registry could assign a copied signature to a snapshot other than the snapshot that
+// this daemon has checked. The text must be valid.
 func HasKeyTwice(text []byte) bool {
 	type level struct {
 		keys map[string]bool // nil for an array

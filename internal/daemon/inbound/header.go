@@ -201,7 +201,7 @@ func ownLocation(location, host string, route *Route) (string, bool) {
 }
 
 // sameHost reports whether a host is the guest's own, so that a redirect to it does not leave the
-// guest. The guest has two hosts of its own: the one that it saw in the request's Host header
+// guest. The guest has two hosts of its own: the host that it saw in the request's Host header
 // (host), and its loopback.
 func sameHost(to, host string, port uint16) bool {
 	if strings.EqualFold(to, host) {

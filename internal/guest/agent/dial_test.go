@@ -37,8 +37,8 @@ func server(t *testing.T, address string, f func(*net.TCPConn)) uint16 {
 	return uint16(l.Addr().(*net.TCPAddr).Port)
 }
 
-// unheard returns a port of 127.0.0.1 on which nobody listens. No other program can listen on it until
-// the test ends.
+// unheard returns a port of 127.0.0.1 on which no program listens or can listen until the test
+// ends.
 func unheard(t *testing.T) uint16 {
 	t.Helper()
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
@@ -77,7 +77,7 @@ func dial(t *testing.T, c *agentclient.Client, port uint16) agentclient.PortConn
 
 func TestDialPortCarriesBothDirections(t *testing.T) {
 	c := serve(t, nil)
-	// The agent tries 127.0.0.1 first, where nobody listens on the port of the second server.
+	// The agent tries 127.0.0.1 first, where no program listens on the port of the second server.
 	for _, address := range []string{"127.0.0.1:0", fmt.Sprintf("[::1]:%d", unheard(t))} {
 		s := dial(t, c, server(t, address, summing))
 		sent := make([]byte, 3<<20+7)

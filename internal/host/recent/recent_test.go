@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// counted counts measurements, each of which takes a second. The value that a measurement returns
-// is its number.
+// counted counts measurements. Each measurement takes a second. The value that a measurement
+// returns is its number.
 type counted struct {
 	mu    sync.Mutex
 	count int

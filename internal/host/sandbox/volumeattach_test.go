@@ -57,8 +57,8 @@ func (w *world) mustAttach(t *testing.T, id string, m mounts.Mount) {
 	}
 }
 
-// A volume that is attached to a running sandbox is like one that the sandbox has had since its
-// fork. A detached volume is free, and keeps the data that the sandbox has written.
+// A volume that is attached to a running sandbox is like a volume that the sandbox has had since
+// its fork. A detached volume is free, and keeps the data that the sandbox has written.
 func TestAttachedVolumes(t *testing.T) {
 	w, guests := newVolumeWorld(t)
 	defer w.stop()

@@ -10,7 +10,7 @@ import (
 )
 
 // Attach mounts another volume in a running sandbox, in the slot after its other volumes. From then
-// on, the volume is like one that the sandbox has mounted since its fork. After an error the
+// on, the volume is like a volume that the sandbox has mounted since its fork. After an error the
 // sandbox has its former volumes. The errors are those of mounts.Live.
 func (m *Manager) Attach(ctx context.Context, id string, mount mounts.Mount) (Info, error) {
 	return m.changeVolumes(ctx, id, "attach a volume to", func(wait context.Context, l *mounts.Live,
