@@ -33,6 +33,7 @@ test-vm: setup build ## Run those that need VMs (in the emulated host where KVM 
 
 test-intel: setup build ## Run the VM tests on kvm-intel, in emulated Intel hosts of four kinds
 	@scripts/test intel
+	@scripts/test exchange
 
 test-race: setup build ## Run the host's tests under the race detector, and the VMM's where KVM works
 	@scripts/test race

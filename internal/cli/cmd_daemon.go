@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -17,6 +18,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 	"github.com/forkd/forkd/internal/vmm/kvm"
 )
+
+func templateNames() string { return strings.Join(vm.Templates(), ", ") }
 
 func newDaemonCmd() *cobra.Command {
 	cfg := daemon.Config{CPUTemplate: vm.TemplatePortable, Accel: "kvm", PoolSize: 8, PoolMost: 64, Version: version}
@@ -109,7 +112,7 @@ func newDaemonCmd() *cobra.Command {
 		"maximum of --pool after larger forks: the daemon keeps as many ready as they used, for 5 minutes; 0: never")
 	f.StringArrayVar(&cfg.CmdlineArgs, "cmdline-extra", nil,
 		"add a parameter to the kernel command line of parents (repeatable)")
-	f.StringVar(&cfg.CPUTemplate, "cpu-template", cfg.CPUTemplate, "CPU template of parents: host, portable or x86-64-v2")
+	f.StringVar(&cfg.CPUTemplate, "cpu-template", cfg.CPUTemplate, "CPU template of parents: "+templateNames())
 	f.IntVar(&cfg.GuestPort, "guest-port", 0,
 		"give sandboxes addresses (guest_addr) with this port, as forkd 0.5 did, for 'forkd forward-guests'; 0: none")
 	f.StringVar(&cfg.Accel, "accel", cfg.Accel, "accelerator named in reports: kvm, or tcg on an emulated host")

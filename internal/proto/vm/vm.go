@@ -5,7 +5,11 @@
 // It has only data types. internal/vmm runs machines, and internal/host requests them.
 package vm
 
-import "fmt"
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
 
 // Shape holds the properties that are fixed when a VM is created. A snapshot can be restored only
 // into a VM with the same shape.
@@ -24,15 +28,25 @@ const (
 	TemplatePortable = "portable"
 	// TemplateV2 is the portable template without features that need XSAVE: the x86-64-v2 level.
 	TemplateV2 = "x86-64-v2"
+	// TemplateAnyVendor shows the same Intel processor on hosts of Intel and AMD, with the features
+	// of the portable template that both vendors have.
+	TemplateAnyVendor = "any-vendor"
+	// TemplateAnyVendorEmulated is the any-vendor template without features that need XSAVE, and
+	// without CMPXCHG16B, which QEMU does not emulate for nested guests.
+	TemplateAnyVendorEmulated = "any-vendor-emulated"
 )
+
+// Templates returns the names of all CPU templates.
+func Templates() []string {
+	return []string{TemplateHost, TemplatePortable, TemplateAnyVendor, TemplateV2, TemplateAnyVendorEmulated}
+}
 
 // CheckTemplate returns an error unless name is a CPU template.
 func CheckTemplate(name string) error {
-	switch name {
-	case TemplateHost, TemplatePortable, TemplateV2:
+	if slices.Contains(Templates(), name) {
 		return nil
 	}
-	return fmt.Errorf("unknown cpu template %q: use %q, %q or %q", name, TemplateHost, TemplatePortable, TemplateV2)
+	return fmt.Errorf("unknown cpu template %q: use %s", name, strings.Join(Templates(), ", "))
 }
 
 // MaxVCPUs is the number of 8-bit APIC identifiers without the broadcast identifier 255. With more

@@ -83,6 +83,11 @@ func Apply(template string, supported []Entry, vcpu, vcpus int) ([]Entry, error)
 		e = maskPortable(supported)
 	case vm.TemplateV2:
 		e = maskV2(supported)
+	case vm.TemplateAnyVendor:
+		e = anyVendor(maskPortable(supported))
+	case vm.TemplateAnyVendorEmulated:
+		e = anyVendor(maskV2(supported))
+		find(e, leafFeatures, 0).ECX &^= 1 << 13 // cx16
 	default:
 		return nil, vm.CheckTemplate(template)
 	}

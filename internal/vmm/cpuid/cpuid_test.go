@@ -77,7 +77,7 @@ func TestApplyErrors(t *testing.T) {
 
 func TestApplyLeavesItsInputAlone(t *testing.T) {
 	in := intel()
-	for _, template := range []string{vm.TemplateHost, vm.TemplatePortable} {
+	for _, template := range vm.Templates() {
 		apply(t, template, in, 1, 4)
 		if !reflect.DeepEqual(in, intel()) {
 			t.Fatalf("%s changed the supported entries", template)
@@ -87,7 +87,7 @@ func TestApplyLeavesItsInputAlone(t *testing.T) {
 
 // TestBareEntries applies the templates to a host that has only the entries that Apply requires.
 func TestBareEntries(t *testing.T) {
-	for _, template := range []string{vm.TemplateHost, vm.TemplatePortable} {
+	for _, template := range vm.Templates() {
 		e := apply(t, template, []Entry{{Function: leafVendor, EAX: 1}, {Function: leafFeatures}}, 0, 1)
 		if f := find(e, leafFeatures, 0); f.ECX&bitHypervisor == 0 || f.ECX&bitTSCDeadline == 0 {
 			t.Errorf("%s: leaf 1 ecx %#x", template, f.ECX)

@@ -140,10 +140,12 @@ func smokeJob() job {
 		}}
 }
 
-// intel implements `testrun intel all [HOST ...] [./PACKAGE ...] [-run PATTERN]` and `testrun intel
-// torture N [flag ...]`.
+// intel implements `testrun intel all [HOST ...] [./PACKAGE ...] [-run PATTERN]`, `testrun intel
+// torture N [flag ...]` and `testrun intel exchange DIR NEWDIR`. The last one forks the snapshot in
+// DIR, which another host has saved, and puts a snapshot of the Intel host into NEWDIR.
 func intel(ctx context.Context, args []string) error {
-	usage := errors.New("usage: testrun intel all [host ...] [./package ...] [-run pattern] | torture N [flag ...]")
+	usage := errors.New("usage: testrun intel all [host ...] [./package ...] [-run pattern] | torture N [flag ...] | " +
+		"exchange DIR NEWDIR")
 	if len(args) == 0 {
 		return usage
 	}
@@ -176,6 +178,13 @@ func intel(ctx context.Context, args []string) error {
 		job.limit = intelLongLimit
 		job.packages = []vmPkg{{path: module + "test/torture", tests: []string{"TestTorture"}}}
 		job.flags = append([]string{"-torture.n=" + args[1], "-torture.report=" + tortureReport}, args[2:]...)
+	case "exchange":
+		if len(args) != 3 {
+			return usage
+		}
+		job.limit, job.in, job.out = smokeLimit, args[1], args[2]
+		job.packages = []vmPkg{{path: clientPackage, tests: []string{"TestAnyVendor"}}}
+		job.flags = []string{"-exchange.in=/disk" + carryInDir, "-exchange.out=/disk" + carryOutDir}
 	default:
 		return usage
 	}
@@ -236,6 +245,8 @@ type intelJob struct {
 	core     bool     // on hosts that are marked core, run only coreTests
 	flags    []string // flags for every test program
 	limit    time.Duration
+	in       string // directory whose files the tests find in carryInDir; empty for none
+	out      string // new directory for the files that the tests leave in carryOutDir; empty for none
 }
 
 // of(h) returns the packages to test on the host h.
@@ -329,6 +340,10 @@ func (j intelJob) on(ctx context.Context, m bochs.Machine, h intelHost, d disk, 
 	if err := run.Results(ctx, resultsDir, results); err != nil {
 		return counts{}, errors.Join(runErr, err)
 	}
-	total, err := report(ctx, h.name, packages, filepath.Join(results, filepath.Base(resultsDir)), out)
+	results = filepath.Join(results, filepath.Base(resultsDir))
+	total, err := report(ctx, h.name, packages, results, out)
+	if err == nil && j.out != "" {
+		err = os.Rename(filepath.Join(results, filepath.Base(carryOutDir)), j.out)
+	}
 	return total, errors.Join(runErr, err)
 }

@@ -17,10 +17,12 @@ import (
 	"github.com/forkd/forkd/internal/vmtest"
 )
 
-// Directories on the disk of an emulated Intel host, which is mounted at /disk: test programs with
-// their testdata, the files of the cache that VM tests use, and the results.
+// Directories on the disk of an emulated Intel host, which is mounted at /disk. The disk also has
+// test programs with their testdata, and the files of the cache that VM tests use.
 const (
 	resultsDir    = "/results"
+	carryInDir    = "/carried"              // a snapshot from another host
+	carryOutDir   = resultsDir + "/carried" // a snapshot for another host
 	tortureReport = "/disk" + resultsDir + "/torture.json"
 )
 
@@ -43,7 +45,24 @@ func (j intelJob) layOut(ctx context.Context, cache, tree string) (size int64, e
 		return 0, err
 	}
 	used, err := linkAssets(cache, filepath.Join(tree, "cache"))
-	return size + used, err
+	if err != nil || j.in == "" {
+		return size + used, err
+	}
+	files, err := os.ReadDir(j.in)
+	if err != nil {
+		return 0, err
+	}
+	for _, f := range files {
+		if f.IsDir() { // QEMU's attributes of the files
+			continue
+		}
+		more, err := link(filepath.Join(tree, carryInDir, f.Name()), filepath.Join(j.in, f.Name()))
+		if err != nil {
+			return 0, err
+		}
+		used += more
+	}
+	return size + used, nil
 }
 
 // script returns the shell script that runs the tests on the host.
