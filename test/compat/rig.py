@@ -36,7 +36,11 @@ done
 chmod 1777 root/tmp
 mkdir -p "root$scratch"
 mount --bind "$scratch" "root$scratch"
-exec chroot root sh -ec '
+mount --rbind root root
+cd root
+pivot_root . . # after a chroot, no agent could have a user namespace with private files
+umount -l .
+exec chroot . sh -ec '
     rm -f /root/.bash_profile /root/.bash_login /root/.profile
     sed -i /^user:/d /etc/passwd
     echo user:x:0:0::/home/user:/bin/bash >>/etc/passwd

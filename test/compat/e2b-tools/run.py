@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import glob
 import json
 import os
 import shutil
@@ -26,7 +25,8 @@ from collections.abc import Iterator
 from functools import partial
 
 import rig
-from report import AGE, NotApplicable, Report, Tally
+from pythons import interpreter
+from report import AGE, Report, Tally
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 BIN = os.path.join(sys.prefix, "bin")
@@ -81,20 +81,6 @@ def output(*args: str) -> str:
 # Environments.
 
 
-def python(oldest: tuple[int, int]) -> str:
-    """An interpreter. Besides those in $PATH, $COMPAT_PYTHONS and pyenv may have some."""
-    found = [sys.executable, *os.environ.get("COMPAT_PYTHONS", "").split()]
-    found += [p for n in range(12, 15) if (p := shutil.which(f"python3.{n}"))]
-    found += sorted(glob.glob(os.path.expanduser("~/.pyenv/versions/3.1[2-4].*/bin/python")))
-    for program in found:
-        got = subprocess.run(
-            [program, "-c", "import sys; print(*sys.version_info[:2])"], capture_output=True, text=True
-        )
-        if got.returncode == 0 and oldest <= tuple(map(int, got.stdout.split())) < (3, 14):
-            return program
-    raise NotApplicable(f"there is no Python {oldest[0]}.{oldest[1]}; COMPAT_PYTHONS may name one")
-
-
 def environment(tool: str) -> list[str]:
     """Installs a tool, and returns the command that runs its cases, without the options."""
     there = os.path.join(sys.prefix, "tools", tool)
@@ -102,7 +88,7 @@ def environment(tool: str) -> list[str]:
     if tool in NPM:
         wanted = NPM[tool]
     else:
-        program = python(PYTHON[tool])
+        program = interpreter(PYTHON[tool])
         with open(os.path.join(HERE, "packages", tool + ".txt")) as f:
             wanted = [program, SERVED, *PYTEST, *f.read().split()]
     with contextlib.suppress(FileNotFoundError), open(done) as f:
