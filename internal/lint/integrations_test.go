@@ -44,6 +44,8 @@ var integrations = []integration{
 		"branch, rollback and fork of the machine", "¹"},
 	{"deepagents 0.6", "deepagents", "adapters@deepagents-0.6", "adapters@rig-deepagents-0.6",
 		"`forkd.integrations.deepagents`", "the same", ""},
+	{"[Harbor](#harbor)", "harbor", "adapters", "adapters@rig-all", "`forkd.integrations.harbor`, by its import path",
+		"a branch before and after every step, or before every command", ""},
 	{"[Inspect AI](#inspect-ai)", "inspect_ai", "adapters", "adapters@rig-all",
 		"`forkd.integrations.inspect_ai`, an entry point", "warm samples; branch, rollback and fork inside a sample", ""},
 	{"[Jupyter](#jupyter)", "jupyter", "adapters", "adapters@rig", "`forkd.integrations.jupyter`, a kernel provisioner",

@@ -94,6 +94,18 @@ def test_nothing_leads_out(tmp_path: Path, entries: list[tuple[Any, ...]]) -> No
     assert sorted(os.listdir(tmp_path)) == ["in", "out"]
 
 
+def test_only_files(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/old").symlink_to("../out")
+    entries = [(DIR, "d", ""), (FILE, "d/f", "x"), (HARD, "h", "d/f"), (SOFT, "l", "/etc/passwd"), (SOFT, "m", "..")]
+    entries += [(tarfile.FIFOTYPE, "pipe", ""), (tarfile.CHRTYPE, "null", ""), (FILE, "old", "new")]
+    _tar.unpack(archive(*entries), str(tmp_path / "in"), True)
+    assert sorted(os.listdir(tmp_path / "in")) == ["d", "h", "old"] and (tmp_path / "in/h").read_text() == "x"
+    assert (tmp_path / "in/old").read_text() == "new" and os.listdir(tmp_path) == ["in"]
+    with pytest.raises(ForkdError, match="leads out"):
+        _tar.unpack(archive((FILE, "../evil", "x")), str(tmp_path / "in"), True)
+
+
 def test_links_that_were_there_are_not_followed(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "in/p/q").mkdir(parents=True)

@@ -1,6 +1,6 @@
-"""The daemon of these tests. With $FORKD_URL, it is the daemon at this URL, with real VMs that are forked from
-$COMPAT_TAG. Otherwise it is a daemon with faked VMs: the program $FORKD_RIG. With FORKD_RIG_PRIVATE, each of its
-sandboxes has its own /srv, which branches keep."""
+"""The daemon of these tests. With $FORKD_URL, it is the daemon at this URL, whose VMs are forked from $COMPAT_TAG. They
+are real, unless $FORKD_RIG is also set: then they are faked, and have private files. Otherwise it is a daemon with faked
+VMs: the program $FORKD_RIG. With FORKD_RIG_PRIVATE, each of its sandboxes has its own /srv, which branches keep."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Daemon:
 @pytest.fixture(scope="session")
 def daemon() -> Iterator[Daemon]:
     if "FORKD_URL" in os.environ:
-        yield Daemon(os.environ["COMPAT_TAG"], True, {}, "user", True)
+        yield Daemon(os.environ["COMPAT_TAG"], "FORKD_RIG" not in os.environ, {}, "user", True)
         return
     private = ["-private"] if "FORKD_RIG_PRIVATE" in os.environ else []
     with subprocess.Popen(

@@ -1,11 +1,13 @@
 """The adapters of the Python SDK (forkd.integrations) and the TypeScript SDK, each with the conformance suite of its
 framework, in sandboxes forked from $COMPAT_TAG. Only frameworks that are installed are tested. The group adapters@rig runs those adapters whose
 frameworks are small, with faked VMs: each sandbox has its own /srv, which branches keep. adapters@rig-all runs all of
-them, with faked VMs that share the host's files.
+them, with faked VMs that share the host's files. An adapter of OWN has an environment of its own and, if VMs are faked,
+a daemon with a copy of the host's files.
 COMPAT_ADAPTERS="smolagents langgraph" selects adapters."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -14,12 +16,14 @@ import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree as xml
+from collections.abc import Iterator
 from functools import partial
 from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
 
 import rig
+from pythons import interpreter
 from report import AGE, Report, Tally
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -27,6 +31,7 @@ SDK = os.path.join(os.getcwd(), "sdk/python")
 SEVERAL = ["-o", "asyncio_mode=auto", "-o", "asyncio_default_fixture_loop_scope=module"]
 OPTIONS = {  # pytest's options, by adapter; the suite of Pydantic AI uses anyio's plugin
     "deepagents": SEVERAL,
+    "harbor": SEVERAL,
     "inspect_ai": [*SEVERAL, "-o", "asyncio_default_test_loop_scope=module"],
     "jupyter": SEVERAL,
     "langgraph": SEVERAL,
@@ -39,6 +44,7 @@ FAKED = AGE.startswith("rig")
 QUICK = "COMPAT_QUICK" in os.environ
 PACKAGES = {  # the package of PyPI that an adapter is for, and that of the framework's suite; without one, our tests count
     "deepagents": ("deepagents", "langchain-tests"),
+    "harbor": ("harbor", ""),
     "inspect_ai": ("inspect-ai", "inspect-ai"),
     "jupyter": ("jupyter-client", ""),
     "langgraph": ("langgraph", "langgraph-checkpoint-conformance"),
@@ -53,6 +59,8 @@ NEEDS = {
     "jupyter": "jupyter_client",
     "langgraph": "langgraph.checkpoint.conformance",
 }  # the module that an adapter's tests need, if it does not have the adapter's name
+# Adapters with an environment of their own, of the packages in packages/NAME.txt, and the oldest Python for it.
+OWN = {"harbor": (3, 12)} if AGE in ("", "rig-all") else {}
 TYPESCRIPT = "typescript"  # all adapters of the TypeScript SDK
 NAMES = [*OPTIONS, *([TYPESCRIPT] if AGE in ("", "rig") else [])]
 CHOSEN = os.environ.get("COMPAT_ADAPTERS", "").split() or NAMES
@@ -68,9 +76,9 @@ def installed(module: str) -> bool:
         return False
 
 
-def run(*args: str, cwd: str = SDK) -> None:
+def run(*args: str, cwd: str = SDK, python: str = sys.executable) -> None:
     got = subprocess.run(
-        [sys.executable, "-m", *args],
+        [python, "-m", *args],
         cwd=cwd,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -88,12 +96,36 @@ def of_suite(case: xml.Element) -> bool:
     return installed("inspect_ai") and name in import_module("inspect_ai.util._sandbox.self_check").__all__
 
 
-def suite(name: str, report: str) -> None:
+def environment(name: str) -> str:
+    """Makes the environment of an adapter of OWN, and returns its interpreter."""
+    there, packages = os.path.join(sys.prefix, "tools", name), os.path.join(HERE, "packages", name + ".txt")
+    python, done = os.path.join(there, "bin/python"), os.path.join(there, "done")
+    with open(packages) as f:
+        wanted = interpreter(OWN[name]) + "\n" + f.read()
+    if not os.path.exists(done) or open(done).read() != wanted:
+        shutil.rmtree(there, ignore_errors=True)
+        run("venv", there, python=interpreter(OWN[name]))
+        run("pip", "install", "--quiet", "--disable-pip-version-check", "-r", packages, python=python)
+        with open(done, "w") as f:
+            f.write(wanted)
+    run(*PIP, SDK, python=python)
+    return python
+
+
+def version_of(package: str, python: str) -> str:
+    """The version of a package in an environment."""
+    if python == sys.executable:
+        return version(package)
+    code = "import importlib.metadata, sys; print(importlib.metadata.version(sys.argv[1]))"
+    return subprocess.run([python, "-c", code, package], check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+
+
+def suite(name: str, report: str, python: str) -> None:
     """Runs the tests of an adapter. Each test is a case."""
     if os.path.exists(report):
         os.remove(report)
     args = ["-q", "-p", "no:cacheprovider", f"--junitxml={report}", *OPTIONS[name], f"test_{name}.py"]
-    code = subprocess.run([sys.executable, "-m", "pytest", *args], cwd=HERE).returncode
+    code = subprocess.run([python, "-m", "pytest", *args], cwd=HERE).returncode
     tally = Tally()
     package, conformance = PACKAGES[name]
     for case in xml.parse(report).iter("testcase") if os.path.exists(report) else []:
@@ -110,7 +142,8 @@ def suite(name: str, report: str) -> None:
     reason = f"pytest ended with status {code}" if code else None
     r.add(f"{name}: the tests as a whole", "failed" if code else "passed", reason)
     if tally.total:
-        r.tool(name, version(package), tally, f"{conformance} {version(conformance)}" if conformance else "")
+        by = f"{conformance} {version_of(conformance, python)}" if conformance else ""
+        r.tool(name, version_of(package, python), tally, by)
 
 
 def typescript() -> None:
@@ -172,21 +205,49 @@ PIP = [
     "--force-reinstall",
 ]
 
-with tempfile.TemporaryDirectory() as scratch:
+
+def adapter(name: str, scratch: str, python: str = sys.executable) -> None:
+    """Checks the types and the documentation of an adapter, and runs its tests."""
+    mypy = partial(run, "mypy", "--cache-dir", scratch + "/mypy", f"src/forkd/integrations/{name}.py", python=python)
+    pdoc = partial(run, "pdoc", "-o", scratch + "/reference", f"forkd.integrations.{name}", cwd=scratch, python=python)
+    if not QUICK:
+        r.case(f"{name}: mypy --strict", mypy)
+        r.case(f"{name}: the reference is made", pdoc)
+    suite(name, scratch + "/tests.xml", python)
+
+
+@contextlib.contextmanager
+def isolated(scratch: str) -> Iterator[None]:
+    """Sets $FORKD_URL, unless it names a daemon with real VMs: then to that of a daemon with a copy of the host's
+    files, in which each sandbox has its own /srv."""
+    if not FAKED:
+        yield
+        return
+    with tempfile.TemporaryDirectory(dir=scratch) as there, rig.isolated(there, "-private") as said:
+        os.environ.update(FORKD_URL=said["url"], FORKD_TOKEN=said["token"], COMPAT_TAG=said["snapshot"])
+        yield
+    del os.environ["FORKD_URL"], os.environ["FORKD_TOKEN"]
+
+
+def main(scratch: str) -> None:
     if FAKED:
         os.environ.pop("FORKD_URL", None)
         os.environ.update(FORKD_RIG=rig.build(scratch + "/rigd"))
         if AGE == "rig":
             os.environ["FORKD_RIG_PRIVATE"] = "yes"
-    r.case("the SDK is installed", lambda: run(*PIP, SDK))
+    if set(CHOSEN) - set(OWN):
+        r.case("the SDK is installed", lambda: run(*PIP, SDK))
     for name in CHOSEN:
         if name == TYPESCRIPT:
             typescript()
+        elif name in OWN:
+            if python := r.case(f"{name}: it can be installed", partial(environment, name)):
+                with isolated(scratch):
+                    adapter(name, scratch, python)
         elif installed(NEEDS.get(name, name)):
-            mypy = partial(run, "mypy", "--cache-dir", scratch + "/mypy", f"src/forkd/integrations/{name}.py")
-            pdoc = partial(run, "pdoc", "-o", scratch + "/reference", f"forkd.integrations.{name}", cwd=scratch)
-            if not QUICK:
-                r.case(f"{name}: mypy --strict", mypy)
-                r.case(f"{name}: the reference is made", pdoc)
-            suite(name, scratch + "/tests.xml")
+            adapter(name, scratch)
+
+
+with tempfile.TemporaryDirectory() as scratch:
+    main(scratch)
 r.finish()

@@ -52,11 +52,12 @@ def save(archive: IO[bytes], to: str) -> None:
         shutil.copyfileobj(archive, file, MAX_READ)
 
 
-def unpack(archive: IO[bytes], to: str) -> None:
+def unpack(archive: IO[bytes], to: str, only_files: bool = False) -> None:
     """Unpacks an archive that a sandbox has made, which is not trusted: nothing is written outside of the
     directory, and no devices are made. The filters of the module tarfile have had holes, so this has its
     own rules: no link is followed, and links are made last. An earlier archive may have made links in a
-    parent of the directory, so links stay in their directory whatever later archives make there."""
+    parent of the directory, so links stay in their directory whatever later archives make there. With
+    only_files, symbolic links, pipes and devices are omitted; otherwise some of them are errors."""
     import tarfile
 
     if os.path.islink(to):
@@ -71,7 +72,7 @@ def unpack(archive: IO[bytes], to: str) -> None:
     try:
         bounded = _Bounded(archive)
         with tarfile.open(fileobj=bounded, mode="r:") as tar:  # type: ignore[call-overload]
-            _Unpacking(root).all(tar, bounded)
+            _Unpacking(root, only_files).all(tar, bounded)
     except (Refused, tarfile.TarError, ValueError, RecursionError) as e:
         raise ForkdError(f"the archive of the sandbox cannot be unpacked in {to}: {e}", code="bad_archive") from e
     finally:
@@ -141,8 +142,8 @@ def _remove(name: str, at: int) -> None:
 
 
 class _Unpacking:
-    def __init__(self, root: int) -> None:
-        self.root = root
+    def __init__(self, root: int, only_files: bool) -> None:
+        self.root, self.only_files = root, only_files
         self.hard: dict[str, str] = {}  # name to target
         self.soft: dict[str, str] = {}
         self.times: dict[str, float] = {}  # of directories; set after their content is complete
@@ -203,6 +204,8 @@ class _Unpacking:
                 os.close(at)
         elif member.islnk():
             self.hard[name] = "/".join(_parts(member.linkname))
+        elif self.only_files:
+            return
         elif member.issym():
             _check_target(name, member.linkname)
             self.soft[name] = member.linkname

@@ -176,6 +176,11 @@ class Files:
             larger = "read_tree unpacks it into a directory if the call has `to`"
             call = self._sandbox._call("GET", "/archive", params=where(path, user), most=MAX_FILE, larger=larger)
             return (call).body
+        self._read_tree(path, to, user)
+        return None
+
+    def _read_tree(self, path: Path, to: Path, user: str | None, only_files: bool = False) -> None:
+        """Downloads a directory; see _tar.unpack for only_files."""
         import tempfile
 
         transport = self._sandbox.client._transport
@@ -185,8 +190,7 @@ class Files:
             ) as response:
                 for chunk in transport.chunks(response, f"the archive of {path}"):
                     _tar.add(archive, chunk)
-            _runtime.in_thread(_tar.unpack, archive, os.fspath(to))
-            return None
+            _runtime.in_thread(_tar.unpack, archive, os.fspath(to), only_files)
 
     def write_tree(self, path: Path, source: Path | bytes, *, user: str | None = None) -> None:
         """Uploads a directory of this host, or the bytes of a tar archive, into a directory of the sandbox,
