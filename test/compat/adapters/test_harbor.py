@@ -146,6 +146,7 @@ async def test_commands(environment: ForkdEnvironment, daemon: Daemon) -> None:
     assert (got.stdout, got.stderr, got.return_code) == ("out\n\ufffd/srv/work dir\ntask!\n", "err\n", 3)
     got = await environment.exec("[[ -n $BASH ]] && pwd", cwd="/usr")
     assert (got.stdout, got.return_code) == ("/usr\n", 0)
+    assert (await environment.exec("echo $BASH+", env={"PATH": "/none"})).stdout == "+\n", "sh, without bash"
     assert (await environment.exec("kill -9 $$")).return_code == 137
     got = await environment.exec("true", cwd="/no/such/directory")
     assert got.return_code == 126 and "/no/such/directory" in got.stderr
