@@ -78,6 +78,6 @@ func newRouterCmd() *cobra.Command {
 		"TCP address that serves /metrics for Prometheus, without a token, and with --tls-cert as --bind does; default: none")
 	f.StringVar(&domain, "proxy-domain", "", "the --proxy-domain of the daemons, if they have one")
 	f.StringVar(&policy, "policy", "spread",
-		"host for a new sandbox if several have its snapshot in memory: spread (the emptiest) or pack (the fullest)")
+		"host for a new sandbox if several have its snapshot: spread (low load first) or pack (high load first)")
 	return cmd
 }

@@ -76,11 +76,13 @@ type Node struct {
 	ReadRate, FetchRate float64
 }
 
-// Policy decides among nodes that can start a request equally soon.
+// Policy says how the loads of the nodes count.
 type Policy int
 
-// Spread chooses the node with the lowest load, so the loss of a node takes few sandboxes with it.
-// Pack chooses the node with the highest load, so some nodes stay empty and can be removed.
+// Spread prefers nodes with a low load, so the loss of a node takes few sandboxes with it. It
+// chooses a node that must first get the snapshot into its memory if the other nodes have a clearly
+// higher load. Pack chooses the node with the highest load among those that can start the request
+// soonest, so some nodes stay empty and can be removed.
 const (
 	Spread Policy = iota
 	Pack
@@ -104,21 +106,24 @@ type Request struct {
 // step are equal. So a small change of a load does not change the choice.
 const loadSteps = 16
 
+// spreadSecs is the time that counts as much as one step of load with Spread: a request waits this
+// long for a snapshot rather than going to a node whose load is more than one step higher.
+const spreadSecs = 2.0
+
 // rank orders the nodes that can take a request. A lower rank is better.
 type rank struct {
-	delay float64 // seconds until the snapshot is in memory
-	load  int     // step of the load with the request; negative with Pack
-	hash  uint64
+	cost float64 // seconds until the snapshot is in memory; with Spread, also the load in seconds
+	load int     // with Pack, the step of the load with the request, negated
+	hash uint64
 }
 
 func (r rank) compare(o rank) int {
-	return cmp.Or(cmp.Compare(r.delay, o.delay), cmp.Compare(r.load, o.load), cmp.Compare(r.hash, o.hash))
+	return cmp.Or(cmp.Compare(r.cost, o.cost), cmp.Compare(r.load, o.load), cmp.Compare(r.hash, o.hash))
 }
 
-// Choose returns the index of the best node for a request: a node that has the snapshot in memory,
-// or else the node that can have it in memory soonest. Among such nodes, the policy of the request
-// decides. A node that would exceed its capacity is never chosen. The error is ErrQuota, ErrFull or
-// ErrNone.
+// Choose returns the index of the best node for a request. The time until the snapshot is in the
+// node's memory and the load of the node decide, as the policy of the request says. A node that
+// would exceed its capacity is never chosen. The error is ErrQuota, ErrFull or ErrNone.
 func Choose(nodes []*Node, r Request) (int, error) {
 	r.N, r.Each.Sandboxes = max(r.N, 1), 1
 	if r.TenantMax > 0 && (r.N > r.TenantMax || r.TenantHas > r.TenantMax-r.N) {
@@ -127,7 +132,7 @@ func Choose(nodes []*Node, r Request) (int, error) {
 	best, bestRank, err := -1, rank{}, ErrNone
 	for i, n := range nodes {
 		delay, ok := n.delay(&r)
-		if n.State != Ready || !ok || best >= 0 && delay > bestRank.delay {
+		if n.State != Ready || !ok || best >= 0 && delay > bestRank.cost {
 			continue
 		}
 		load, fits := n.with(&r)
@@ -135,12 +140,13 @@ func Choose(nodes []*Node, r Request) (int, error) {
 			err = ErrFull
 			continue
 		}
-		step := int(load * loadSteps)
-		if r.Policy == Pack {
-			step = -step
+		own := rank{cost: delay}
+		if step := int(load * loadSteps); r.Policy == Pack {
+			own.load = -step
+		} else {
+			own.cost += spreadSecs * float64(step)
 		}
-		own := rank{delay: delay, load: step}
-		if best >= 0 && delay == bestRank.delay && step > bestRank.load {
+		if best >= 0 && cmp.Or(cmp.Compare(own.cost, bestRank.cost), cmp.Compare(own.load, bestRank.load)) > 0 {
 			continue // skips the hash
 		}
 		own.hash = hashOf(r.Key, n.Name)
