@@ -243,7 +243,7 @@ func startMachineDaemon(ctx context.Context, m tcghost.Machine, dir string) erro
 	if err := installProgram(program, self); err != nil {
 		return fmt.Errorf("start the daemon in the emulated host: %w", err)
 	}
-	argv := append([]string{program, "daemon", "--token-file", tokenFile(m),
+	argv := append([]string{program, "daemon", "--token-file", tokenFile(m), "--node", m.Name,
 		"--guest-port", strconv.Itoa(agent05.Port), "--docker-socket", machineDocker}, tcghost.DaemonArgs()...)
 	// The daemon can read the cache of this host, which has the kernels and images that this host
 	// has built.

@@ -32,7 +32,7 @@ const (
 	// of the portable template that both vendors have.
 	TemplateAnyVendor = "any-vendor"
 	// TemplateAnyVendorEmulated is the any-vendor template without features that need XSAVE, and
-	// without CMPXCHG16B, which QEMU does not emulate for nested guests.
+	// without CMPXCHG16B, after which older QEMUs save wrong flags of a nested guest.
 	TemplateAnyVendorEmulated = "any-vendor-emulated"
 )
 
