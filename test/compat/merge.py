@@ -1,6 +1,6 @@
 """Joins the results of the groups, out/compat/<group>.json, to out/compat.json and prints a table.
 
-Usage: merge.py GROUP... A group without a result has failed. The exit status is 1 if anything has failed."""
+$COMPAT_REPORT names another file for the joined results. Usage: merge.py GROUP... A group without a result has failed. The exit status is 1 if anything has failed."""
 
 import json
 import os
@@ -16,7 +16,7 @@ for group in sys.argv[1:]:
         reason = f"it ended without a result: {e}"
         merged[group] = {"passed": 0, "failed": 1, "not_applicable": 0,
                          "cases": [{"name": "the group itself", "outcome": "failed", "reason": reason}]}
-with open(os.path.join("out", "compat.json"), "w") as f:
+with open(os.environ.get("COMPAT_REPORT") or os.path.join("out", "compat.json"), "w") as f:
     json.dump(merged, f, indent=1)
     f.write("\n")
 print(f"\n{'group':34}{'passed':>8}{'failed':>8}{'not applicable':>16}{'seconds':>9}")

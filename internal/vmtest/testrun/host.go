@@ -58,15 +58,19 @@ func machines() []host {
 		name = defaultMachine
 	}
 	hosts := []host{machine{name}}
-	var info unix.Sysinfo_t
-	if err := unix.Sysinfo(&info); err != nil {
-		return hosts
-	}
-	room := info.Totalram * uint64(info.Unit) / machineMemory
-	for n := 2; n <= min(runtime.NumCPU(), int(room), maxMachines); n++ {
+	for n := 2; n <= min(runtime.NumCPU(), int(memory()/machineMemory), maxMachines); n++ {
 		hosts = append(hosts, machine{fmt.Sprintf("%s-%d", name, n)})
 	}
 	return hosts
+}
+
+// memory returns the size of this host's memory in bytes, or 0 if it is unknown.
+func memory() uint64 {
+	var info unix.Sysinfo_t
+	if err := unix.Sysinfo(&info); err != nil {
+		return 0
+	}
+	return info.Totalram * uint64(info.Unit)
 }
 
 func (m machine) env() []string {

@@ -58,7 +58,7 @@ func chooseHosts(names []string) ([]intelHost, error) {
 // host's own time. The other limits are in real time. A hang is detected much earlier.
 const (
 	intelTestLimit  = 20 * time.Minute
-	smokeLimit      = 10 * time.Minute
+	smokeLimit      = 25 * time.Minute // other jobs run at the same time
 	intelLimit      = 90 * time.Minute
 	intelLongLimit  = 24 * time.Hour
 	intelPerProgram = 64 << 20 // estimated disk space of a test program, in bytes
@@ -128,7 +128,7 @@ func intelTests(ctx context.Context) ([]vmPkg, error) {
 
 // smokeJob runs the smokeTests. Like clientsJob, it uses a host of its own.
 func smokeJob() job {
-	return job{name: "kvm-intel", title: "a few VM tests on kvm-intel, in an emulated Intel host",
+	return job{name: "kvm-intel", title: "a few VM tests on kvm-intel, in an emulated Intel host", memory: 4 << 30,
 		do: func(ctx context.Context, h host, out io.Writer) (counts, error) {
 			h.stop()
 			total, err := intelJob{limit: smokeLimit, packages: smokeTests()}.run(ctx, intelHosts()[:1], out)

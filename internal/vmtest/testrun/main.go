@@ -81,17 +81,9 @@ func vmTests(ctx context.Context, names []string) error {
 		hosts = machines()
 		fmt.Printf("VM tests run in %d emulated hosts: %v\n", len(hosts), err)
 	}
-	var jobs []job
-	if all {
-		// The clients take longest. Both jobs have hosts of their own, so they can begin before the
-		// hosts for shards have started.
-		jobs = append(jobs, clientsJob(), smokeJob())
-	}
-	for _, shard := range split(packages, len(hosts)) {
-		jobs = append(jobs, shardJob(shard))
-	}
+	jobs, beside := plan(all, hosts, memory(), split(packages, len(hosts)))
 	start := time.Now()
-	total, failed := runJobs(ctx, hosts, jobs)
+	total, failed := runJobs(ctx, hosts, jobs, beside...)
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}

@@ -100,9 +100,10 @@ func deal(tests []string, sizes []int) [][]string {
 
 // job is a unit of work for one host.
 type job struct {
-	name  string // shown if the job fails
-	title string
-	do    func(context.Context, host, io.Writer) (counts, error)
+	name   string // shown if the job fails
+	title  string
+	memory uint64 // bytes that the job needs if it runs beside the emulated hosts
+	do     func(context.Context, host, io.Writer) (counts, error)
 }
 
 func shardJob(p vmPkg) job {
@@ -112,26 +113,67 @@ func shardJob(p vmPkg) job {
 		}}
 }
 
-// runJobs distributes the jobs among the hosts. It returns the sum of the counts, and the names of
-// failed jobs.
-func runJobs(ctx context.Context, hosts []host, jobs []job) (total counts, failed []string) {
+// plan returns the jobs for the hosts, in the order in which the hosts take them, and the jobs that
+// run beside the hosts. If all is false, only the shards run.
+func plan(all bool, hosts []host, memory uint64, shards []vmPkg) (jobs, beside []job) {
+	if all {
+		jobs = append(jobs, clientsJob()) // the longest job
+		// An emulated host sometimes waits, for example for a client or for the end of a time limit.
+		// The jobs beside the hosts use this time. Without emulated hosts they have a turn of their
+		// own, because they could disturb tests that look for leaks on this host.
+		_, here := hosts[0].(thisHost)
+		for _, j := range []job{smokeJob(), fakedJob()} {
+			if here || memory < uint64(len(hosts))*machineMemory+j.memory {
+				jobs = append(jobs, j)
+			} else {
+				beside = append(beside, j)
+			}
+		}
+	}
+	for _, shard := range shards {
+		jobs = append(jobs, shardJob(shard))
+	}
+	return jobs, beside
+}
+
+// lane runs jobs one after another on a host.
+type lane struct {
+	host   host
+	prefix string                  // of every line of output
+	take   func() (n int, ok bool) // returns the index of the next job
+}
+
+// runJobs distributes the jobs among the hosts. At the same time it runs the jobs beside, which need
+// none of the hosts. It returns the sum of the counts, and the names of failed jobs.
+func runJobs(ctx context.Context, hosts []host, jobs []job, beside ...job) (total counts, failed []string) {
 	var mu sync.Mutex
-	next := 0
-	take := func() int {
-		mu.Lock()
-		defer mu.Unlock()
-		next++
-		return next - 1
+	// from returns a function that returns the numbers from first to the one before end.
+	from := func(first, end int) func() (int, bool) {
+		return func() (int, bool) {
+			mu.Lock()
+			defer mu.Unlock()
+			first++
+			return first - 1, first <= end
+		}
+	}
+	var lanes []lane
+	shared := from(0, len(jobs))
+	for n, h := range hosts {
+		lanes = append(lanes, lane{h, fmt.Sprintf("%d| ", n+1), shared})
+	}
+	for n := range beside {
+		lanes = append(lanes, lane{thisHost{}, fmt.Sprintf("%c| ", 'a'+n), from(len(jobs)+n, len(jobs)+n+1)})
+	}
+	jobs = append(slices.Clip(jobs), beside...)
+	if len(lanes) == 1 {
+		lanes[0].prefix = ""
 	}
 	var wg sync.WaitGroup
-	for n, h := range hosts {
-		out := &lineWriter{mu: &mu, to: os.Stdout}
-		if len(hosts) > 1 {
-			out.prefix = fmt.Sprintf("%d| ", n+1)
-		}
+	for _, l := range lanes {
+		h, out := l.host, &lineWriter{mu: &mu, to: os.Stdout, prefix: l.prefix}
 		wg.Go(func() {
 			defer h.stop()
-			for i := take(); i < len(jobs) && ctx.Err() == nil; i = take() {
+			for i, ok := l.take(); ok && ctx.Err() == nil; i, ok = l.take() {
 				j := jobs[i]
 				out.last = nil
 				fmt.Fprintf(out, "[%d/%d] %s\n", i+1, len(jobs), j.title)

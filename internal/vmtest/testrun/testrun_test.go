@@ -224,3 +224,56 @@ func TestEndNamesJobsWithoutTests(t *testing.T) {
 		t.Errorf("%q failed and the end says %q, want %q", failed, total.failures, want)
 	}
 }
+
+// A job beside the hosts runs while all hosts are busy, and its failure counts.
+func TestJobsBesideTheHosts(t *testing.T) {
+	over := make(chan struct{})
+	wait := func(context.Context, host, io.Writer) (counts, error) {
+		select {
+		case <-over:
+			return counts{passed: 1}, nil
+		case <-t.Context().Done():
+			return counts{}, t.Context().Err()
+		}
+	}
+	jobs := []job{{name: "one", do: wait}, {name: "two", do: wait}, {name: "three", do: wait}}
+	total, failed := runJobs(t.Context(), []host{thisHost{}, thisHost{}}, jobs,
+		job{name: "beside", do: func(_ context.Context, _ host, out io.Writer) (counts, error) {
+			close(over)
+			fmt.Fprintln(out, "wrong")
+			return counts{}, errors.New("exit status 1")
+		}})
+	if total.passed != 3 || !slices.Equal(failed, []string{"beside"}) ||
+		!slices.Equal(total.failures, []string{"beside\n[4/4] \nwrong\n"}) {
+		t.Errorf("%d passed, %q failed, and the end says %q", total.passed, failed, total.failures)
+	}
+}
+
+// Every job runs once. Jobs run beside emulated hosts only if the memory suffices.
+func TestPlan(t *testing.T) {
+	shards := []vmPkg{{"a", []string{"TestA"}}}
+	two := []host{machine{"a"}, machine{"b"}}
+	for what, c := range map[string]struct {
+		all          bool
+		hosts        []host
+		memory       uint64
+		jobs, beside []string
+	}{
+		"large":    {true, two, 24 << 30, []string{"published clients", "a"}, []string{"kvm-intel", "clients with faked VMs"}},
+		"small":    {true, two, 16 << 30, []string{"published clients", "kvm-intel", "a"}, []string{"clients with faked VMs"}},
+		"unknown":  {true, two, 0, []string{"published clients", "kvm-intel", "clients with faked VMs", "a"}, nil},
+		"KVM":      {true, []host{thisHost{}}, 64 << 30, []string{"published clients", "kvm-intel", "clients with faked VMs", "a"}, nil},
+		"packages": {false, two, 24 << 30, []string{"a"}, nil},
+	} {
+		names := func(list []job) (out []string) {
+			for _, j := range list {
+				out = append(out, j.name)
+			}
+			return out
+		}
+		jobs, beside := plan(c.all, c.hosts, c.memory, shards)
+		if !slices.Equal(names(jobs), c.jobs) || !slices.Equal(names(beside), c.beside) {
+			t.Errorf("%s: %q and beside %q, want %q and %q", what, names(jobs), names(beside), c.jobs, c.beside)
+		}
+	}
+}
