@@ -6,6 +6,7 @@ import { CommandExitError, Sandbox, Template, waitForFile } from 'e2b'
 import { AGE, fails, offers, test, want } from './cases.mjs'
 
 const TAG = process.env.COMPAT_TAG
+const FROM = process.env.COMPAT_CONTRACT_TAG ?? TAG // the smaller parent, if there are two; each step of a build copies it
 async function until(done) {
   for (let i = 0; i < 600 && !(await done()); i++) await new Promise((next) => setTimeout(next, 100))
   want(await done(), 'it did not come to be')
@@ -108,7 +109,7 @@ await test('Sandbox.pause', async () => {
 await test('Template.build Template.exists Template.getTags', async () => {
   const context = fs.mkdtempSync(path.join(os.tmpdir(), 'compat'))
   fs.writeFileSync(`${context}/page`, 'hello\n')
-  const template = Template({ fileContextPath: context }).fromTemplate(TAG).skipCache().setEnvs({ WORD: 'given' }).setWorkdir('app')
+  const template = Template({ fileContextPath: context }).fromTemplate(FROM).skipCache().setEnvs({ WORD: 'given' }).setWorkdir('app')
     .copy('page', 'in/page', { mode: 0o600 }).runCmd('echo $WORD; pwd; stat -c "%U %a" in/page')
     .setStartCmd('touch up; exec sleep infinity', waitForFile('up'))
   let text = ''
@@ -119,7 +120,7 @@ await test('Template.build Template.exists Template.getTags', async () => {
   const child = await Sandbox.create('compat-js-built')
   want((await child.commands.run('pwd; cat in/page; grep -qx sleep /proc/[0-9]*/comm && echo runs')).stdout === '/home/user/app\nhello\nruns\n', 'its state')
   await child.kill()
-  await fails('BuildError', () => Template.build(Template().fromTemplate(TAG).runCmd('exit 9'), 'compat-js-built'))
+  await fails('BuildError', () => Template.build(Template().fromTemplate(FROM).runCmd('exit 9'), 'compat-js-built'))
   want(await Sandbox.deleteSnapshot('compat-js-built'), 'delete')
 })
 await test('Sandbox.kill', async () => {

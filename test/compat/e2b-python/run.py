@@ -354,6 +354,7 @@ async def fork_async() -> None:
 
 
 BUILT = "compat-e2b-built"
+FROM = os.environ.get("COMPAT_CONTRACT_TAG", TAG)  # the smaller parent, if there are two; each step of a build copies it
 READY = "python3 -c 'import urllib.request as u; u.urlopen(\"http://127.0.0.1:8000/page\")'"
 
 
@@ -363,7 +364,7 @@ def built() -> None:
         os.mkdir(f"{context}/site")
         with open(f"{context}/site/page", "w") as f:
             f.write("hello\n")
-        template = (Template(file_context_path=context).from_template(TAG).skip_cache()
+        template = (Template(file_context_path=context).from_template(FROM).skip_cache()
                     .run_cmd("id -un; pwd").set_envs({"WORD": "given"}).set_user("maker").run_cmd("echo $WORD to $(id -un)")
                     .set_workdir("/srv/site").copy("site/*", ".").remove("/srv/site/none", force=True)
                     .run_cmd("id -un; stat -c %U page", user="root")
@@ -387,7 +388,7 @@ def built() -> None:
 
 
 def build_fails() -> None:
-    build = Template.build_in_background(Template().from_template(TAG).run_cmd("true").run_cmd("echo why; exit 9"), BUILT)
+    build = Template.build_in_background(Template().from_template(FROM).run_cmd("true").run_cmd("echo why; exit 9"), BUILT)
     for _ in range(10 * SLOW):
         status = Template.get_build_status(build)
         if status.status not in ("waiting", "building"):
