@@ -104,10 +104,18 @@ func TestApply(t *testing.T) {
 	// If the daemon is killed, either all changes are made or none.
 	sums := d.sh(t, from, "sha256sum /root/large /root/m")
 	old := d.sh(t, onto, "sha256sum /root/large /root/m 2>/dev/null || true")
-	for i, wait := range []time.Duration{2 * time.Second, 10 * time.Second, 25 * time.Second} {
-		go func() { _, _ = apply(paths) }()
-		time.Sleep(wait)
+	for i, wait := range []func(ended chan struct{}){
+		func(chan struct{}) { time.Sleep(2 * time.Second) }, // while the disks are compared
+		func(ended chan struct{}) { d.applies(t, onto, ended) },
+	} {
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			_, _ = apply(paths) // the daemon is killed meanwhile
+		}()
+		wait(ended)
 		d.crash(t)
+		<-ended
 		d.launch(t)
 		var now string
 		for end := time.Now().Add(time.Minute); ; time.Sleep(time.Second) {
@@ -128,4 +136,22 @@ func TestApply(t *testing.T) {
 	}
 	d.kill(t, box, pair.Sandboxes[0], pair.Sandboxes[1])
 	d.removeBranches(t)
+}
+
+// applies waits until a sandbox has the directory in which its agent prepares changes, or until the
+// request has ended.
+func (d *daemon) applies(t *testing.T, id string, ended chan struct{}) {
+	t.Helper()
+	for {
+		select {
+		case <-ended:
+			return
+		case <-time.After(100 * time.Millisecond):
+		}
+		r, err := d.Exec(d.ctx(t, quietLimit), id, client.ExecRequest{Args: []string{"/bin/sh", "-c",
+			"ls -A / | grep forkd-apply"}})
+		if err == nil && r.ExitCode == 0 {
+			return
+		}
+	}
 }

@@ -115,7 +115,7 @@ func TestBranchMidComputation(t *testing.T) {
 // TestBranchChain forks and branches until the chain has ten links, kills the daemon half-way, and
 // compares every link with its expected state.
 func TestBranchChain(t *testing.T) {
-	const depth = 10
+	const depth = 6 // every mode, twice the mode live and diff; the torture has deeper chains
 	d := load(t).start(t)
 	box := d.fork(t, 1)[0]
 	d.value(t, box.ID, "[links := []]")

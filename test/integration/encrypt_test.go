@@ -3,12 +3,11 @@ package integration_test
 import (
 	"bytes"
 	"errors"
-	"io"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/forkd/forkd/client"
 )
@@ -31,22 +30,23 @@ func TestEncryptedSnapshots(t *testing.T) {
 	secret := filepath.Join(dir, "key")
 	writeSecret(t, secret, "k")
 	d := f.start(t, withArgs("--key-file", secret), withRAM(filepath.Join(dir, "m")), withPool(0))
-	defer d.stop(t) // before its files are removed
-	d.suspendsInSecret(t)
+	defer d.stop(t)                       // before its files are removed
+	begin := time.Now().Add(-time.Second) // file times have a lower resolution than time.Now
+	d.suspendsInSecret(t, begin)
 	box := d.fork(t, 1)[0]
 	d.value(t, box.ID, "m = ('forkd-top-' + 'secret-marker') * 1000; len(m)")
 	d.sh(t, box.ID, "a=forkd-top-; for i in $(seq 1000); do echo ${a}secret-marker; done >/root/note; sync")
 	d.branchOf(t, box.ID, "secret", "live")
 	d.persisted(t, "secret", "done")
 	d.kill(t, box)
-	if found := d.markers(t); len(found) < 2 {
+	if found := d.markers(t, begin); len(found) < 2 {
 		t.Fatalf("before the encryption, the marker is in %q: want it in memory and on the disk", found)
 	}
 	family, err := d.EncryptSnapshot(d.ctx(t, bakeLimit), "secret")
 	if err != nil || !slices.Equal(family.Tags, []string{"secret"}) || !slices.Equal(family.InClear, []string{tag}) {
 		t.Fatalf("%+v: %v", family, err)
 	}
-	d.hasNoMarker(t)
+	d.hasNoMarker(t, begin)
 	for _, crash := range []bool{false, true} {
 		children := d.forkOf(t, "secret", 2)
 		if crash { // the next daemon has another secret, so it cannot decrypt the snapshot
@@ -63,7 +63,7 @@ func TestEncryptedSnapshots(t *testing.T) {
 			d.hasSecret(t, child.ID)
 		}
 		id := children[0].ID
-		d.branchesStaySecret(t, id)
+		d.branchesStaySecret(t, begin, id)
 		_, branch := d.Branch(d.ctx(t, bakeLimit), id, client.BranchRequest{Tag: "copy", DiskOnly: true})
 		_, shred := d.ShredSnapshot(d.ctx(t, quietLimit), "secret")
 		_, decrypt := d.DecryptSnapshot(d.ctx(t, quietLimit), "secret")
@@ -78,12 +78,12 @@ func TestEncryptedSnapshots(t *testing.T) {
 			wantCode(t, what, c.err, c.code)
 		}
 		d.kill(t, children...)
-		d.hasNoMarker(t)
+		d.hasNoMarker(t, begin)
 	}
 	if err := d.VerifySnapshot(d.ctx(t, bakeLimit), "secret"); err != nil {
 		t.Error(err)
 	}
-	d.hasNoMarker(t)
+	d.hasNoMarker(t, begin)
 	if family, err := d.ShredSnapshot(d.ctx(t, quietLimit), "secret"); err != nil || len(family.Tags) != 1 {
 		t.Errorf("%+v: %v", family, err)
 	}
@@ -100,18 +100,18 @@ func TestEncryptedSnapshots(t *testing.T) {
 
 // suspendsInSecret suspends a sandbox of a snapshot that is not encrypted. Its suspended state is
 // encrypted.
-func (d *daemon) suspendsInSecret(t *testing.T) {
+func (d *daemon) suspendsInSecret(t *testing.T, begin time.Time) {
 	t.Helper()
 	box := d.fork(t, 1)[0]
 	d.value(t, box.ID, "m = ('forkd-top-' + 'secret-marker') * 1000; len(m)")
 	d.sh(t, box.ID, "a=forkd-top-; for i in $(seq 1000); do echo ${a}secret-marker; done >/root/note; sync")
-	if found := d.markers(t); len(found) == 0 {
+	if found := d.markers(t, begin); len(found) == 0 {
 		t.Error("the marker is not on the disk of the running sandbox")
 	}
 	if _, err := d.SuspendWith(d.ctx(t, bakeLimit), box.ID, client.SuspendRequest{Encrypt: true}); err != nil {
 		t.Fatal(err)
 	}
-	d.hasNoMarker(t)
+	d.hasNoMarker(t, begin)
 	if _, err := d.Resume(d.ctx(t, bakeLimit), box.ID); err != nil {
 		t.Fatal(err)
 	}
@@ -133,14 +133,14 @@ func (d *daemon) hasSecret(t *testing.T, id string) {
 
 // branchesStaySecret makes a branch of a sandbox of an encrypted snapshot, and suspends the sandbox. The
 // sandbox first writes all of the marker again, so that the new memory layer has it.
-func (d *daemon) branchesStaySecret(t *testing.T, id string) {
+func (d *daemon) branchesStaySecret(t *testing.T, begin time.Time, id string) {
 	t.Helper()
 	d.value(t, id, "m = ('forkd-top-' + 'secret-marker') * 1000; len(m)")
 	b, err := d.Branch(d.ctx(t, bakeLimit), id, client.BranchRequest{Tag: "copy"})
 	if err != nil || !b.Encrypted {
 		t.Errorf("a branch: %+v, %v", b, err)
 	}
-	d.hasNoMarker(t)
+	d.hasNoMarker(t, begin)
 	child := d.forkOf(t, "copy", 1)
 	d.hasSecret(t, child[0].ID)
 	d.kill(t, child...)
@@ -150,7 +150,7 @@ func (d *daemon) branchesStaySecret(t *testing.T, id string) {
 	if _, err := d.Suspend(d.ctx(t, bakeLimit), id); err != nil {
 		t.Fatal(err)
 	}
-	d.hasNoMarker(t)
+	d.hasNoMarker(t, begin)
 	if _, err := d.Resume(d.ctx(t, bakeLimit), id); err != nil {
 		t.Fatal(err)
 	}
@@ -171,55 +171,22 @@ func wantCode(t *testing.T, what string, err error, code client.ErrorCode) {
 	}
 }
 
-func (d *daemon) hasNoMarker(t *testing.T) {
+func (d *daemon) hasNoMarker(t *testing.T, begin time.Time) {
 	t.Helper()
-	if found := d.markers(t); len(found) > 0 {
+	if found := d.markers(t, begin); len(found) > 0 {
 		t.Errorf("the marker is in %q", found)
 	}
 }
 
-// markers returns the files below the daemon's directories that have the marker.
-func (d *daemon) markers(t *testing.T) (found []string) {
+// markers returns the files below the daemon's directories that have the marker. It skips files that
+// the daemon has not written since the given time.
+func (d *daemon) markers(t *testing.T, since time.Time) (list []string) {
 	t.Helper()
-	for _, dir := range []string{d.state, d.ram, d.run} {
-		err := filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
-			if errors.Is(err, fs.ErrNotExist) || err == nil && (!e.Type().IsRegular() || e.Name() == "forkd-vmm") {
-				return nil
-			}
-			if err != nil {
-				return err
-			}
-			has, err := hasMarker(path)
-			if has {
-				found = append(found, path)
-			}
-			return err
-		})
-		if err != nil {
-			t.Fatal(err)
+	for path, words := range d.searchFiles(t, since, marker) {
+		if words[marker] && filepath.Base(path) != "forkd-vmm" {
+			list = append(list, path)
 		}
 	}
-	return found
-}
-
-func hasMarker(path string) (bool, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return false, err
-	}
-	defer f.Close()
-	p, kept := make([]byte, 1<<20), 0
-	for {
-		n, err := f.Read(p[kept:])
-		if bytes.Contains(p[:kept+n], []byte(marker)) {
-			return true, nil
-		}
-		if errors.Is(err, io.EOF) {
-			return false, nil
-		}
-		if err != nil {
-			return false, err
-		}
-		kept = copy(p, p[max(0, kept+n-len(marker)):kept+n])
-	}
+	slices.Sort(list)
+	return list
 }

@@ -165,22 +165,17 @@ func TestImagesOfRegistries(t *testing.T) {
 	}
 	d.dropBuilt(t, "busybox")
 
+	// Each image boots a VM. TestHostileLayers of internal/guest/unpack has many more images, without VMs.
 	content := strings.Repeat("x", 40<<20)
 	images := d.cachedImages(t)
 	for what, c := range map[string]struct {
 		layers [][]byte
 		want   string
 	}{
-		"a path out of the root": {[][]byte{layerOf(t, entry{name: "../evil"})}, "the name leaves the image"},
 		"a path through a link": {[][]byte{layerOf(t, entry{name: "a", link: "/tmp"}), layerOf(t,
 			entry{name: "a/evil"})},
 			"layer 2: archive entry \\\"a/evil\\\": the path \\\"a\\\" passes through a symbolic link"},
-		"a device of no number": {[][]byte{layerOf(t, entry{name: "d", head: tar.Header{Typeflag: tar.TypeBlock,
-			Devmajor: 1 << 20}})},
-			"device 1048576:0"},
 		"a bomb": {[][]byte{make([]byte, 200<<20)}, "decompresses to much more than the disk holds"},
-		"a lying size": {[][]byte{layerOf(t, entry{name: "a", text: "x", head: tar.Header{Size: 1 << 20}})},
-			"unexpected EOF"},
 		"too much content": {[][]byte{layerOf(t, entry{name: "a", text: content}, entry{name: "b", text: content})},
 			"raise disk_mib"},
 	} {

@@ -27,7 +27,7 @@ func envInt(t *testing.T, name string, def int) int {
 
 // Without FORKD_CYCLES, the leak test runs for leakTime and for at least minCycles cycles.
 const (
-	leakTime  = 60 * time.Second
+	leakTime  = 30 * time.Second
 	minCycles = 20
 )
 

@@ -52,7 +52,7 @@ volume_slots: 1
 		return nil
 	}
 	req := client.BuildRequest{Tag: "small", Recipe: recipe, Replace: true, Boot: &client.BuildBoot{
-		Kernel: d.f.assets.Cloud.VMLinux, Initrd: d.f.assets.Cloud.Initrd,
+		Kernel: d.f.kernel.VMLinux, Initrd: d.f.kernel.Initrd,
 		Rootfs: filepath.Join(d.f.assets.Images["python-numpy"], "rootfs.ext4")}}
 	build := func(run, cached int) {
 		t.Helper()

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"testing"
@@ -18,6 +19,16 @@ import (
 func (d *daemon) search(t *testing.T, since time.Time, words ...string) map[string]bool {
 	t.Helper()
 	found := make(map[string]bool)
+	for _, here := range d.searchFiles(t, since, words...) {
+		maps.Copy(found, here)
+	}
+	return found
+}
+
+// searchFiles is like search, and returns the words of each file that has any of them.
+func (d *daemon) searchFiles(t *testing.T, since time.Time, words ...string) map[string]map[string]bool {
+	t.Helper()
+	found := make(map[string]map[string]bool)
 	for _, dir := range []string{d.state, d.ram, d.run} {
 		err := filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
 			if errors.Is(err, fs.ErrNotExist) {
@@ -30,7 +41,14 @@ func (d *daemon) search(t *testing.T, since time.Time, words ...string) map[stri
 			if err != nil || i.ModTime().Before(since) {
 				return nil
 			}
-			return searchFile(path, words, found)
+			here := make(map[string]bool)
+			if err := searchFile(path, words, here); err != nil {
+				return err
+			}
+			if len(here) > 0 {
+				found[path] = here
+			}
+			return nil
 		})
 		if err != nil {
 			t.Fatal(err)

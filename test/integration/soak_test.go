@@ -18,7 +18,7 @@ import (
 )
 
 var (
-	soakDuration = flag.Duration("soak.duration", 90*time.Second, "how long clients work")
+	soakDuration = flag.Duration("soak.duration", 60*time.Second, "how long clients work")
 	soakClients  = flag.Int("soak.clients", 3, "how many clients")
 	soakSeed     = flag.Uint64("soak.seed", 1, "of what clients and faults do")
 	soakReport   = flag.String("soak.report", "", "file for the counts, as JSON, rewritten after every fault")

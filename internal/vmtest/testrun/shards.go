@@ -26,12 +26,12 @@ const (
 const usualSeconds = 15
 
 var slowTests = map[string]int{
-	"TestApply":                 240,
+	"TestApply":                 200,
 	"TestContractWithVMs":       210,
 	"TestDiffOfAHostileGuest":   170,
-	"TestDownloadsAtOnce":       140,
-	"TestForksBeforeAllIsThere": 470,
-	"TestSoak":                  150,
+	"TestDownloadsAtOnce":       75,
+	"TestForksBeforeAllIsThere": 380,
+	"TestSoak":                  120,
 	"TestTorture":               220,
 	"TestVolumes":               160,
 }

@@ -251,6 +251,7 @@ func TestJobsBesideTheHosts(t *testing.T) {
 
 // Every job runs once. Jobs run beside emulated hosts only if the memory suffices.
 func TestPlan(t *testing.T) {
+	const clients, intel, faked = "published clients", "kvm-intel", "clients with faked VMs"
 	shards := []vmPkg{{"a", []string{"TestA"}}}
 	two := []host{machine{"a"}, machine{"b"}}
 	for what, c := range map[string]struct {
@@ -259,10 +260,10 @@ func TestPlan(t *testing.T) {
 		memory       uint64
 		jobs, beside []string
 	}{
-		"large":    {true, two, 24 << 30, []string{"published clients", "a"}, []string{"kvm-intel", "clients with faked VMs"}},
-		"small":    {true, two, 16 << 30, []string{"published clients", "kvm-intel", "a"}, []string{"clients with faked VMs"}},
-		"unknown":  {true, two, 0, []string{"published clients", "kvm-intel", "clients with faked VMs", "a"}, nil},
-		"KVM":      {true, []host{thisHost{}}, 64 << 30, []string{"published clients", "kvm-intel", "clients with faked VMs", "a"}, nil},
+		"large":    {true, two, 24 << 30, []string{clients, "a"}, []string{intel, faked}},
+		"small":    {true, two, 16 << 30, []string{clients, intel, "a"}, []string{faked}},
+		"unknown":  {true, two, 0, []string{clients, intel, faked, "a"}, nil},
+		"KVM":      {true, []host{thisHost{}}, 64 << 30, []string{clients, intel, faked, "a"}, nil},
 		"packages": {false, two, 24 << 30, []string{"a"}, nil},
 	} {
 		names := func(list []job) (out []string) {
