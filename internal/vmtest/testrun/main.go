@@ -15,6 +15,8 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"runtime"
+	"strconv"
 	"syscall"
 	"time"
 
@@ -50,7 +52,9 @@ func main() {
 // hostTests runs all tests on this host. VM tests skip themselves there.
 func hostTests(ctx context.Context) error {
 	start := time.Now()
-	r := &run{name: "host", out: os.Stdout, args: []string{"-timeout", hostLimit.String(), "./..."},
+	// Some tests wait, for example for time limits. One package more than there are CPUs uses this time.
+	packages := strconv.Itoa(runtime.NumCPU() + 1)
+	r := &run{name: "host", out: os.Stdout, args: []string{"-p", packages, "-timeout", hostLimit.String(), "./..."},
 		env: []string{"FORKD_TEST_HOST=1"}}
 	outcome, err := r.do(ctx)
 	if err != nil {
