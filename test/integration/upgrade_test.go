@@ -43,7 +43,7 @@ func TestUpgrade(t *testing.T) {
 			boxes := d.forkOf(t, "bare", 2)
 			live, asleep := boxes[0], boxes[1]
 			for _, s := range boxes {
-				d.sh(t, s.ID, "echo "+s.ID+" >/root/note; (while sleep 0.1; do date >>/root/ticks; done) >/dev/null 2>&1 &")
+				d.sh(t, s.ID, "echo "+s.ID+" >/root/note; "+startTicks)
 			}
 			if _, err := d.Suspend(d.ctx(t, quietLimit), asleep.ID); err != nil {
 				t.Fatal(err)
@@ -82,12 +82,18 @@ func TestUpgrade(t *testing.T) {
 	}
 }
 
+// startTicks starts a process that writes to a file. ticksAndNote waits until it has written, and
+// prints another file.
+const (
+	startTicks   = "(while sleep 0.1; do date >>/root/ticks; done) >/dev/null 2>&1 &"
+	ticksAndNote = "n=$(wc -l </root/ticks); while [ $n = $(wc -l </root/ticks) ]; do sleep 0.1; done; cat /root/note"
+)
+
 // noted checks that a sandbox has the files from before the upgrade, and that its process is
 // running.
 func (d *daemon) noted(t *testing.T, id string) {
 	t.Helper()
-	if got := d.sh(t, id,
-		"n=$(wc -l </root/ticks); while [ $n = $(wc -l </root/ticks) ]; do sleep 0.1; done; cat /root/note"); got != id+"\n" {
+	if got := d.sh(t, id, ticksAndNote); got != id+"\n" {
 		t.Errorf("sandbox %s has %q", id, got)
 	}
 }
