@@ -28,8 +28,12 @@ func TestMain(m *testing.M) {
 	if os.Args[0] == feed.Name {
 		os.Exit(feed.Main())
 	}
-	os.Exit(m.Run())
+	code := m.Run()
+	removeProgram()
+	os.Exit(code)
 }
+
+var testProgram, removeProgram = posture.SharedProgram()
 
 // rig is a forkd-feed process with one file, whose frames the test delivers.
 type rig struct {
@@ -95,7 +99,7 @@ func newRigIn(t *testing.T, tree *cgroup.Tree) *rig {
 		t.Fatal(err)
 	}
 	defer data.Close()
-	bin, err := posture.TestProgram(t.TempDir())
+	bin, err := testProgram()
 	if err != nil {
 		t.Fatal(err)
 	}

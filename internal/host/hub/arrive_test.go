@@ -27,8 +27,12 @@ func TestMain(m *testing.M) {
 	if os.Args[0] == feed.Name {
 		os.Exit(feed.Main())
 	}
-	os.Exit(m.Run())
+	code := m.Run()
+	removeProgram()
+	os.Exit(code)
 }
+
+var testProgram, removeProgram = posture.SharedProgram()
 
 // h.lazily(t) gives h's hub a feeder, and returns h. It skips the test if the host lacks FUSE.
 func (h *host) lazily(t *testing.T) *host {
@@ -38,7 +42,7 @@ func (h *host) lazily(t *testing.T) *host {
 		t.Skipf("needs root and FUSE: %v", err)
 	}
 	f.Close()
-	bin, err := posture.TestProgram(t.TempDir())
+	bin, err := testProgram()
 	if err != nil {
 		t.Fatal(err)
 	}

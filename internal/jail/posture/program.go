@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"runtime/debug"
 	"slices"
+	"sync"
 )
 
 // TestProgram returns the path of the running test program, compiled without cgo like the product.
@@ -24,4 +25,20 @@ func TestProgram(dir string) (string, error) {
 		return "", fmt.Errorf("build a test program without cgo: %w\n%s", err, out)
 	}
 	return path, nil
+}
+
+// SharedProgram returns a function like TestProgram that all tests of a package can share, because
+// compiling takes seconds, and a function that removes the program.
+func SharedProgram() (program func() (string, error), remove func()) {
+	var dir string
+	program = sync.OnceValues(func() (path string, err error) {
+		if dir, err = os.MkdirTemp("", "test-program"); err == nil {
+			err = os.Chmod(dir, 0o755) // the program runs as other users
+		}
+		if err != nil {
+			return "", err
+		}
+		return TestProgram(dir)
+	})
+	return program, func() { os.RemoveAll(dir) }
 }
