@@ -15,8 +15,6 @@ import (
 	"io"
 	"os"
 	"os/signal"
-	"runtime"
-	"strconv"
 	"syscall"
 	"time"
 
@@ -52,9 +50,7 @@ func main() {
 // hostTests runs all tests on this host. VM tests skip themselves there.
 func hostTests(ctx context.Context) error {
 	start := time.Now()
-	// Some tests wait, for example for time limits. One package more than there are CPUs uses this time.
-	packages := strconv.Itoa(runtime.NumCPU() + 1)
-	r := &run{name: "host", out: os.Stdout, args: []string{"-p", packages, "-timeout", hostLimit.String(), "./..."},
+	r := &run{name: "host", out: os.Stdout, args: []string{"-timeout", hostLimit.String(), "./..."},
 		env: []string{"FORKD_TEST_HOST=1"}}
 	outcome, err := r.do(ctx)
 	if err != nil {
