@@ -50,7 +50,7 @@ func newVolumeDetachCmd() *cobra.Command {
 		Use:   "detach NAME ID",
 		Short: "Unmount a volume in a running sandbox",
 		Long: "The volume keeps its data, and other sandboxes can mount it. If a program in the sandbox uses the volume, it\n" +
-			"stays mounted. Volumes are detached in the reverse order of their mounts. Prints the name of the volume.",
+			"stays mounted. Prints the name of the volume.",
 		Args: usageArgs(arguments(2, 2)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {

@@ -106,7 +106,7 @@ func TestVolumesAtTheCommandLine(t *testing.T) {
 	if f := row(run(0, "volume", "ls"), "more"); f[5] != id {
 		t.Errorf("with the writer %s: %q", id, f)
 	}
-	if text := run(1, "volume", "detach", "data", id); !strings.Contains(text, `detach "more" before "data"`) {
+	if text := run(1, "volume", "detach", "none", id); !strings.Contains(text, "has not mounted it") {
 		t.Error(text)
 	}
 	if text := run(0, "volume", "detach", "more", id); text != "more\n" {

@@ -59,6 +59,8 @@ func (d *daemon) attached(t *testing.T) {
 	d.wantWriter(t, "read-only", "")
 	detach("read-only")
 
+	d.detachedFirst(t, box.ID)
+
 	for i := range 3 {
 		ctx, done := d.ctx(t, bakeLimit), make(chan struct{})
 		go func() {
@@ -90,5 +92,64 @@ func (d *daemon) attached(t *testing.T) {
 	d.holds(t, "the next writer", next.ID)
 	d.sh(t, next.ID, "rm -r /data/*")
 	d.kill(t, next)
+	d.removeTag(t, "v-second") // the sandbox ran from it
 	d.removeTag(t, "v-attached")
+}
+
+// detachedFirst attaches two volumes to a sandbox, and detaches the first of them. The other volume
+// stays in its slot, and is in branches, in children and after a rollback. If the daemon is killed,
+// it still knows the slots.
+func (d *daemon) detachedFirst(t *testing.T, id string) {
+	if _, err := d.CreateVolume(d.ctx(t, quietLimit), client.VolumeRequest{Name: "more", SizeMiB: 16}); err != nil {
+		t.Fatal(err)
+	}
+	detach := func(name string) {
+		t.Helper()
+		if err := d.DetachVolume(d.ctx(t, bakeLimit), id, name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	more := client.VolumeMount{Name: "more", Path: "/more"}
+	for _, m := range []client.VolumeMount{{Name: "data", Path: "/data"}, more} {
+		if _, err := d.AttachVolume(d.ctx(t, bakeLimit), id, m); err != nil {
+			t.Fatal(err)
+		}
+	}
+	d.sh(t, id, "echo first >/more/x && sync")
+	detach("data")
+	d.wantWriter(t, "the first of two is detached", "")
+	s, err := d.Sandbox(d.ctx(t, quietLimit), id)
+	if err != nil || len(s.Volumes) != 1 || s.Volumes[0] != more {
+		t.Fatalf("volumes %+v, %v", s.Volumes, err)
+	}
+	if _, err := d.Branch(d.ctx(t, bakeLimit), id, client.BranchRequest{Tag: "v-second"}); err != nil {
+		t.Fatal(err)
+	}
+	d.sh(t, id, "echo later >/more/x && test ! -e /data/sums")
+	child := d.forkTagWith(t, "v-second", 1, "")[0] // the volume data, in the free slot
+	d.holds(t, "a child of a branch with a free slot", child.ID)
+	if got := d.sh(t, child.ID, "cat /more/x"); got != "first\n" {
+		t.Errorf("a child has %q", got)
+	}
+	d.kill(t, child)
+	d.crash(t)
+	d.launch(t)
+	if got := d.sh(t, id, "cat /more/x"); got != "later\n" {
+		t.Errorf("after a killed daemon: %q", got)
+	}
+	if _, err := d.AttachVolume(d.ctx(t, bakeLimit), id, client.VolumeMount{Name: "data", Path: "/data"}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.Rollback(d.ctx(t, bakeLimit), id, "v-second"); err != nil {
+		t.Fatal(err)
+	}
+	d.holds(t, "attached after the branch", id)
+	if got := d.sh(t, id, "cat /more/x"); got != "first\n" {
+		t.Errorf("after a rollback: %q", got)
+	}
+	detach("data")
+	detach("more")
+	if err := d.DeleteVolume(d.ctx(t, quietLimit), "more"); err != nil {
+		t.Error(err)
+	}
 }

@@ -49,7 +49,13 @@ func volumes(t *testing.T) *daemon {
 // forkWith starts n sandboxes that mount the volume "data" at /data.
 func (d *daemon) forkWith(t *testing.T, n int, mode string) []client.Sandbox {
 	t.Helper()
-	r, err := d.Fork(d.ctx(t, bakeLimit), client.ForkRequest{SnapshotTag: "slots", N: n,
+	return d.forkTagWith(t, "slots", n, mode)
+}
+
+// forkTagWith starts n sandboxes from a snapshot. They mount the volume "data" at /data.
+func (d *daemon) forkTagWith(t *testing.T, tag string, n int, mode string) []client.Sandbox {
+	t.Helper()
+	r, err := d.Fork(d.ctx(t, bakeLimit), client.ForkRequest{SnapshotTag: tag, N: n,
 		Volumes: []client.VolumeMount{{Name: "data", Path: "/data", Mode: mode}}})
 	if err != nil {
 		t.Fatalf("fork %d with a volume: %v", n, err)

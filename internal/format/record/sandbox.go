@@ -44,7 +44,8 @@ type Sandbox struct {
 	Suspends int         `json:"suspends,omitempty"`
 
 	// Volumes has the volumes that the sandbox has mounted. The index of a volume is the number of its
-	// slot. A record of an earlier version of forkd has none.
+	// slot. A free slot between volumes has the mode MountFree. A record of an earlier version of forkd
+	// has no volumes.
 	Volumes []Mount `json:"volumes,omitempty"`
 
 	// At is the snapshot of the latest branch or rollback. If there was none, At is nil, and the
@@ -87,8 +88,9 @@ type PendingTop struct {
 	Name  string `json:"name"`
 	Owner string `json:"owner"` // ID of the owner of the layer that the present top becomes
 	Swaps uint64 `json:"swaps"`
-	// Volumes has the new top of each volume, by the number of the slot. The VMM switches to all new tops
-	// at the same instant. A record of an earlier version of forkd has none.
+	// Volumes has the new top of each volume, by the number of the slot. The name is empty for a free
+	// slot. The VMM switches to all new tops at the same instant. A record of an earlier version of
+	// forkd has none.
 	Volumes []string `json:"volumes,omitempty"`
 }
 

@@ -110,7 +110,7 @@ func (v *Volume) Tops() (tops []string) {
 	return tops
 }
 
-// Mount is a volume that a sandbox has mounted.
+// Mount is a volume that a sandbox has mounted, or a free slot below the slot of another volume.
 type Mount struct {
 	Name string `json:"name"` // name of the volume
 	Path string `json:"path"` // absolute path in the guest
@@ -122,12 +122,20 @@ const (
 	MountWriter   = ""     // the sandbox writes to the volume
 	MountReadOnly = "ro"   // the sandbox reads the content that the volume had at the time of the mount
 	MountCopy     = "copy" // like MountReadOnly, but the sandbox may change its own copy of the content
+	// MountFree is the mode of a slot without a volume. Such a Mount has no name and no path.
+	MountFree = "free"
 )
+
+// IsFree reports whether m is a slot without a volume.
+func (m *Mount) IsFree() bool { return m.Mode == MountFree }
 
 func checkMounts(mounts []Mount) *fault {
 	for i, m := range mounts {
 		field := fmt.Sprintf("volumes[%d].", i)
 		switch {
+		case m.IsFree() && (m.Name != "" || m.Path != "" || i == len(mounts)-1):
+			return wrong(field+"mode", "%q: want no name, no path, and a volume in a later slot; %s", MountFree, otherForkd)
+		case m.IsFree():
 		case m.Name == "":
 			return wrong(field+"name", "empty: want the name of a volume; %s", otherForkd)
 		case m.Path == "":

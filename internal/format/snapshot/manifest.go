@@ -23,10 +23,11 @@ import (
 
 // Format and Version are the first fields of every manifest. Version changes whenever the meaning
 // of a snapshot's files changes. A reader refuses versions that it does not know. Manifests of the
-// oldest version that it reads have no root, no default user and no default directory.
+// oldest version that it reads have no root, no default user and no default directory. Manifests
+// before version 7 have no free volume slots.
 const (
 	Format  = "forkd-snapshot"
-	Version = 6
+	Version = 7
 	oldest  = 5
 )
 
@@ -220,14 +221,15 @@ type Disk struct {
 // Volume is a volume that the guest has mounted, with its content at the instant of the snapshot. The
 // snapshot's directory has links to the volume's files.
 type Volume struct {
-	ID        string `json:"id"` // VolumeID and an ID
-	Name      string `json:"name"`
-	Path      string `json:"path"` // where the guest has mounted it
+	Free      bool   `json:"free,omitempty"` // the slot has no volume, and all other fields are absent
+	ID        string `json:"id,omitempty"`   // VolumeID and an ID
+	Name      string `json:"name,omitempty"`
+	Path      string `json:"path,omitempty"` // where the guest has mounted it
 	ReadOnly  bool   `json:"read_only,omitempty"`
-	SizeBytes uint64 `json:"size_bytes"`
+	SizeBytes uint64 `json:"size_bytes,omitempty"`
 	// The base image and the layers, base first. The owner of the base image is the ID of the volume
 	// without VolumeID; the owner of a layer is the layer's own ID.
-	Files []File `json:"files"`
+	Files []File `json:"files,omitempty"`
 }
 
 // VolumeID begins the IDs of volumes.

@@ -52,10 +52,15 @@ func diskOnly(t *testing.T) *Manifest {
 // The bytes of a manifest of this version must never change, because snapshots are kept for years.
 func TestGolden(t *testing.T) {
 	const id, base = "aaaaaaaaaaaaaaaaaaaaaaaaaa", "baaaaaaaaaaaaaaaaaaaaaaaaa"
-	for name, m := range map[string]*Manifest{"memory": sample(t), "disk-only": diskOnly(t)} {
+	slots := volumes(t)
+	slots.Volumes[0] = Volume{Free: true}
+	for name, m := range map[string]*Manifest{"memory": sample(t), "disk-only": diskOnly(t), "volumes": slots} {
 		text, err := json.Marshal(m)
 		if err != nil {
 			t.Fatal(err)
+		}
+		for i, f := range m.VolumeFiles() { // random IDs
+			text = bytes.ReplaceAll(text, []byte(f.Owner), []byte(strings.Repeat("eimq"[i:i+1], 26)))
 		}
 		text = bytes.ReplaceAll(bytes.ReplaceAll(text, []byte(m.ID), []byte(id)), []byte(m.Parent.ID), []byte(base))
 		fixed := new(Manifest)
@@ -103,11 +108,11 @@ func TestVolumeSlots(t *testing.T) {
 	}
 }
 
-// Manifests of the previous version can be read, and get the present version when they are written
-// again. They have no default user and no default directory.
-func TestOlderVersionIsRead(t *testing.T) {
-	for _, name := range []string{"memory", "disk-only"} {
-		text, err := os.ReadFile(filepath.Join("testdata", "manifest-5-"+name+".json"))
+// Manifests of earlier versions can be read, and get the present version when they are written again.
+// Those of version 5 have no default user and no default directory.
+func TestOlderVersionsAreRead(t *testing.T) {
+	for _, name := range []string{"5-memory", "5-disk-only", "6-memory", "6-disk-only"} {
+		text, err := os.ReadFile(filepath.Join("testdata", "manifest-"+name+".json"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -115,7 +120,9 @@ func TestOlderVersionIsRead(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if m.Version != 5 || m.Guest.Env["A"] != "<b>" || m.Guest.User != "" || m.Guest.Dir != "" {
+		first := m.Version == 5
+		if name[:1] != fmt.Sprint(m.Version) || m.Guest.Env["A"] != "<b>" || (m.Guest.User == "") != first ||
+			(m.Guest.Dir == "") != first {
 			t.Errorf("%s: version %d with %+v", name, m.Version, m.Guest.Defaults)
 		}
 		again, err := m.Encode()
@@ -128,7 +135,14 @@ func TestOlderVersionIsRead(t *testing.T) {
 		for field, set := range map[string]func(m *Manifest){
 			"user": func(m *Manifest) { m.Guest.User = "app" },
 			"root": func(m *Manifest) { m.Root = m.Parent.ID },
+			"free": func(m *Manifest) {
+				m.Machine.VolumeSlots, m.Version = 2, 6
+				m.Volumes = []Volume{{Free: true}, volumes(t).Volumes[1]}
+			},
 		} {
+			if m.DiskOnly() && field == "free" || !first && field != "free" {
+				continue // without memory there are no volumes; version 6 has the other fields
+			}
 			newer := *m
 			newer.Version = 5
 			set(&newer)
@@ -138,8 +152,9 @@ func TestOlderVersionIsRead(t *testing.T) {
 			if text, err = newer.marshal(); err != nil {
 				t.Fatal(err)
 			}
-			if _, err := ParseManifest(text); err == nil || !strings.Contains(err.Error(), field+": version 5") {
-				t.Errorf("%s: version 5 with the field %s: %v", name, field, err)
+			want := fmt.Sprintf("%s: version %d", field, newer.Version)
+			if _, err := ParseManifest(text); err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("%s: version %d with the field %s: %v", name, newer.Version, field, err)
 			}
 		}
 	}
@@ -243,8 +258,8 @@ func TestManifestOtherFormatsAreNamed(t *testing.T) {
 	for in, want := range map[string]string{
 		`{"format":"other","version":5}`:                   "not a forkd snapshot",
 		`{"format":"forkd-snapshot","version":3}`:          "version 3",
-		`{"format":"forkd-snapshot","version":7}`:          "version 7",
-		`{"format":"forkd-snapshot","version":6,"x":true}`: "unknown field",
+		`{"format":"forkd-snapshot","version":8}`:          "version 8",
+		`{"format":"forkd-snapshot","version":7,"x":true}`: "unknown field",
 		`{"format":"forkd-snapshot","version":5,"x":true}`: "unknown field",
 		`{"vmstate":"/a","memory":"/b"}`:                   "not a forkd snapshot",
 	} {

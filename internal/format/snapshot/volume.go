@@ -24,14 +24,28 @@ func (m *Manifest) checkVolumes() error {
 		return fmt.Errorf("volumes: %d for %d volume slots", n, m.Machine.VolumeSlots)
 	}
 	for i := range m.Volumes {
-		if err := m.Volumes[i].check(); err != nil {
+		v := &m.Volumes[i]
+		if err := v.check(); err != nil {
 			return fmt.Errorf("volumes[%d]: %w", i, err)
+		}
+		switch {
+		case !v.Free:
+		case m.Version < 7:
+			return fmt.Errorf("volumes[%d]: free: version %d has no such field", i, m.Version)
+		case i == len(m.Volumes)-1:
+			return fmt.Errorf("volumes[%d]: free: want a volume in a later slot", i)
 		}
 	}
 	return nil
 }
 
 func (v *Volume) check() error {
+	if v.Free {
+		if v.ID != "" || v.Name != "" || v.Path != "" || v.ReadOnly || v.SizeBytes != 0 || v.Files != nil {
+			return errors.New("free: want no other field")
+		}
+		return nil
+	}
 	own, isVolume := strings.CutPrefix(v.ID, VolumeID)
 	switch {
 	case !isVolume:

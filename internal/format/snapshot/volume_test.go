@@ -20,13 +20,16 @@ func volumes(t *testing.T) *Manifest {
 }
 
 func TestVolumes(t *testing.T) {
-	m := volumes(t)
-	text, err := m.Encode()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if again, err := ParseManifest(text); err != nil || !reflect.DeepEqual(again.Volumes, m.Volumes) {
-		t.Errorf("read again: %+v, %v", again, err)
+	free := volumes(t)
+	free.Volumes[0] = Volume{Free: true}
+	for _, m := range []*Manifest{volumes(t), free} {
+		text, err := m.Encode()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if again, err := ParseManifest(text); err != nil || !reflect.DeepEqual(again.Volumes, m.Volumes) {
+			t.Errorf("read again: %+v, %v", again, err)
+		}
 	}
 	for name, breakIt := range map[string]func(m *Manifest, v *Volume){
 		"more than slots": func(m *Manifest, _ *Volume) { m.Machine.VolumeSlots = 1 },
@@ -46,6 +49,11 @@ func TestVolumes(t *testing.T) {
 		"traversing file": func(_ *Manifest, v *Volume) { v.Files[1].Owner = "../../x" },
 		"same file twice": func(_ *Manifest, v *Volume) { v.Files[1].Owner = v.Files[0].Owner },
 		"bad digest":      func(_ *Manifest, v *Volume) { v.Files[1].Digest = "x" },
+		"last and free":   func(_ *Manifest, v *Volume) { *v = Volume{Free: true} },
+		"free with files": func(m *Manifest, v *Volume) { m.Volumes[0].Free = true },
+		"only a name":     func(m *Manifest, v *Volume) { m.Volumes[0] = Volume{Name: "data"} },
+		"nothing":         func(m *Manifest, v *Volume) { m.Volumes[0] = Volume{} },
+		"free, read-only": func(m *Manifest, v *Volume) { m.Volumes[0] = Volume{Free: true, ReadOnly: true} },
 		"too many files": func(_ *Manifest, v *Volume) {
 			for range MaxChain {
 				v.Files = append(v.Files, File{Owner: NewID(), Bytes: 1})

@@ -18,9 +18,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// Live is a running sandbox whose volumes change. The volumes of a sandbox are always in its first
-// slots, so a sandbox can attach a volume only in the slot after its other volumes, and can detach
-// only the last of its volumes.
+// Live is a running sandbox whose volumes change. A volume is attached in the lowest free slot, and
+// leaves its slot free when it is detached.
 //
 // The sandbox's record names the volumes. It names a volume before the VM gets the volume, and
 // until the guest has unmounted it. If the daemon is killed in between, Fit makes the record, the
@@ -63,7 +62,7 @@ func (l *Live) CheckMore(ctx context.Context, m Mount, parent *snapshot.Manifest
 	slots := *parent
 	slots.Volumes = make([]snapshot.Volume, len(l.Mounts)) // the volumes that take slots now
 	for i, has := range l.Mounts {
-		slots.Volumes[i] = snapshot.Volume{Name: has.Name, Path: has.Path}
+		slots.Volumes[i] = snapshot.Volume{Free: has.IsFree(), Name: has.Name, Path: has.Path}
 	}
 	return Admit(ctx, l.Store, []Mount{m}, &slots)
 }
@@ -72,8 +71,8 @@ func (l *Live) CheckMore(ctx context.Context, m Mount, parent *snapshot.Manifest
 // the sandbox has its former volumes. If the daemon could not write a record or ask the VMM, this
 // is true only after the next call of Settle.
 func (l *Live) Attach(ctx context.Context, m Mount) error {
-	slot := len(l.Mounts)
-	if err := l.Save(append(slices.Clone(l.Mounts), m)); err != nil {
+	list, slot := place(l.Mounts, m)
+	if err := l.Save(list); err != nil {
 		return err
 	}
 	err := l.put(ctx, slot, m)
@@ -113,21 +112,27 @@ func (l *Live) put(ctx context.Context, slot int, m Mount) error {
 	return l.VMM.SetVolume(context.WithoutCancel(ctx), 1+slot, f.SizeBytes, d.files)
 }
 
+// slotOf returns the slot of a mounted volume, or -1. If the sandbox writes to the volume and also has
+// a copy of it, which the sandbox has from its snapshot, slotOf returns the slot of the volume itself.
+func slotOf(mounts []Mount, name string) int {
+	writer := slices.IndexFunc(mounts, func(m Mount) bool { return m.Name == name && m.Mode == record.MountWriter })
+	if writer >= 0 {
+		return writer
+	}
+	return slices.IndexFunc(mounts, func(m Mount) bool { return m.Name == name && !m.IsFree() })
+}
+
 // Detach unmounts a volume in the sandbox. The volume then has no writer. If a program uses the
 // volume, or if the guest does not answer, the volume stays attached. The error is a
-// *NotMountedError, a *HeldError, a *BusyError, or an *Error. After any other error, the next call
-// of Settle does the rest.
+// *NotMountedError, a *BusyError, or an *Error. After any other error, the next call of Settle does
+// the rest.
 func (l *Live) Detach(ctx context.Context, name string) error {
-	last := len(l.Mounts) - 1
-	switch i := slices.IndexFunc(l.Mounts, func(m Mount) bool { return m.Name == name }); {
-	case i < 0:
+	slot := slotOf(l.Mounts, name)
+	if slot < 0 {
 		return &NotMountedError{Sandbox: l.Sandbox, Name: name}
-	case i < last:
-		return &HeldError{Op: "detach a volume from", ID: l.Sandbox, Why: fmt.Sprintf("volumes are detached in the "+
-			"reverse order of their slots: detach %q before %q", l.Mounts[last].Name, name)}
 	}
-	m := l.Mounts[last]
-	if err := agentclient.New(l.Dial).Unmount(ctx, agentproto.Volume{Slot: last, Path: m.Path}); err != nil {
+	m := l.Mounts[slot]
+	if err := agentclient.New(l.Dial).Unmount(ctx, agentproto.Volume{Slot: slot, Path: m.Path}); err != nil {
 		if refused := (*agentclient.Error)(nil); errors.As(err, &refused) {
 			return &BusyError{Sandbox: l.Sandbox, Mount: m, Err: err}
 		}
@@ -145,33 +150,37 @@ func (l *Live) Detach(ctx context.Context, name string) error {
 		}
 	})
 	if err == nil {
-		err = l.Save(slices.Clone(l.Mounts[:last]))
+		left := slices.Clone(l.Mounts)
+		left[slot] = Mount{Mode: record.MountFree}
+		err = l.Save(trim(left))
 	}
 	if err != nil {
-		return errors.Join(err, inGuest(ctx, l.Dial, last, m))
+		return errors.Join(err, inGuest(ctx, l.Dial, slot, m))
 	}
 	return l.Settle()
 }
 
 // Fit finds out which of its volumes a sandbox still has after an interrupted Attach or Detach, and
-// returns their number. The bits of filled say which slots of the VMM have disks (vm.Stats). The VM
-// loses the disks in all slots except those of the volumes that the sandbox still has. The volumes
-// that the sandbox has lost have no writer afterwards. If nothing was interrupted, Fit does
-// nothing.
-func (s *Set) Fit(ctx context.Context, v vmpool.VMM, filled uint32, mounts []Mount) (kept int, err error) {
-	for kept < len(mounts) && filled&(1<<kept) != 0 {
-		kept++
-	}
-	for slot := kept; slot < vm.MaxVolumeSlots; slot++ {
-		if filled&(1<<slot) != 0 {
+// returns them. The bits of filled say which slots of the VMM have disks (vm.Stats). The VM loses the
+// disks in all slots except those of the volumes that the sandbox still has. The volumes that the
+// sandbox has lost have no writer afterwards. If nothing was interrupted, Fit does nothing.
+func (s *Set) Fit(ctx context.Context, v vmpool.VMM, filled uint32, mounts []Mount) (kept []Mount, err error) {
+	kept = slices.Clone(mounts)
+	for slot := range vm.MaxVolumeSlots {
+		has := filled&(1<<slot) != 0
+		switch named := slot < len(mounts) && !mounts[slot].IsFree(); {
+		case named && !has:
+			kept[slot] = Mount{Mode: record.MountFree}
+		case has && !named:
 			if err := v.SetVolume(ctx, 1+slot, 0, nil); err != nil {
-				return kept, err
+				return nil, err
 			}
 			// Files that cannot be removed now are removed with the sandbox.
 			_ = writers.RemoveAll(filepath.Join(s.Dir, fmt.Sprint(ledger.VolumeFiles, slot)), 0)
 		}
 	}
-	s.Keep(mounts[:kept])
+	kept = trim(kept)
+	s.Keep(kept)
 	return kept, nil
 }
 

@@ -20,7 +20,6 @@ import (
 	"github.com/forkd/forkd/internal/host/vmpool"
 	"github.com/forkd/forkd/internal/host/volume"
 	"github.com/forkd/forkd/internal/host/writers"
-	"github.com/forkd/forkd/internal/proto/diffproto"
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
@@ -43,20 +42,26 @@ func (s *Set) disk(slot int, m Mount) volume.Disk {
 	return d
 }
 
-// Inherit returns the mounts of a child of a snapshot. The first slots have copies of the volumes
-// in the snapshot. The slots after them have the volumes in own, which the fork's request names.
-func Inherit(parent *snapshot.Manifest, own []Mount) []Mount {
-	var list []Mount
+// Inherit returns the mounts of a child of a snapshot. The child has copies of the volumes in the
+// snapshot, in the same slots. The lowest other slots have the volumes in own, which the fork's
+// request names.
+func Inherit(parent *snapshot.Manifest, own []Mount) (list []Mount) {
 	for i := range parent.Volumes {
 		list = append(list, inherited(&parent.Volumes[i]))
 	}
-	return append(list, own...)
+	for _, m := range own {
+		list, _ = place(list, m)
+	}
+	return list
 }
 
 // inherited returns the mount for a copy of a snapshot's volume.
 func inherited(v *snapshot.Volume) Mount {
 	m := Mount{Name: v.Name, Path: v.Path, Mode: record.MountCopy}
-	if v.ReadOnly {
+	switch {
+	case v.Free:
+		m.Mode = record.MountFree
+	case v.ReadOnly:
 		m.Mode = record.MountReadOnly
 	}
 	return m
@@ -71,8 +76,14 @@ func (s *Set) Combine(ctx context.Context, op string, mounts []Mount, to *snapsh
 	list := slices.Clone(mounts)
 	for i := range to.Volumes {
 		v := &to.Volumes[i]
-		if i >= len(list) {
+		switch {
+		case i >= len(list):
 			list = append(list, inherited(v))
+			continue
+		case list[i].IsFree():
+			list[i] = inherited(v)
+			continue
+		case v.Free:
 			continue
 		}
 		id, err := s.Store.IDOf(ctx, s.disk(i, list[i]))
@@ -91,7 +102,7 @@ func (s *Set) Combine(ctx context.Context, op string, mounts []Mount, to *snapsh
 	}
 	for i := range list {
 		for _, other := range list[:i] {
-			if diffproto.IsBelow(list[i].Path, other.Path) || diffproto.IsBelow(other.Path, list[i].Path) {
+			if !list[i].IsFree() && !other.IsFree() && overlap(list[i].Path, other.Path) {
 				return nil, &HeldError{Op: op, ID: s.Sandbox, Why: fmt.Sprintf("after it, the volume %q at %q would hide the "+
 					"volume %q at %q: fork the snapshot instead", list[i].Name, list[i].Path, other.Name, other.Path)}
 			}
@@ -109,7 +120,7 @@ type Snapshot interface {
 // Disks are the open disks of a sandbox for a VM that is about to run a snapshot.
 type Disks struct {
 	Volumes []chain.Volume
-	// Again has a mount for each slot. Mounts with the mode record.MountWriter are volumes that the
+	// Again has a mount for each of these slots. Mounts with the mode record.MountWriter are volumes that the
 	// snapshot lacks: the present guest must unmount them before the restore.
 	Again []Mount
 
@@ -137,8 +148,12 @@ func (s *Set) Open(ctx context.Context, mounts []Mount, from Snapshot, running b
 	}()
 	saved := from.Manifest().Volumes
 	for i, m := range mounts {
+		if m.IsFree() {
+			d.Volumes, d.Again = append(d.Volumes, chain.Volume{}), append(d.Again, m)
+			continue
+		}
 		o := &opening{Disks: d, set: s, ctx: ctx, mount: m, disk: s.disk(i, m), running: running}
-		if i < len(saved) {
+		if i < len(saved) && !saved[i].Free {
 			o.from, o.files = &saved[i], from.Volumes()[i]
 		}
 		f, err := o.open()
@@ -296,9 +311,9 @@ func (d *Disks) Close() {
 
 // Tops are the new tops of a sandbox's volumes, to which its VM is about to switch.
 type Tops struct {
-	New    []*os.File // for each slot, an empty top
-	Frozen []*os.File // for each slot, the present top, open for reading
-	Names  []string   // for each slot, the name of the new top for Settle
+	New    []*os.File // for each volume, an empty top
+	Frozen []*os.File // for each volume, the present top, open for reading
+	Names  []string   // for each slot, the name of the new top for Settle; empty for a free slot
 
 	below []*os.File // all files in all slots that were tops of a VM, including Frozen
 }
@@ -315,6 +330,10 @@ func (s *Set) Freeze(ctx context.Context, log *slog.Logger, v vmpool.VMM, mounts
 		stop()
 	}
 	for i, m := range mounts {
+		if m.IsFree() {
+			t.Names = append(t.Names, "")
+			continue
+		}
 		f, name, err := s.Store.BeginSwap(ctx, s.disk(i, m))
 		if err != nil {
 			return t, err
@@ -341,6 +360,12 @@ func (s *Set) Settle(ctx context.Context, mounts []Mount, names []string, swappe
 		return fmt.Errorf("%d new tops for %d volumes", len(names), len(mounts))
 	}
 	for i, name := range names {
+		switch free := mounts[i].IsFree(); {
+		case free != (name == ""):
+			return fmt.Errorf("volume slot %d: a new top %.100q, and a volume %.100q", i, name, mounts[i].Name)
+		case free:
+			continue
+		}
 		if err := s.Store.EndSwap(ctx, s.disk(i, mounts[i]), name, swapped); err != nil {
 			return err
 		}
@@ -353,6 +378,9 @@ func (s *Set) Settle(ctx context.Context, mounts []Mount, names []string, swappe
 // files.
 func (s *Set) merge(ctx context.Context, log *slog.Logger, mounts []Mount, v vmpool.VMM) {
 	for i, m := range mounts {
+		if m.IsFree() {
+			continue
+		}
 		err := s.Store.MergeBelow(ctx, s.disk(i, m), func(merged *os.File) error {
 			return v.Merge(context.WithoutCancel(ctx), vmmproto.Merge{Disk: uint32(1 + i)}, merged)
 		})
@@ -374,6 +402,10 @@ func (s *Set) Save(ctx context.Context, log *slog.Logger, v vmpool.VMM, mounts [
 		}
 	}()
 	for i, mount := range mounts {
+		if mount.IsFree() {
+			files, m.Volumes = append(files, nil), append(m.Volumes, snapshot.Volume{Free: true})
+			continue
+		}
 		c, list, err := s.Store.Content(ctx, s.disk(i, mount))
 		if err != nil {
 			return err

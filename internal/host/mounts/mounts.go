@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/forkd/forkd/internal/format/record"
@@ -22,8 +23,37 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// Mount is a volume that a sandbox mounts.
+// Mount is a volume that a sandbox mounts, or a free slot below the slot of another volume.
 type Mount = record.Mount
+
+// Used returns the mounts without the free slots.
+func Used(mounts []Mount) (list []Mount) {
+	for _, m := range mounts {
+		if !m.IsFree() {
+			list = append(list, m)
+		}
+	}
+	return list
+}
+
+// place returns the mounts with m in the lowest free slot, and this slot.
+func place(mounts []Mount, m Mount) (list []Mount, slot int) {
+	list = slices.Clone(mounts)
+	if slot = slices.IndexFunc(list, func(m Mount) bool { return m.IsFree() }); slot >= 0 {
+		list[slot] = m
+		return list, slot
+	}
+	return append(list, m), len(list)
+}
+
+// trim returns the mounts without the free slots after the last volume. A record has no such slots.
+func trim(mounts []Mount) []Mount {
+	n := len(mounts)
+	for n > 0 && mounts[n-1].IsFree() {
+		n--
+	}
+	return mounts[:n:n]
+}
 
 // SlotsError reports that a snapshot has too few volume slots for the volumes of a request.
 type SlotsError struct {
@@ -78,13 +108,16 @@ func check(m Mount, earlier []Mount, n int) *invalid.Error {
 		switch {
 		case e.Name == m.Name:
 			return &invalid.Error{Field: "name", Reason: fmt.Sprintf("%q: it is mounted twice", m.Name)}
-		case diffproto.IsBelow(m.Path, e.Path) || diffproto.IsBelow(e.Path, m.Path):
+		case !e.IsFree() && overlap(m.Path, e.Path):
 			return &invalid.Error{Field: "path", Reason: fmt.Sprintf("%.200q: it hides, or is hidden by, the volume at %.200q",
 				m.Path, e.Path)}
 		}
 	}
 	return nil
 }
+
+// overlap reports whether a volume at one of two paths hides the other path.
+func overlap(a, b string) bool { return diffproto.IsBelow(a, b) || diffproto.IsBelow(b, a) }
 
 // maxLayers is the number of layers at which Admit merges the layers of a volume. If each volume
 // has fewer layers, the files of all slots fit into one request to a VMM.
@@ -95,8 +128,8 @@ const maxLayers = 8
 // error is a *SlotsError, a *volume.Error, a *volume.InUseError, an *invalid.Error, or an error of
 // a merge. The volumes can still change before Open is called.
 func Admit(ctx context.Context, st *volume.Store, mounts []Mount, parent *snapshot.Manifest) error {
-	if st == nil && len(parent.Volumes) > 0 {
-		return &volume.Error{Name: parent.Volumes[0].Name}
+	if n := len(parent.Volumes); st == nil && n > 0 {
+		return &volume.Error{Name: parent.Volumes[n-1].Name}
 	}
 	var infos []volume.Info
 	for _, m := range mounts {
@@ -111,13 +144,18 @@ func Admit(ctx context.Context, st *volume.Store, mounts []Mount, parent *snapsh
 	}
 	// Check the slots after the volumes. If a volume does not exist, the client must not be told to
 	// use a snapshot with more slots.
-	wanted := len(mounts) + len(parent.Volumes)
+	wanted := len(mounts)
+	for _, v := range parent.Volumes {
+		if !v.Free {
+			wanted++
+		}
+	}
 	if have := int(parent.Machine.VolumeSlots); len(mounts) > 0 && have < wanted {
 		return &SlotsError{Tag: parent.Tag, Slots: have, Wanted: wanted}
 	}
 	for n, m := range mounts {
 		for _, v := range parent.Volumes {
-			if diffproto.IsBelow(m.Path, v.Path) || diffproto.IsBelow(v.Path, m.Path) {
+			if !v.Free && overlap(m.Path, v.Path) {
 				return invalid.Errorf(fmt.Sprintf("volumes[%d].path", n),
 					"%.200q: it hides, or is hidden by, the volume at %.200q of the snapshot", m.Path, v.Path)
 			}
@@ -154,6 +192,9 @@ func (e *Error) Unwrap() error { return e.Err }
 // error is an *Error.
 func InGuest(ctx context.Context, dial agentclient.DialFunc, mounts []Mount) error {
 	for i, m := range mounts {
+		if m.IsFree() {
+			continue
+		}
 		if err := inGuest(ctx, dial, i, m); err != nil {
 			return err
 		}

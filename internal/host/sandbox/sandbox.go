@@ -141,7 +141,7 @@ func (s *Sandbox) Info() Info {
 		Expires: r.Expires, Limits: r.Limits, Timing: s.timing, StateID: r.SnapshotID,
 		BranchCount: r.Count, IdleTimeout: r.IdleTimeout, Silent: s.silent, Workspace: s.workspace, Network: r.Network,
 		DiskFull: s.full && s.state == Paused, MemoryBytes: r.MemoryBytes,
-		ExpirySuspends: r.ExpirySuspends, Annotation: r.Annotation, Labels: r.Labels, Volumes: r.Volumes,
+		ExpirySuspends: r.ExpirySuspends, Annotation: r.Annotation, Labels: r.Labels, Volumes: mounts.Used(r.Volumes),
 		Unique: r.Unique, Strict: r.Strict, Hooks: r.Hooks, At: r.Latest(), Calls: s.since.CallsSince()}
 	if s.state == Suspended {
 		info.StateTag = r.SnapshotTag

@@ -2,6 +2,7 @@ package sandbox
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"testing"
 
@@ -32,7 +33,13 @@ func (w *world) wantVolumes(t *testing.T, what, id string, want ...mounts.Mount)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := s.Info().Volumes; !slices.Equal(got, want) || stats.Volumes != 1<<len(want)-1 {
+	slots := uint32(0)
+	for i, m := range want {
+		if !m.IsFree() {
+			slots |= 1 << i
+		}
+	}
+	if got := s.Info().Volumes; !slices.Equal(got, mounts.Used(want)) || stats.Volumes != slots {
 		t.Errorf("%s: volumes %+v, slots with disks %b, want %+v", what, got, stats.Volumes, want)
 	}
 	r, err := ledger.Read(w.vmDir(id))
@@ -86,10 +93,6 @@ func TestAttachedVolumes(t *testing.T) {
 	w.wantStamp(t, "rolled back to the branch with the volume", id, 0, 1)
 	guests.take()
 
-	var held *mounts.HeldError
-	if _, err := w.Detach(t.Context(), id, "a"); !errors.As(err, &held) {
-		t.Errorf("detach the volume of the first of two slots: %v", err)
-	}
 	for _, name := range []string{"b", "a"} {
 		if _, err := w.Detach(t.Context(), id, name); err != nil {
 			t.Fatal(err)
@@ -116,6 +119,75 @@ func TestAttachedVolumes(t *testing.T) {
 		if err := w.Kill(sandbox); err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// A sandbox detaches its volumes in any order. The other volumes keep their slots and their data, in
+// the sandbox, in its branches, after a suspension and in children. The next volume gets the free slot.
+func TestVolumesDetachedInAnyOrder(t *testing.T) {
+	w, guests := newVolumeWorld(t)
+	defer w.stop()
+	a, b, free := writes("a")[0], writes("b")[0], mounts.Mount{Mode: "free"}
+	id := forkOne(t, w, ForkRequest{Volumes: append(writes("a"), writes("b")...)})
+	w.stamp(t, id, 0, 1)
+	w.stamp(t, id, 1, 2)
+	w.mustBranch(t, id, "both", vm.BranchDiff)
+	guests.take()
+	w.mustDetach(t, id, "a")
+	if got := guests.take(); !sameRequests(got, []agentproto.Request{unmount(0, a.Path)}) {
+		t.Errorf("the guest was told %+v", got)
+	}
+	w.wantVolumes(t, "the first is detached", id, free, b)
+	w.wantStamp(t, "the first is detached", id, 1, 2)
+	w.stamp(t, id, 1, 3)
+	w.mustBranch(t, id, "second", vm.BranchLive)
+
+	guests.take()
+	child := w.forkFrom(t, ForkRequest{Tag: "second", Volumes: writes("a")})
+	w.wantStamp(t, "a child's own volume", child, 0, 1)
+	w.wantStamp(t, "a child's copy", child, 1, 3)
+	if got := guests.take(); !sameRequests(got, []agentproto.Request{mount(0, a.Path, false), mount(1, b.Path, false)}) {
+		t.Errorf("the child's guest was told %+v", got)
+	}
+	if err := w.Kill(child); err != nil {
+		t.Fatal(err)
+	}
+
+	for _, change := range []func() (Info, error){
+		func() (Info, error) { return w.Suspend(t.Context(), id) },
+		func() (Info, error) { return w.Resume(t.Context(), id) },
+	} {
+		if _, err := change(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.wantVolumes(t, "resumed", id, free, b)
+	w.wantStamp(t, "resumed", id, 1, 3)
+	if _, err := w.Rollback(t.Context(), id, "both", unique.AsBefore); err != nil {
+		t.Fatal(err)
+	}
+	w.wantVolumes(t, "rolled back to both", id, mounts.Mount{Name: "a", Path: a.Path, Mode: "copy"}, b)
+	w.wantStamp(t, "rolled back to both", id, 0, 1)
+	w.wantStamp(t, "rolled back to both", id, 1, 2)
+	w.mustDetach(t, id, "a") // the copy
+	w.mustAttach(t, id, a)
+	w.wantVolumes(t, "attached in the free slot", id, a, b)
+	w.stamp(t, id, 0, 4)
+	if _, err := w.Rollback(t.Context(), id, "second", unique.AsBefore); err != nil {
+		t.Fatal(err)
+	}
+	w.wantVolumes(t, "rolled back to a branch without the first", id, a, b)
+	w.wantStamp(t, "the first keeps its content", id, 0, 4)
+	w.wantStamp(t, "the second goes back", id, 1, 3)
+	w.mustDetach(t, id, "a")
+	w.mustDetach(t, id, "b")
+	w.wantVolumes(t, "both are detached", id)
+}
+
+func (w *world) mustDetach(t *testing.T, id, name string) {
+	t.Helper()
+	if _, err := w.Detach(t.Context(), id, name); err != nil {
+		t.Fatal(err)
 	}
 }
 
@@ -194,66 +266,77 @@ func (w *world) wantOnly(t *testing.T, what, id, other string) {
 }
 
 // If a daemon is killed while it attaches or detaches a volume, the sandbox afterwards either has
-// the volume or does not have it.
+// the volume or does not have it. A volume in a later slot is not affected.
 func TestAttachAndDetachOfKilledDaemons(t *testing.T) {
-	a := writes("a")[0]
+	a, b := writes("a")[0], writes("b")[0]
 	for what, c := range map[string]struct {
-		killed func(t *testing.T, w *world, s *Sandbox)
+		killed func(t *testing.T, w *world, s *Sandbox, with, without []mounts.Mount)
 		kept   bool
 	}{
-		"the record names the volume": {func(t *testing.T, w *world, s *Sandbox) {
-			w.names(t, s, a)
+		"the record names the volume": {func(t *testing.T, w *world, s *Sandbox, with, _ []mounts.Mount) {
+			w.names(t, s, with...)
 		}, false},
-		"the volume has a writer": {func(t *testing.T, w *world, s *Sandbox) {
-			w.names(t, s, a)
+		"the volume has a writer": {func(t *testing.T, w *world, s *Sandbox, with, _ []mounts.Mount) {
+			w.names(t, s, with...)
 			f, err := w.volumes.Write(t.Context(), "a", s.id)
 			if err != nil {
 				t.Fatal(err)
 			}
 			f.Close()
 		}, false},
-		"the VM has the volume": {func(t *testing.T, w *world, s *Sandbox) {
+		"the VM has the volume": {func(t *testing.T, w *world, s *Sandbox, _, _ []mounts.Mount) {
 			w.mustAttach(t, s.id, a)
 		}, true},
-		"detached in the record": {func(t *testing.T, w *world, s *Sandbox) {
+		"detached in the record": {func(t *testing.T, w *world, s *Sandbox, _, without []mounts.Mount) {
 			w.mustAttach(t, s.id, a)
-			w.names(t, s)
+			w.names(t, s, without...)
 		}, false},
-		"detached in the VM": {func(t *testing.T, w *world, s *Sandbox) {
+		"detached in the VM": {func(t *testing.T, w *world, s *Sandbox, _, without []mounts.Mount) {
 			w.mustAttach(t, s.id, a)
-			w.names(t, s)
+			w.names(t, s, without...)
 			if err := s.live.vmm.SetVolume(t.Context(), 1, 0, nil); err != nil {
 				t.Fatal(err)
 			}
 		}, false},
 	} {
-		t.Run(what, func(t *testing.T) {
-			w, _ := newVolumeWorld(t)
-			id := forkOne(t, w, ForkRequest{})
-			s, err := w.Get(id)
-			if err != nil {
-				t.Fatal(err)
-			}
-			c.killed(t, w, s)
-			w.stop()
-			w.start(t, 0)
-			defer w.stop()
-			if n, err := w.Recover(); n != 1 || err != nil {
-				t.Fatalf("recovered %d sandboxes, %v", n, err)
-			}
-			w.volumes.Recover(w.Has)
-			if c.kept {
-				w.wantVolumes(t, "after the restart", id, a)
-			} else {
-				w.wantVolumes(t, "after the restart", id)
-				w.mustAttach(t, id, a)
-			}
-			w.mustBranch(t, id, "later", vm.BranchDiff)
-			if _, err := w.Detach(t.Context(), id, "a"); err != nil {
-				t.Fatal(err)
-			}
-			w.wantVolumes(t, "detached", id)
-		})
+		for _, beside := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, beside another: %v", what, beside), func(t *testing.T) {
+				with, without := []mounts.Mount{a}, []mounts.Mount(nil)
+				w, _ := newVolumeWorld(t)
+				id := forkOne(t, w, ForkRequest{})
+				if beside {
+					with, without = []mounts.Mount{a, b}, []mounts.Mount{{Mode: "free"}, b}
+					w.mustAttach(t, id, a)
+					w.mustAttach(t, id, b)
+					w.stamp(t, id, 1, 7)
+					w.mustDetach(t, id, "a")
+				}
+				s, err := w.Get(id)
+				if err != nil {
+					t.Fatal(err)
+				}
+				c.killed(t, w, s, with, without)
+				w.stop()
+				w.start(t, 0)
+				defer w.stop()
+				if n, err := w.Recover(); n != 1 || err != nil {
+					t.Fatalf("recovered %d sandboxes, %v", n, err)
+				}
+				w.volumes.Recover(w.Has)
+				if c.kept {
+					w.wantVolumes(t, "after the restart", id, with...)
+				} else {
+					w.wantVolumes(t, "after the restart", id, without...)
+					w.mustAttach(t, id, a)
+				}
+				w.mustBranch(t, id, "later", vm.BranchDiff)
+				w.mustDetach(t, id, "a")
+				w.wantVolumes(t, "detached", id, without...)
+				if beside {
+					w.wantStamp(t, "the other volume", id, 1, 7)
+				}
+			})
+		}
 	}
 }
 

@@ -37,7 +37,7 @@ func (w *world) disk(t *testing.T, id string, slot int) (r record.Volume, dir st
 	if err != nil {
 		t.Fatal(err)
 	}
-	dir = w.diskDir(id, slot, s.Info().Volumes[slot])
+	dir = w.diskDir(id, slot, s.record.Volumes[slot])
 	p, err := os.ReadFile(filepath.Join(dir, "volume.json"))
 	if err == nil {
 		err = json.Unmarshal(p, &r)

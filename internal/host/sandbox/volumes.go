@@ -2,6 +2,7 @@ package sandbox
 
 import (
 	"context"
+	"slices"
 
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/ledger"
@@ -9,9 +10,9 @@ import (
 	"github.com/forkd/forkd/internal/host/vmpool"
 )
 
-// Attach mounts another volume in a running sandbox, in the slot after its other volumes. From then
-// on, the volume is like a volume that the sandbox has mounted since its fork. After an error the
-// sandbox has its former volumes. The errors are those of mounts.Live.
+// Attach mounts another volume in a running sandbox. From then on, the volume is like a volume that
+// the sandbox has mounted since its fork. After an error the sandbox has its former volumes. The
+// errors are those of mounts.Live.
 func (m *Manager) Attach(ctx context.Context, id string, mount mounts.Mount) (Info, error) {
 	return m.changeVolumes(ctx, id, "attach a volume to", func(wait context.Context, l *mounts.Live,
 		parent *snapshot.Manifest) error {
@@ -22,9 +23,8 @@ func (m *Manager) Attach(ctx context.Context, id string, mount mounts.Mount) (In
 	})
 }
 
-// Detach unmounts the given volume in a running sandbox. The volume must be in the sandbox's
-// highest used slot. Another sandbox can then become the writer of this volume. After an error of
-// the guest, the sandbox still has the volume.
+// Detach unmounts the given volume in a running sandbox. Another sandbox can then become the writer
+// of this volume. After an error of the guest, the sandbox still has the volume.
 func (m *Manager) Detach(ctx context.Context, id, volume string) (Info, error) {
 	return m.changeVolumes(ctx, id, "detach a volume from", func(wait context.Context, l *mounts.Live,
 		_ *snapshot.Manifest) error {
@@ -78,8 +78,8 @@ func (m *Manager) changeVolumes(ctx context.Context, id, op string,
 func (s *Sandbox) fitVolumes(ctx context.Context, v *liveVM, filled uint32) error {
 	list := s.record.Volumes
 	kept, err := s.mounts.Fit(ctx, v.vmm, filled, list)
-	if err != nil || kept == len(list) {
+	if err != nil || slices.Equal(kept, list) {
 		return s.answered(err)
 	}
-	return s.update(func(r *ledger.Record) { r.Volumes = list[:kept:kept] })
+	return s.update(func(r *ledger.Record) { r.Volumes = kept })
 }

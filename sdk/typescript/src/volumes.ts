@@ -96,8 +96,8 @@ export class Volumes {
   }
 
   /**
-   * Unmounts a volume in a running sandbox. The volume keeps its data. A sandbox detaches its volumes
-   * in the reverse order of their mounts.
+   * Unmounts a volume in a running sandbox. The volume keeps its data. If a program uses the volume,
+   * it stays mounted.
    */
   async detach(name: string, sandboxId: string, options?: CallOptions): Promise<void> {
     const path = `/v1/sandboxes/${tagOf(sandboxId, "sandboxId")}/volumes/${tagOf(name, "name")}`;

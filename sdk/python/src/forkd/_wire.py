@@ -782,7 +782,7 @@ class CreateSandboxes(Record):
     """delete after this many seconds; 0: never"""
     volumes: list[VolumeMount] | None = None
     """volumes that each sandbox mounts; the snapshot must have at least as many volume_slots. Children of a
-    snapshot that includes volumes have copies of them in the first slots, in addition to these"""
+    snapshot that includes volumes have copies of them, in addition to these"""
     network: Network | None = None
     """absent: that of the snapshot or of source_id"""
     hold_effects: Hold | None = None

@@ -339,7 +339,7 @@ export interface components {
              * @default 0
              */
             ttl_secs?: number;
-            /** @description volumes that each sandbox mounts; the snapshot must have at least as many volume_slots. Children of a snapshot that includes volumes have copies of them in the first slots, in addition to these */
+            /** @description volumes that each sandbox mounts; the snapshot must have at least as many volume_slots. Children of a snapshot that includes volumes have copies of them, in addition to these */
             volumes?: components["schemas"]["VolumeMount"][];
             /** @description absent: that of the snapshot or of source_id */
             network?: components["schemas"]["Network"];

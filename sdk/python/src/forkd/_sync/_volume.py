@@ -61,8 +61,8 @@ class Volumes:
         self._client._transport.call("POST", f"/v1/sandboxes/{sandbox}/volumes", mounts[0])
 
     def detach(self, name: str, sandbox_id: str) -> None:
-        """Unmounts a volume in a running sandbox. The volume keeps its data. A sandbox detaches its volumes
-        in the reverse order of their mounts."""
+        """Unmounts a volume in a running sandbox. The volume keeps its data. If a program uses the volume,
+        it stays mounted."""
         sandbox = _args.identifier("sandbox_id", sandbox_id)
         volume = quote(_args.name("name", name), safe="")
         self._client._transport.call("DELETE", f"/v1/sandboxes/{sandbox}/volumes/{volume}")
