@@ -52,13 +52,29 @@ func TestVolumes(t *testing.T) {
 	if err != nil || !slices.Equal(box.Volumes, want) {
 		t.Errorf("the copy has the volumes %v, %v; want %v", box.Volumes, err, want)
 	}
+	c.call("volumes", args{"action": "attach", "name": "more", "sandbox_id": id, "path": "/more"}, &got)
+	if got.Result[1].Name != "more" || got.Result[1].Writer != id {
+		t.Errorf("attached: %+v", got.Result)
+	}
+	c.fails("volumes", args{"action": "attach", "name": "more", "sandbox_id": id, "path": "/more"}, "invalid_field")
+	c.call("volumes", args{"action": "detach", "name": "data", "sandbox_id": id}, nil)
+	box, err = rig.Sandbox(t.Context(), id)
+	if want := []client.VolumeMount{{Name: "more", Path: "/more"}}; err != nil || !slices.Equal(box.Volumes, want) {
+		t.Errorf("data is detached: %v, %v; want %v", box.Volumes, err, want)
+	}
+	c.fails("volumes", args{"action": "detach", "name": "data", "sandbox_id": id}, "volume_not_found")
+	c.call("volumes", args{"action": "attach", "name": "data", "sandbox_id": id, "path": "/data", "mode": "ro"}, nil)
+	c.call("volumes", args{"action": "detach", "name": "more", "sandbox_id": id}, nil)
 	got.Result = nil
 	c.call("volumes", args{"action": "delete", "name": "more"}, &got)
 	if !slices.Equal(names(), []string{"data"}) {
 		t.Errorf("after a deletion: %q", names())
 	}
 	for _, in := range []args{{"action": "create"}, {"action": "list", "name": "data"},
-		{"action": "delete", "name": "data", "from": "x"}, {"action": "copy", "name": "x"}} {
+		{"action": "delete", "name": "data", "from": "x"}, {"action": "copy", "name": "x"},
+		{"action": "attach", "name": "data", "path": "/data"}, {"action": "attach", "name": "data", "sandbox_id": id},
+		{"action": "detach", "name": "data"}, {"action": "detach", "name": "data", "sandbox_id": id, "path": "/data"},
+		{"action": "detach", "name": "data", "sandbox_id": id, "mode": "ro"}, {"action": "list", "sandbox_id": id}} {
 		c.fails("volumes", in, "invalid_field")
 	}
 	c.fails("spawn_sandboxes", args{"snapshot_tag": "slots", "volumes": []args{{"name": "none", "path": "/data"}}},
