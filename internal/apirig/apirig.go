@@ -59,6 +59,7 @@ import (
 	"github.com/forkd/forkd/internal/host/vault"
 	"github.com/forkd/forkd/internal/host/vmfake"
 	"github.com/forkd/forkd/internal/host/vmpool"
+	"github.com/forkd/forkd/internal/host/volfiles"
 	"github.com/forkd/forkd/internal/host/volume"
 	"github.com/forkd/forkd/internal/host/workspace"
 	"github.com/forkd/forkd/internal/proto/diffproto"
@@ -95,6 +96,7 @@ type Rig struct {
 	Steps    *build.Builder     // executes the builds of templates and Dockerfiles
 	Unpacks  *vmfake.VMMs       // builder VMs
 	Differs  *vmfake.VMMs       // VMs that compare disks
+	Filers   *vmfake.VMMs       // VMs that serve the files of volumes
 	History  *history.Recorder  // takes samples only when its caller says so
 	Scratch  string             // directory of the disks that builder VMs fill
 	Cache    string             // image cache
@@ -146,6 +148,9 @@ type Options struct {
 	// Diff acts as the guest of VMs that compare disks. nil: these guests answer that the file
 	// /srv/a has changed.
 	Diff func(*vmfake.VMM, net.Conn)
+
+	// Files acts as the guest of VMs that serve the files of volumes. nil: they never connect.
+	Files func(*vmfake.VMM, net.Conn)
 
 	SSH *SSH // configuration of the SSH server; nil: the rig serves no SSH
 
@@ -268,7 +273,7 @@ func New(t T, o Options) *Rig {
 		api = apitest.Checked(t, api)
 	}
 	compatible := e2b.New(e2b.Config{Face: shared, Keys: keys, Builder: builder, Tags: openTags(t, dir), Domain: domain,
-		History: r.History})
+		History: r.History, Files: r.volumeFiles(o.Files, run, st)})
 	r.Handler = front.New(front.Config{Face: shared, V1: api, E2B: compatible, Hub: snapshots,
 		Domain: domain, Links: links})
 	t.Cleanup(func() { builder.Close(); m.Close(true); st.Close(); log.Close() })
@@ -420,6 +425,14 @@ func (r *Rig) differ(guest func(*vmfake.VMM, net.Conn), run string, st *store.St
 	r.Differs = vmfake.NewDiffers(guest)
 	return diff.New(diff.Config{Config: helpervm.Config{VMMs: r.Differs, RunDir: run, Template: "host"}, Store: st,
 		Scratch: r.Scratch, Room: (&admit.Rules{}).Room,
+		Initrd: func(base *os.File) (*os.File, error) { return os.Open(base.Name()) }})
+}
+
+// volumeFiles returns a Server whose VMs are faked. The given function acts as the guest of these VMs.
+func (r *Rig) volumeFiles(guest func(*vmfake.VMM, net.Conn), run string, st *store.Store) *volfiles.Server {
+	r.Filers = vmfake.NewFilers(guest)
+	return volfiles.New(volfiles.Config{Config: helpervm.Config{VMMs: r.Filers, RunDir: run, Template: "host"}, Store: st,
+		Volumes: r.volumes, Scratch: r.Scratch, Room: (&admit.Rules{}).Room,
 		Initrd: func(base *os.File) (*os.File, error) { return os.Open(base.Name()) }})
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/forkd/forkd/internal/build/initramfs"
 	"github.com/forkd/forkd/internal/embedded"
 	"github.com/forkd/forkd/internal/host/diff"
+	"github.com/forkd/forkd/internal/host/volfiles"
 )
 
 // makeInitrd makes an initramfs in memory, with a program of this build as its init. A VMM that
@@ -34,11 +35,19 @@ func makeInitrd(kernel, program string) (*os.File, error) {
 	return f, nil
 }
 
-// addDiff makes an initramfs that has forkd-diff in addition to the files of base. Linux unpacks
-// several archives one after the other. The base may come from another host and have any size, so
-// it is copied in small parts.
-func addDiff(base *os.File) (*os.File, error) {
-	program, err := embedded.Open(embedded.Diff)
+// addDiff makes an initramfs that has forkd-diff in addition to the files of base.
+func addDiff(base *os.File) (*os.File, error) { return addProgram(base, embedded.Diff, diff.Program) }
+
+// addFiles makes an initramfs that has forkd-files in addition to the files of base.
+func addFiles(base *os.File) (*os.File, error) {
+	return addProgram(base, embedded.Files, volfiles.Program)
+}
+
+// addProgram makes an initramfs that has an embedded program in addition to the files of base. Linux
+// unpacks several archives one after the other. The base may come from another host and have any
+// size, so it is copied in small parts.
+func addProgram(base *os.File, name, path string) (*os.File, error) {
+	program, err := embedded.Open(name)
 	if err != nil {
 		return nil, err
 	}
@@ -55,11 +64,11 @@ func addDiff(base *os.File) (*os.File, error) {
 			return err
 		}
 		w := initramfs.NewWriter(out)
-		_ = w.File(diff.Program, 0o755, program) // Close returns the error
+		_ = w.File(path, 0o755, program) // Close returns the error
 		return w.Close()
 	})
 	if err != nil {
-		return nil, fmt.Errorf("add forkd-diff to initramfs %s: %w", base.Name(), err)
+		return nil, fmt.Errorf("add %s to initramfs %s: %w", name, base.Name(), err)
 	}
 	return f, nil
 }

@@ -48,6 +48,7 @@ import (
 	"github.com/forkd/forkd/internal/host/tenancy"
 	"github.com/forkd/forkd/internal/host/vmmclient"
 	"github.com/forkd/forkd/internal/host/vmpool"
+	"github.com/forkd/forkd/internal/host/volfiles"
 	"github.com/forkd/forkd/internal/host/volume"
 	"github.com/forkd/forkd/internal/host/workspace"
 	"github.com/forkd/forkd/internal/proto/vm"
@@ -177,17 +178,17 @@ func wire(ctx context.Context, cfg Config, guard *auth.Guard, kvm *kvmState) (*w
 		Missing: missing, Admission: admissionOf(cfg.Admit), NoKVM: kvm.why, MCP: mcphttp.New(cfg.Version, 0, cfg.Log),
 		Tried: counts.Tried, SSH: w.ssh.info(), Crypter: w.crypter, Traces: w.traces,
 	})
-	w.handler = fewHeaders(front.New(front.Config{Face: shared, V1: api, E2B: w.openE2B(shared, keys, domain),
-		Hub: w.hub, Domain: domain, Links: links}), shared.Audited)
+	w.handler = fewHeaders(front.New(front.Config{Face: shared, V1: api, Hub: w.hub, Domain: domain, Links: links,
+		E2B: w.openE2B(shared, keys, domain, w.volumeFiles(&cfg, vmms, runDir))}), shared.Audited)
 	w.face = shared
 	undo.Release()
 	return w, nil
 }
 
 // openE2B returns the server of E2B's API.
-func (w *wired) openE2B(shared *face.Face, keys *auth.Keys, domain inbound.Domain) *e2b.Server {
+func (w *wired) openE2B(shared *face.Face, keys *auth.Keys, domain inbound.Domain, files *volfiles.Server) *e2b.Server {
 	return e2b.New(e2b.Config{Face: shared, Keys: keys, Builder: w.builder, Tags: w.tags, Domain: domain,
-		History: w.history, Traces: w.traces})
+		History: w.history, Traces: w.traces, Files: files})
 }
 
 // openDocker prepares the Docker Engine API if the daemon is to serve it.
@@ -262,6 +263,12 @@ func (w *wired) startBaker(cfg *Config, vmms vmpool.VMMs, runDir string) (*bake.
 func (w *wired) differ(cfg *Config, vmms vmpool.VMMs, runDir string) *diff.Differ {
 	return diff.New(diff.Config{Config: helperVMs(cfg, vmms, runDir), Store: w.store, Initrd: addDiff,
 		Scratch: scratchDir(cfg.StateDir), Room: cfg.Admit.Room})
+}
+
+// volumeFiles returns a Server for the files of volumes.
+func (w *wired) volumeFiles(cfg *Config, vmms vmpool.VMMs, runDir string) *volfiles.Server {
+	return volfiles.New(volfiles.Config{Config: helperVMs(cfg, vmms, runDir), Store: w.store, Volumes: w.volumes,
+		Initrd: addFiles, Scratch: scratchDir(cfg.StateDir), Room: cfg.Admit.Room})
 }
 
 // helperVMs configures VMs that work for the daemon.

@@ -20,6 +20,7 @@ const (
 	Net      = "forkd-net"
 	Unpack   = "forkd-unpack"
 	Diff     = "forkd-diff"
+	Files    = "forkd-files"
 	SFTP     = "forkd-sftp"
 	SSH      = "forkd-ssh"
 	Feed     = "forkd-feed"

@@ -30,7 +30,7 @@ var rooms = []room{
 		packages: []string{"codec", "vm", "ctlsock", "frame", "frame/frametest", "agentproto", "envdproto",
 			"envdproto/filesystem", "envdproto/process",
 			"envdproto/filesystem/filesystemconnect", "envdproto/process/processconnect", "vmmproto", "netproto",
-			"imageproto", "diffproto", "sshproto", "feedproto"},
+			"imageproto", "diffproto", "filesproto", "sshproto", "feedproto"},
 		reason: "a contract holds values and their encoding: both of its sides import it, so it can import neither",
 	},
 	{
@@ -77,7 +77,7 @@ var rooms = []room{
 	{
 		folder: "internal/guest",
 		packages: []string{"kmsg", "reap", "trust", "disk", "volume", "userenv", "pid1", "nic", "forkhook",
-			"generators", "apply", "envd", "eval", "agent", "unpack", "difftree", "sftpd"},
+			"generators", "apply", "envd", "eval", "agent", "unpack", "difftree", "volfiles", "sftpd"},
 		imports: []string{"internal/proto/...", "internal/rawcall", "internal/treetar"},
 		reason:  "what runs in a guest is in every guest's memory, and a hostile guest can read it",
 	},
@@ -89,7 +89,7 @@ var rooms = []room{
 			"agentclient", "cgroup", "process", "feeder", "netclient", "vmmclient", "vault", "store", "atrest", "hotlist",
 			"vmpool", "vmpool/suite", "vmfake", "state",
 			"identity", "chain", "helpervm", "imagevm", "diff", "hub", "bake", "admit", "ledger", "hook", "conlog",
-			"tally", "idle", "unwatched", "volume", "mounts", "sandbox", "history", "workspace", "recent", "tenancy",
+			"tally", "idle", "unwatched", "volume", "mounts", "volfiles", "sandbox", "history", "workspace", "recent", "tenancy",
 			"fanout"},
 		imports: []string{"internal/proto/...", "internal/format/...", "internal/jail/..."},
 		reason: "the daemon's side knows VMs by contract only and never runs a guest: it owns files and processes, and " +
@@ -296,7 +296,7 @@ var rules = []rule{
 	},
 	{
 		from: []string{"cmd/forkd-agent", "cmd/forkd-machined", "cmd/forkd-unpack",
-			"cmd/forkd-diff", "cmd/forkd-sftp"},
+			"cmd/forkd-diff", "cmd/forkd-files", "cmd/forkd-sftp"},
 		to: []string{"internal/vmm/...", "internal/host/...", "internal/format/...", "internal/daemon/...",
 			"internal/build/...", "github.com/spf13/...", "github.com/prometheus/...", "go.opentelemetry.io/..."},
 		reason: "what runs in a guest is in every guest's memory, and a hostile guest can read it",

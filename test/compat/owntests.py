@@ -39,7 +39,7 @@ ELSEWHERE = [
     (r"stable_host_routing|normalizes_unset_tokens", "has no server: it is about E2B's own addresses, or keys"),
     (r"count lower than 1", "has no server: newer packages do not check that themselves, and the test's key is made up"),
     (r"keep_memory_none_defaults", "the boot id changes with every resume: docs/uniqueness.md"),
-    (r"volume", "one sandbox writes to a volume, and its files need a sandbox: docs/e2b.md"),
+    (r"volume", "one sandbox writes to a volume, and each request for its files boots a VM: docs/e2b.md"),
     (r"test_stacktrace|stacktrace.test.ts", "has no server: it replaces functions of the version of the package beside it"),
     (r"user_that_does_not_exist|user that does not exist", "expects E2B's own words; forkd's error names the account too", "failed to run command"),
 ]

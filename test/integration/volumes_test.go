@@ -101,8 +101,12 @@ func (d *daemon) mountedByE2B(t *testing.T) {
 	if err := json.Unmarshal([]byte(call("POST", "/volumes", object, `{"name":"e2b"}`, 201, nil)), &v); err != nil {
 		t.Fatal(err)
 	}
+	// Without a sandbox, a VM for each request serves the files of the volume.
+	files := "/volumecontent/" + v.VolumeID
+	call("GET", files+"/path?path=/in/x", "", "", 404, nil)
+	call("PUT", files+"/file?path=/in/x&force=true", "application/octet-stream", "sent\n", 201, nil)
 	for _, c := range []struct{ name, script, want string }{
-		{"e2b", "echo kept >/data/x && cat /data/x", "kept\n"},
+		{"e2b", "echo kept >/data/x && cat /data/in/x /data/x && sync", "sent\nkept\n"},
 		{"e2b:copy", "cat /data/x && rm /data/x", "kept\n"},
 		{"e2b:ro", "cat /data/x; touch /data/y 2>&1 | grep -c Read-only", "kept\n1\n"},
 	} {
@@ -117,8 +121,18 @@ func (d *daemon) mountedByE2B(t *testing.T) {
 		if c.name == "e2b" {
 			call("POST", "/v2/sandboxes", object, body, 409, nil) // a second writer
 			call("DELETE", "/volumes/"+v.VolumeID, object, "", 409, nil)
+			call("PUT", files+"/file?path=/y", "application/octet-stream", "", 409, nil)
+			call("GET", files+"/path?path=/x", "", "", 404, nil) // the sandbox has written x since the mount
 		}
 		call("DELETE", "/sandboxes/"+box.SandboxID, object, "", 204, nil)
+	}
+	if got := call("GET", files+"/file?path=/x", "", "", 200, nil); got != "kept\n" {
+		t.Errorf("the file has %q", got)
+	}
+	call("DELETE", files+"/path?path=/in", "", "", 204, nil)
+	if got := call("GET", files+"/dir?path=/", "", "", 200, nil); strings.Count(got, `"path"`) != 2 || // also lost+found
+		!strings.Contains(got, `"path":"/x"`) {
+		t.Errorf("the directory has %s", got)
 	}
 	call("DELETE", "/volumes/"+v.VolumeID, object, "", 204, nil)
 }

@@ -164,6 +164,24 @@ func (g *Guard) Holds(who string, want Scope) bool {
 	return g == nil || g.Tokens == nil || !ok || g.Tokens.has(name, want)
 }
 
+// Current returns the present rights of a principal, given as Principal.Who. It returns false if the
+// principal's token is gone, or if only a connection can identify the principal.
+func (g *Guard) Current(who string) (p Principal, ok bool) {
+	if g == nil {
+		return Principal{Who: owner.Anyone, Scope: Admin}, who == owner.Anyone
+	}
+	name, isToken := strings.CutPrefix(who, tokenWho)
+	if g.Tokens == nil || !isToken {
+		return Principal{}, false
+	}
+	for _, t := range g.Tokens.current() {
+		if t.Name == name {
+			return t.principal(), true
+		}
+	}
+	return Principal{}, false
+}
+
 type principalKey struct{}
 
 // With returns a context for requests of p. Sandboxes that are forked with this context belong to

@@ -30,6 +30,7 @@ import (
 	"github.com/forkd/forkd/internal/daemon/tracing"
 	"github.com/forkd/forkd/internal/gate"
 	"github.com/forkd/forkd/internal/host/history"
+	"github.com/forkd/forkd/internal/host/volfiles"
 )
 
 // envdVersion is the version of E2B's agent, envd, whose features forkd's agent has. The SDKs use
@@ -60,6 +61,7 @@ type Config struct {
 	Domain  inbound.Domain
 	History *history.Recorder // past measurements of sandboxes
 	Traces  *tracing.Tracer   // nil: no tracing
+	Files   *volfiles.Server  // serves the files of volumes
 }
 
 // Server serves E2B's API.
@@ -170,6 +172,13 @@ func (a *Server) routes() {
 		{"GET /volumes", auth.Read, lists, a.listVolumes},
 		{"GET /volumes/{volume}", auth.Read, reads, a.volume},
 		{"DELETE /volumes/{volume}", auth.Run, a.Face.Ends, a.deleteVolume},
+		{"GET /volumecontent/{volume}/dir", auth.Run, works, a.content},
+		{"POST /volumecontent/{volume}/dir", auth.Run, works, a.content},
+		{"GET /volumecontent/{volume}/path", auth.Run, works, a.content},
+		{"PATCH /volumecontent/{volume}/path", auth.Run, works, a.content},
+		{"DELETE /volumecontent/{volume}/path", auth.Run, works, a.content},
+		{"GET /volumecontent/{volume}/file", auth.Run, works, a.content},
+		{"PUT /volumecontent/{volume}/file", auth.Run, works, a.content},
 		{"GET /templates", auth.Read, lists, a.listTemplates},
 		{"GET /v2/templates", auth.Read, lists, a.listTemplates},
 		{"GET /templates/{id}", auth.Read, reads, a.template},
@@ -222,11 +231,11 @@ func (a *Server) control(w http.ResponseWriter, r *http.Request) {
 	}
 	e := audit.From(r.Context())
 	e.Route = controlRoute // the pattern replaces controlRoute if the request matches a route
+	identify := a.identify
 	if isContent(r.URL.Path) {
-		refuseContent(w, r)
-		return
+		identify = a.identifyContent
 	}
-	who, err := a.identify(r)
+	who, err := identify(r)
 	e.Who = who.Who
 	if err != nil {
 		face.LetGo(w)

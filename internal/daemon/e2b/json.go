@@ -31,18 +31,27 @@ type errorBody struct {
 }
 
 func (a *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
-	a.Face.FailAs(w, r, err, bodyOf(err).Code, writeError)
+	write := writeError
+	if isContent(r.URL.Path) {
+		write = writeContentError
+	}
+	a.Face.FailAs(w, r, err, bodyOf(err).Code, write)
 }
 
 func writeError(w http.ResponseWriter, err error) {
 	body := bodyOf(err)
-	if body.Code == http.StatusTooManyRequests || body.Code == http.StatusServiceUnavailable {
+	writeErrorBody(w, body.Code, body)
+}
+
+// writeErrorBody sends the body of an error: numbers and texts, so that encoding it never fails.
+func writeErrorBody(w http.ResponseWriter, status int, body any) {
+	if status == http.StatusTooManyRequests || status == http.StatusServiceUnavailable {
 		w.Header().Set("Retry-After", retryAfter)
 	}
-	p, _ := json.Marshal(body) // never fails, because body has only a number and a text
+	p, _ := json.Marshal(body)
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Content-Length", strconv.Itoa(len(p)))
-	w.WriteHeader(body.Code)
+	w.WriteHeader(status)
 	_, _ = w.Write(p) // the client has gone if this fails
 }
 

@@ -1,27 +1,20 @@
 package e2b
 
 import (
-	"encoding/json"
 	"errors"
 	"net/http"
 	"strings"
 
+	"github.com/forkd/forkd/internal/daemon/auth"
 	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/mounts"
 	"github.com/forkd/forkd/internal/host/volume"
 )
 
-// contentRoot is the beginning of the paths of E2B's API for the files of volumes.
-const contentRoot = "volumecontent"
-
-// contentToken is reported as the token for the files of every volume. It gives no rights, because
-// this package does not serve these files; the SDKs require a token.
-const contentToken = "none"
-
-// noContentDomain is reported as the domain of the files of volumes if the daemon has no domain.
-// This domain does not exist. Without any domain, the SDKs would send the files to E2B's own
-// servers.
+// noContentDomain is reported as the domain of the files of volumes if the daemon has no domain. This
+// domain does not exist, so the client must set E2B_VOLUME_API_URL. Without any domain, the SDKs
+// would send the files to E2B's own servers.
 const noContentDomain = "volumes.forkd.invalid"
 
 // volumeInfo describes a volume in a list.
@@ -39,8 +32,8 @@ type volumeDetail struct {
 
 func volumeOf(i volume.Info) volumeInfo { return volumeInfo{i.ID, i.Name} }
 
-func (a *Server) detailOf(i volume.Info) volumeDetail {
-	d := volumeDetail{volumeOf(i), contentToken, noContentDomain}
+func (a *Server) detailOf(i volume.Info, who auth.Principal) volumeDetail {
+	d := volumeDetail{volumeOf(i), a.contentToken(who, i.ID), noContentDomain}
 	if a.Domain.IsSet() {
 		d.Domain = a.Domain.Host()
 	}
@@ -59,7 +52,7 @@ func (a *Server) createVolume(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	return face.WriteJSON(w, r, http.StatusCreated, a.detailOf(i))
+	return face.WriteJSON(w, r, http.StatusCreated, a.detailOf(i, auth.From(r.Context())))
 }
 
 func (a *Server) listVolumes(w http.ResponseWriter, r *http.Request) error {
@@ -71,7 +64,7 @@ func (a *Server) volume(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	return face.WriteJSON(w, r, http.StatusOK, a.detailOf(i))
+	return face.WriteJSON(w, r, http.StatusOK, a.detailOf(i, auth.From(r.Context())))
 }
 
 func (a *Server) deleteVolume(w http.ResponseWriter, r *http.Request) error {
@@ -118,19 +111,4 @@ func mountsFor(list []mounts.Mount) (out []volumeMount) {
 		out = append(out, volumeMount{m.Name, m.Path})
 	}
 	return out
-}
-
-// isContent reports whether a path belongs to E2B's API for the files of volumes.
-func isContent(path string) bool { return isBelow(path, contentRoot) }
-
-// refuseContent answers a request for the files of a volume. The host never reads the file system
-// of a volume, because a guest may have written it. The answer is the same for every client and
-// volume. The code in it is a string, as in all errors of E2B's API for files.
-func refuseContent(w http.ResponseWriter, r *http.Request) {
-	face.LetGo(w) // the body may be a large file
-	p, _ := json.Marshal(map[string]string{"code": "not_implemented", "message": r.Method + " " + r.URL.Path +
-		": forkd does not have this: mount the volume in a sandbox, and use the sandbox's files (docs/e2b.md)"})
-	w.Header().Set("Content-Type", "application/json")
-	w.WriteHeader(http.StatusNotImplemented)
-	_, _ = w.Write(p) // the client has gone if this fails
 }

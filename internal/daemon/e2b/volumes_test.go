@@ -201,20 +201,3 @@ func TestRefusedMounts(t *testing.T) {
 		r.create(`{"templateID":"a.b","volumeMounts":` + none + `}`)
 	}
 }
-
-// The files of volumes are not served. All clients receive the same answer, in the form of E2B's API
-// for files.
-func TestNoContentOfVolumes(t *testing.T) {
-	r := start(t)
-	v := r.createVolume("data")
-	for route, h := range map[string]header{
-		"GET /dir?path=/": {"Authorization": "Bearer " + v.Token}, "PUT /file?path=/x": {}, "DELETE /path?path=/": r.key,
-	} {
-		method, path, _ := strings.Cut(route, " ")
-		answer, text := r.send(method, "/volumecontent/"+v.ID+path, h, "content")
-		if answer.StatusCode != http.StatusNotImplemented || !strings.Contains(text, `"code":"not_implemented"`) ||
-			!strings.Contains(text, "mount the volume in a sandbox") {
-			t.Errorf("%s: %s %s", route, answer.Status, text)
-		}
-	}
-}

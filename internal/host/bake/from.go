@@ -86,7 +86,7 @@ func (b *bake) inheritDefaults(ctx context.Context) error {
 // initramfs.
 func (b *bake) openBoot() (kernel, initrd *os.File, err error) {
 	if b.req.Kernel == "" {
-		return b.cfg.Store.Boot(b.from)
+		return b.cfg.Store.Boot(b.from.Manifest().Tag, b.from.Manifest().Boot)
 	}
 	if kernel, err = os.Open(b.req.Kernel); err != nil {
 		return nil, nil, err

@@ -204,7 +204,7 @@ func (d *Differ) run(ctx context.Context, req *Request, listen func(io.Reader) e
 
 // boot opens the files that the VM boots from.
 func (d *Differ) boot(undo *cleanup.Stack, req *Request) (boot vmmproto.Boot, files vmmclient.BootFiles, err error) {
-	kernel, base, err := d.cfg.Store.Boot(req.New)
+	kernel, base, err := d.cfg.Store.Boot(req.New.Manifest().Tag, req.New.Manifest().Boot)
 	if err != nil {
 		return boot, files, err
 	}

@@ -19,18 +19,17 @@ func (e *DiskOnlyError) Error() string {
 		e.Tag, e.Tag)
 }
 
-// Boot opens the kernel and the initramfs with which a machine boots from the disk of a leased
-// snapshot. The caller must close both.
-func (s *Store) Boot(l *Lease) (kernel, initrd *os.File, err error) {
-	m := l.Manifest()
-	if m.Boot == nil {
-		return nil, nil, fmt.Errorf("snapshot %q: does not say what its parent booted from: bake it again", m.Tag)
+// Boot opens the kernel and the initramfs with which a machine boots from the disk of the snapshot
+// with the given tag. The caller must close both.
+func (s *Store) Boot(tag string, b *snapshot.Boot) (kernel, initrd *os.File, err error) {
+	if b == nil {
+		return nil, nil, fmt.Errorf("snapshot %q: does not say what its parent booted from: bake it again", tag)
 	}
-	if kernel, err = s.openBase(m.Boot.Kernel); err != nil {
-		return nil, nil, &DamagedError{Tag: m.Tag, File: "kernel " + m.Boot.Kernel.Digest, Err: err}
+	if kernel, err = s.openBase(b.Kernel); err != nil {
+		return nil, nil, &DamagedError{Tag: tag, File: "kernel " + b.Kernel.Digest, Err: err}
 	}
-	if initrd, err = s.openBase(m.Boot.Initrd); err != nil {
-		return nil, nil, &DamagedError{Tag: m.Tag, File: "initramfs " + m.Boot.Initrd.Digest,
+	if initrd, err = s.openBase(b.Initrd); err != nil {
+		return nil, nil, &DamagedError{Tag: tag, File: "initramfs " + b.Initrd.Digest,
 			Err: errors.Join(err, kernel.Close())}
 	}
 	return kernel, initrd, nil

@@ -133,7 +133,7 @@ func TestDiskOnlySnapshots(t *testing.T) {
 	if n := len(lease.Disk()); n != 4 || lease.State() != nil || len(lease.Layers()) != 0 {
 		t.Errorf("%d files of a disk, state %v", n, lease.State())
 	}
-	kernel, initrd, err := s.Boot(lease)
+	kernel, initrd, err := s.Boot("t", lease.Manifest().Boot)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -164,7 +164,7 @@ func TestLostKernel(t *testing.T) {
 		t.Fatal(err)
 	}
 	var damaged *DamagedError
-	if _, _, err := s.Boot(lease); !errors.As(err, &damaged) {
+	if _, _, err := s.Boot("t", lease.Manifest().Boot); !errors.As(err, &damaged) {
 		t.Errorf("boot: %v", err)
 	}
 	if err := s.Verify(context.Background(), "disk"); !errors.As(err, &damaged) {

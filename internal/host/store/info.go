@@ -19,7 +19,8 @@ type Info struct {
 	Damage  string // why the snapshot cannot be used; empty if it can
 	Machine snapshot.Machine
 	Guest   snapshot.Guest
-	Base    snapshot.Base // the disk's base image; see BaseImage
+	Base    snapshot.Base  // the disk's base image; see BaseImage
+	Boot    *snapshot.Boot // must not be changed; nil: unknown
 	Leases  int
 
 	Writing   bool   // the snapshot is being made and cannot be used yet
@@ -69,7 +70,7 @@ func (s *Store) infoLocked(e *entry) Info {
 	}
 	if m := e.manifest; m != nil {
 		info.Machine, info.Guest, info.Branch, info.Transient = m.Machine, m.Guest, m.Branch, m.Transient
-		info.DiskOnly, info.Encrypted = m.DiskOnly(), len(e.keys) > 0
+		info.DiskOnly, info.Encrypted, info.Boot = m.DiskOnly(), len(e.keys) > 0, m.Boot
 		if m.Parent != nil {
 			info.Parent = m.Parent.Tag
 		}

@@ -13,6 +13,7 @@ import (
 	"github.com/forkd/forkd/internal/host/vmmclient"
 	"github.com/forkd/forkd/internal/host/vmpool"
 	"github.com/forkd/forkd/internal/proto/diffproto"
+	"github.com/forkd/forkd/internal/proto/filesproto"
 	"github.com/forkd/forkd/internal/proto/imageproto"
 )
 
@@ -22,6 +23,9 @@ func NewBuilders(guest func(v *VMM, host net.Conn)) *VMMs { return newHelpers(im
 
 // NewDiffers is like NewBuilders, for VMs that compare disks.
 func NewDiffers(guest func(v *VMM, host net.Conn)) *VMMs { return newHelpers(diffproto.Port, guest) }
+
+// NewFilers is like NewBuilders, for VMs that serve the files of volumes.
+func NewFilers(guest func(v *VMM, host net.Conn)) *VMMs { return newHelpers(filesproto.Port, guest) }
 
 func newHelpers(port uint32, guest func(v *VMM, host net.Conn)) *VMMs {
 	return &VMMs{Wrap: func(v *VMM) vmpool.VMM {

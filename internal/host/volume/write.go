@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/forkd/forkd/internal/atomicfile"
 	"github.com/forkd/forkd/internal/format/disklayer"
@@ -26,6 +27,9 @@ const (
 	maxLayers = 20
 )
 
+// FilesWriter begins the names of writers that are no sandboxes: requests for the files of a volume.
+const FilesWriter = "files-"
+
 // InUseError reports that a volume has a writer.
 type InUseError struct {
 	Name      string
@@ -42,6 +46,9 @@ func (e *InUseError) Error() string {
 	if e.Branching {
 		return fmt.Sprintf("volume %.100q: sandbox %q, which writes to it, is being branched: try again later", e.Name,
 			e.SandboxID)
+	}
+	if strings.HasPrefix(e.SandboxID, FilesWriter) {
+		return fmt.Sprintf("volume %.100q: a request changes its files: try again later", e.Name)
 	}
 	return fmt.Sprintf("volume %.100q: sandbox %q writes to it: end the sandbox first", e.Name, e.SandboxID)
 }

@@ -117,12 +117,22 @@ def volumes() -> None:
         # The template has no volume slots, so the daemon has received the mount and says what is missing.
         raises(SandboxException, lambda: Sandbox.create(TAG, volume_mounts={"/data": made}), "--volume-slots")
         here = os.environ["FORKD_URL"]
-        for call in (lambda: made.list("/", api_url=here), lambda: made.write_file("/a", "b", api_url=here),
-                     lambda: made.read_file("/a", api_url=here), lambda: made.get_info("/a", api_url=here)):
-            raises(VolumeException, call, "mount the volume in a sandbox")
+        volume_files(made, here)
     finally:
         want(Volume.destroy(made.volume_id), "destroy")
     want(not Volume.destroy(made.volume_id), "destroyed twice")
+
+
+def volume_files(made: "Volume", here: str) -> None:
+    raises(NotFoundException, lambda: made.get_info("/d/a", api_url=here))
+    at = made.write_file("/d/a", "text", mode=0o640, force=True, api_url=here)
+    want(at.path == "/d/a" and at.name == "a" and at.size == 4 and at.mode == 0o640 and at.type.value == "file", at)
+    want(made.read_file("/d/a", api_url=here) == "text", "read_file")
+    want([(e.path, e.type.value) for e in made.list("/d", api_url=here)] == [("/d/a", "file")], "list")
+    want(made.update_metadata("/d/a", mode=0o600, api_url=here).mode == 0o600, "update_metadata")
+    want(made.make_dir("/e", api_url=here).type.value == "directory" and made.exists("/e", api_url=here), "make_dir")
+    made.remove("/d", api_url=here)
+    want(not made.exists("/d/a", api_url=here), "remove")
 
 
 def short_life() -> None:

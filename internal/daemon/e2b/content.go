@@ -1,0 +1,160 @@
+package e2b
+
+import (
+	"cmp"
+	"encoding/base64"
+	"errors"
+	"io"
+	"net/http"
+	"net/url"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/forkd/forkd/internal/daemon/auth"
+	"github.com/forkd/forkd/internal/daemon/face"
+	"github.com/forkd/forkd/internal/host/store"
+	"github.com/forkd/forkd/internal/host/volfiles"
+	"github.com/forkd/forkd/internal/proto/filesproto"
+)
+
+// contentRoot is the beginning of the paths of E2B's API for the files of volumes.
+const contentRoot = "volumecontent"
+
+// noContentToken is reported as the token for the files of a volume to a client that needs no
+// token, or that may not use the files. The SDKs require a token.
+const noContentToken = "none"
+
+// A token for the files of a volume is contentPrefix, a signature of the volume's ID and of the
+// client, a dot, and the client in base64. It gives the rights that the client has at the time of
+// the request, for this volume only.
+const (
+	contentPrefix  = "fv_"
+	contentPurpose = "e2b volume"
+)
+
+// isContent reports whether a path belongs to E2B's API for the files of volumes.
+func isContent(path string) bool { return isBelow(path, contentRoot) }
+
+// contentToken returns the token of a client for the files of the volume with the given ID.
+func (a *Server) contentToken(who auth.Principal, id string) string {
+	if who.Need(auth.Run) != nil {
+		return noContentToken
+	}
+	if _, ok := a.Face.Guard.Current(who.Who); !ok {
+		return noContentToken // the client's connection identifies it
+	}
+	return contentPrefix + a.Keys.Token(contentPurpose, id+"/"+who.Who) + "." +
+		base64.RawURLEncoding.EncodeToString([]byte(who.Who))
+}
+
+// identifyContent returns the principal of a request for files of a volume, by the token of
+// contentToken. Without such a token, the principal is that of other requests.
+func (a *Server) identifyContent(r *http.Request) (auth.Principal, error) {
+	token, isContent := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer "+contentPrefix)
+	if !isContent {
+		return a.identify(r)
+	}
+	if err := a.Face.CheckOrigin(r, a.hosts...); err != nil {
+		return auth.Principal{}, err
+	}
+	signature, encoded, _ := strings.Cut(token, ".")
+	id, _, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"+contentRoot+"/"), "/")
+	who, err := base64.RawURLEncoding.DecodeString(encoded)
+	if err != nil || !a.Keys.Is(contentPurpose, id+"/"+string(who), signature) {
+		return auth.Principal{}, face.NewError(http.StatusUnauthorized,
+			"the token of the volume is wrong: get the volume again")
+	}
+	p, ok := a.Face.Guard.Current(string(who))
+	if !ok {
+		return auth.Principal{}, face.NewError(http.StatusUnauthorized, "the token that this volume was found with is gone")
+	}
+	auth.Identified(r.Context(), p.Who)
+	return p, nil
+}
+
+// contentFields are the parameters of requests for files.
+var contentFields = []string{"path", "depth", "uid", "gid", "mode", "force"}
+
+// maxContentPath is the maximum length of a path in a request, in bytes: PATH_MAX.
+const maxContentPath = 4096
+
+// content serves a request for files of a volume.
+func (a *Server) content(w http.ResponseWriter, r *http.Request) error {
+	view := a.view(r)
+	i, err := view.VolumeWithID(r.PathValue("volume"))
+	if err != nil {
+		return err
+	}
+	given, q := r.URL.Query(), url.Values{}
+	for _, field := range contentFields {
+		if given.Has(field) {
+			q.Set(field, given.Get(field))
+		}
+	}
+	switch name := q.Get("path"); {
+	case r.Method == http.MethodHead:
+		return face.NewError(http.StatusMethodNotAllowed, "HEAD: there is no such request")
+	case name == "":
+		return face.BadRequest("path: empty: want the path of a file or directory in the volume")
+	case len(name) > maxContentPath:
+		return face.BadRequest("path: %d bytes: want at most %d", len(name), maxContentPath)
+	}
+	rc := http.NewResponseController(w)
+	defer rc.SetReadDeadline(time.Time{})
+	begun := false
+	err = a.Files.Serve(r.Context(), volfiles.Request{Volume: i.Name, Client: auth.From(r.Context()).Who,
+		Boot: bootable(view.Snapshots()), Method: r.Method, Path: "/" + path.Base(r.URL.Path), Query: q.Encode(),
+		Body: newSteady(r.Body, rc, r.ContentLength, time.Now().Add(uploadTimeout)), Length: r.ContentLength,
+	}, func(answer volfiles.Answer) error {
+		begun = true
+		return sendContent(w, answer)
+	})
+	switch {
+	case begun && err != nil:
+		panic(http.ErrAbortHandler) // the client must not take a part of a file for the whole file
+	case errors.As(err, new(*volfiles.NoKernelError)):
+		return face.NewError(http.StatusConflict, err.Error())
+	case err != nil && r.ContentLength != 0:
+		return face.Sending(err)
+	}
+	return err
+}
+
+func sendContent(w http.ResponseWriter, answer volfiles.Answer) error {
+	h := w.Header()
+	h.Set("X-Content-Type-Options", "nosniff")
+	if answer.Status != http.StatusNoContent {
+		h.Set("Content-Length", strconv.FormatInt(answer.Length, 10))
+		h.Set("Content-Type", answer.Type())
+	}
+	w.WriteHeader(answer.Status)
+	n, err := io.Copy(w, io.LimitReader(answer.Body, answer.Length))
+	if err == nil && n < answer.Length {
+		err = io.ErrUnexpectedEOF
+	}
+	return err
+}
+
+// maxBootable is the maximum number of snapshots whose kernels are tried.
+const maxBootable = 8
+
+// bootable returns the newest usable snapshots.
+func bootable(list []store.Info) []store.Info {
+	list = slices.DeleteFunc(slices.Clone(list), func(i store.Info) bool {
+		return i.Damage != "" || i.Writing || i.Arriving || i.Boot == nil
+	})
+	slices.SortFunc(list, func(a, b store.Info) int {
+		return cmp.Or(b.Created.Compare(a.Created), cmp.Compare(a.Tag, b.Tag))
+	})
+	return list[:min(len(list), maxBootable)]
+}
+
+// writeContentError sends an error in the form of E2B's API for files, in which the code is a string.
+func writeContentError(w http.ResponseWriter, err error) {
+	body := bodyOf(err)
+	code := strings.ReplaceAll(strings.ToLower(http.StatusText(body.Code)), " ", "_")
+	writeErrorBody(w, body.Code, filesproto.Error{Code: code, Message: body.Message})
+}
