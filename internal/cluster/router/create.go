@@ -246,7 +246,7 @@ func (r *Router) best(c *creation, tried []*node) (n *node, known bool, err erro
 	err = errTried
 	var nodes []*node
 	var states []*placement.Node
-	req := placement.Request{Snapshot: tag, N: c.N, Each: placement.Resources{MemoryMiB: assumedMiB},
+	req := placement.Request{Snapshot: tag, N: c.N, Each: placement.Resources{MemoryMiB: placement.AssumedMiB},
 		Policy: r.cfg.Policy, Key: c.key}
 	for _, n := range r.list() {
 		if slices.Contains(tried, n) {

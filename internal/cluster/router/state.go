@@ -25,13 +25,6 @@ const (
 	maxToken    = 4 << 10                // bytes of a file with a token
 )
 
-// Estimates for placement. The daemon of a node measures the real values, and refuses sandboxes for
-// which the node has no room.
-const (
-	assumedMiB  = 64   // memory of a sandbox that the node has not measured yet
-	assumedRate = 1000 // MiB per second at which a node reads a snapshot from its disk
-)
-
 // status is what a router knows about a node.
 type status struct {
 	mu    sync.Mutex
@@ -58,7 +51,7 @@ func (n *node) placeable() (*placement.Node, map[string]uint64, error) {
 	}
 	p := s.node
 	p.Used.Sandboxes += s.since
-	p.Used.MemoryMiB += s.since * assumedMiB
+	p.Used.MemoryMiB += s.since * placement.AssumedMiB
 	return &p, s.sizes, nil
 }
 
@@ -187,33 +180,7 @@ func (n *node) ask(ctx context.Context) (p placement.Node, sizes map[string]uint
 	if v.Node != n.Name {
 		return p, nil, fmt.Errorf("its daemon has --node %q: want %q", v.Node, n.Name)
 	}
-	p = placement.Node{Name: n.Name, ReadRate: assumedRate, Has: make(map[string]placement.Heat),
-		Capacity: placement.Resources{Sandboxes: uint64(max(v.Admission.MaxSandboxes, 0)),
-			VCPUs: uint64(max(v.Admission.VCPUOvercommit, 0) * float64(host.CPUs))}}
-	if v.HostMemoryMiB > v.Admission.MemoryReserveMiB {
-		p.Capacity.MemoryMiB = v.HostMemoryMiB - v.Admission.MemoryReserveMiB
-	}
-	if n.Cordoned || v.NoKVM != "" {
-		p.State = placement.Cordoned
-	}
-	sizes = make(map[string]uint64)
-	for _, s := range snapshots {
-		p.Used.Sandboxes += uint64(max(s.Sandboxes, 0))
-		p.Used.VCPUs += uint64(max(s.Sandboxes, 0)) * uint64(s.VCPUs)
-		if s.Status != "ready" || s.Warning != "" {
-			continue
-		}
-		// Files of a snapshot with running sandboxes are in memory. The API does not say whether
-		// other snapshots are in memory.
-		p.Has[s.Tag], sizes[s.Tag] = placement.Cold, s.MemSizeMiB
-		if s.Sandboxes > 0 {
-			p.Has[s.Tag] = placement.Hot
-		}
-	}
-	p.Used.MemoryMiB = p.Used.Sandboxes * assumedMiB
-	if k := len(host.Points); k > 0 && host.MemoryBytes > host.Points[k-1].AvailableBytes {
-		p.Used.MemoryMiB = (host.MemoryBytes - host.Points[k-1].AvailableBytes) >> 20
-	}
+	p, sizes = placement.Observed(n.Name, n.Cordoned, &v, &host, snapshots)
 	return p, sizes, nil
 }
 
