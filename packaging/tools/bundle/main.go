@@ -135,6 +135,15 @@ func specOf(c corev1.Container, dir string) (*specs.Spec, error) {
 	if len(c.Command) == 0 {
 		args = append([]string{"/usr/bin/forkd"}, c.Args...) // the image's entrypoint
 	}
+	// Kubernetes replaces references to variables in arguments.
+	for _, v := range c.Env {
+		if v.ValueFrom == nil || v.ValueFrom.FieldRef == nil || v.ValueFrom.FieldRef.FieldPath != "spec.nodeName" {
+			return nil, fmt.Errorf("variable %s: want the name of the node", v.Name)
+		}
+		for i := range args {
+			args[i] = strings.ReplaceAll(args[i], "$("+v.Name+")", "node")
+		}
+	}
 	s := c.SecurityContext
 	if s == nil || s.Capabilities == nil || len(s.Capabilities.Drop) != 1 || s.Capabilities.Drop[0] != "ALL" {
 		return nil, errors.New("want capabilities to drop ALL")
