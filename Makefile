@@ -1,7 +1,7 @@
 # The commands of this project. `make help` lists them.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test test-host test-vm test-intel test-race vulncheck fuzz lint bench frames torture torture-intel mutants soak compat recipes package clean
+.PHONY: help setup build demo test test-host test-vm test-intel test-race vulncheck fuzz lint bench frames torture torture-intel mutants soak compat recipes kube package clean
 
 # Debian packages in the form of scripts/setup: clients of SSH and a browser for tests, and those that
 # only scripts/compat needs.
@@ -73,6 +73,9 @@ compat: setup build ## Run published clients against a daemon with real VMs; out
 recipes: setup build ## Build the recipes and see in forks what each promises (RECIPES="nodejs …")
 	@scripts/setup $(COMPAT_NEEDS)
 	@COMPAT_TAG=none RECIPES="$(RECIPES)" scripts/compat test/recipes # builds its own parents
+
+kube: ## Check and test the operator for Kubernetes, against a real API server
+	@scripts/kube
 
 package: setup build ## Make a Debian package and a container image in out/package, and try them
 	@scripts/setup lintian:lintian man:man-db newuidmap:uidmap crun:crun curl:curl ssh-keygen:openssh-client \

@@ -124,7 +124,9 @@ func TestCodeIsNarrow(t *testing.T) {
 		}
 		long := linesOfLongTexts(text)
 		for i, line := range strings.Split(string(text), "\n") {
-			if n := utf8.RuneCountInString(line); n > maxWidth && !long[i+1] {
+			// controller-gen reads each marker from one line.
+			isMarker := strings.HasPrefix(line, "// +kubebuilder:") || strings.HasPrefix(line, "\t// +kubebuilder:")
+			if n := utf8.RuneCountInString(line); n > maxWidth && !long[i+1] && !isMarker {
 				t.Errorf("%s:%d has %d characters: break the line before %d", s.path, i+1, n, maxWidth+1)
 			}
 		}
