@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -33,6 +34,10 @@ const (
 	namespaceLabel = "kube-namespace"
 	nameLabel      = "kube-name"
 )
+
+// settled is the number of intervals between two looks at a sandbox that is as its Sandbox wants.
+// Each look costs the daemon two short requests.
+const settled = 6
 
 // Time limits of requests to daemons.
 const (
@@ -155,7 +160,11 @@ func (r *sandboxes) Reconcile(ctx context.Context, req reconcile.Request) (recon
 	if s.Status.Phase == "" {
 		s.Status.Phase = v1alpha1.Pending
 	}
-	return later(r.save(ctx, &s, before), r.cfg.Interval)
+	after := r.cfg.Interval
+	if meta.IsStatusConditionTrue(s.Status.Conditions, v1alpha1.Ready) {
+		after *= settled
+	}
+	return later(r.save(ctx, &s, before), after)
 }
 
 // later returns the result of a Reconcile. A conflict means that the cache was too old, which is no
@@ -178,9 +187,16 @@ func (r *sandboxes) save(ctx context.Context, s *v1alpha1.Sandbox, before *v1alp
 }
 
 func setReady(list *[]metav1.Condition, generation int64, status metav1.ConditionStatus, reason, message string) {
-	meta.SetStatusCondition(list, metav1.Condition{Type: v1alpha1.Ready, Status: status, Reason: reason, Message: message,
-		ObservedGeneration: generation})
+	meta.SetStatusCondition(list, metav1.Condition{Type: v1alpha1.Ready, Status: status, Reason: reason,
+		Message: short(message), ObservedGeneration: generation})
 }
+
+// maxMessage is the maximum length of a message in a status, in bytes. Parts of messages come from
+// daemons, and the API server refuses a status with very long messages.
+const maxMessage = 1000
+
+// short returns a text that fits into a status.
+func short(text string) string { return strings.ToValidUTF8(text[:min(len(text), maxMessage)], "") }
 
 // ensure makes the sandbox if there is none, and applies the operating mode. The status is written
 // whenever it must be known before the next step.

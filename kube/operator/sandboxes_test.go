@@ -39,10 +39,6 @@ func (w *world) delete(o kube.Object) {
 	}
 }
 
-func (w *world) named(name string) *v1alpha1.Sandbox {
-	return &v1alpha1.Sandbox{ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: name}}
-}
-
 // gone waits until the object no longer exists.
 func (w *world) gone(o kube.Object) {
 	w.t.Helper()

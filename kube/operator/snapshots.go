@@ -185,7 +185,7 @@ func (r *snapshots) state(s *v1alpha1.Snapshot, node string, entry v1alpha1.Snap
 			r.pulls.forget(key)
 		}
 	default:
-		entry.State, entry.Message = v1alpha1.NodeFailed, waitFor(node, one.err).Error()
+		entry.State, entry.Message = v1alpha1.NodeFailed, short(waitFor(node, one.err).Error())
 		if errors.Is(one.err, forkd.ErrSnapshotExists) {
 			entry.State = v1alpha1.NodeConflict
 		}
