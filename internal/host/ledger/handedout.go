@@ -15,6 +15,19 @@ func (e *LostError) Unwrap() error { return e.error }
 // Lost returns a *LostError with the given text.
 func Lost(format string, args ...any) error { return &LostError{fmt.Errorf(format, args...)} }
 
+// AloneError says why a VM that still runs was left alone.
+type AloneError struct {
+	Reason error
+	PID    int             // process id of its VMM
+	Ended  <-chan struct{} // closed when the VMM has exited
+}
+
+func (e *AloneError) Unwrap() error { return e.Reason }
+
+func (e *AloneError) Error() string {
+	return fmt.Sprintf("%v: delete it with the forkd that started it, or end process %d", e.Reason, e.PID)
+}
+
 // HandedOut returns the record of the sandbox with the given id, if clients may use the sandbox.
 // The parameter runDir is the run directory of all sandboxes, dir is the directory of the sandbox's
 // VM, and data is the sandbox's data directory. If clients may not use the VM, the error is a

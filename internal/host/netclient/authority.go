@@ -1,6 +1,7 @@
 package netclient
 
 import (
+	"context"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
@@ -11,6 +12,7 @@ import (
 	"time"
 
 	"github.com/forkd/forkd/internal/atomicfile"
+	"github.com/forkd/forkd/internal/host/agentclient"
 	"github.com/forkd/forkd/internal/proto/netproto"
 	"github.com/forkd/forkd/internal/rootcert"
 )
@@ -112,6 +114,19 @@ func (c *Client) Authority() ([]byte, error) {
 		return nil, err
 	}
 	return a.pem, nil
+}
+
+// Trust tells the guest that dial reaches to trust forkd-net's CA, if its sandbox has secrets or a
+// hold.
+func (c *Client) Trust(ctx context.Context, setting Setting, dial agentclient.DialFunc) error {
+	if c == nil || !setting.EndsTLS() { // without a network, there is no CA
+		return nil
+	}
+	certificate, err := c.Authority()
+	if err != nil {
+		return err
+	}
+	return agentclient.New(dial).Trust(ctx, certificate)
 }
 
 // trustLocked sends the authority and the root certificates to forkd-net, once, before the first

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 
-	"github.com/forkd/forkd/internal/gate"
 	"github.com/forkd/forkd/internal/host/admit"
 	"github.com/forkd/forkd/internal/host/chain"
 	"github.com/forkd/forkd/internal/host/ledger"
@@ -72,26 +71,6 @@ func (m *Manager) givePlaces(children []*Sandbox, vcpus uint32) {
 			s.live.leave = m.admitted.Leaver(vcpus)
 		}
 	}
-}
-
-// enterBranches takes one of the host's places for branches, for the owner in ctx. If no place is
-// free, it returns an *admit.BusyError or, if queue is true, waits until it is the owner's turn. The
-// caller must hold the sandbox's lock. Thus a request that still waits for that lock takes no place.
-func (m *Manager) enterBranches(ctx context.Context, queue bool) (leave func(), err error) {
-	if queue {
-		return m.branches.Wait(ctx, m.branchShare(ctx))
-	}
-	leave, err = m.branches.Enter(m.branchShare(ctx))
-	if full := (*gate.FullError)(nil); errors.As(err, &full) {
-		return nil, &admit.BusyError{What: "branches", Limit: full.Limit, Owner: full.Key}
-	}
-	return leave, err
-}
-
-// branchShare returns the share of the host's places for branches that the owner in ctx may take.
-func (m *Manager) branchShare(ctx context.Context) gate.Share {
-	_, total := m.branches.Count()
-	return owner.FairShare(owner.Of(ctx).Name, total)
 }
 
 // reserveRAM reserves RAM for the memory of a branch of s. If too little RAM is free, it waits

@@ -6,6 +6,7 @@ import (
 
 	"github.com/forkd/forkd/internal/cleanup"
 	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/admit"
 	"github.com/forkd/forkd/internal/host/hook"
 	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/ledger"
@@ -76,7 +77,7 @@ func (h *Held) branch(ctx context.Context, req BranchRequest, start time.Time) (
 		}
 		h.free.Add(leave)
 	}
-	done, err := m.enterBranches(ctx, req.Queue)
+	done, err := admit.EnterBranches(ctx, m.branches, req.Queue)
 	if err != nil {
 		return BranchResult{}, err
 	}
@@ -89,7 +90,7 @@ func (h *Held) branch(ctx context.Context, req BranchRequest, start time.Time) (
 		figure: snapshot.Branch{Mode: req.Mode.String()}}
 	err = b.freeze(ctx)
 	if err == nil && req.Mode == vm.BranchDisk {
-		if done, err = m.branches.Wait(ctx, m.branchShare(ctx)); err == nil {
+		if done, err = admit.EnterBranches(ctx, m.branches, true); err == nil {
 			h.free.Add(done)
 		}
 	}

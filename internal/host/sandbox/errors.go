@@ -1,22 +1,13 @@
 package sandbox
 
-import (
-	"fmt"
+import "github.com/forkd/forkd/internal/host/state"
 
-	"github.com/forkd/forkd/internal/host/state"
-)
-
-type NotFoundError struct{ ID string }
-
-func (e *NotFoundError) Error() string {
-	return fmt.Sprintf("sandbox %.100q: not found ('forkd ls' lists what there is)", e.ID)
-}
-
-// The state of a sandbox, and errors about states. See package state.
+// The state of a sandbox, and errors about sandboxes. See package state.
 type (
-	State       = state.State
-	StateError  = state.Error
-	CutOffError = state.CutOffError
+	State         = state.State
+	StateError    = state.Error
+	CutOffError   = state.CutOffError
+	NotFoundError = state.NotFoundError
 )
 
 // States of a sandbox.

@@ -103,7 +103,7 @@ func (m *Manager) tellTrust(ctx context.Context, s *Sandbox, setting netclient.S
 	tell := func(ctx context.Context) error {
 		ctx, cancel := context.WithTimeout(ctx, tellTimeout)
 		defer cancel()
-		return m.trust(ctx, v, setting)
+		return m.cfg.Net.Trust(ctx, setting, v.guest.Dial)
 	}
 	switch state {
 	case Running:

@@ -84,8 +84,8 @@ func (m *Manager) readoptAll(entries []os.DirEntry) {
 			} else if err != nil {
 				m.cfg.Log.Error("sandbox of an earlier daemon is left alone", "sandbox", id, "reason", err)
 				l := left{LeftAlone: LeftAlone{ID: id, Reason: err.Error()}}
-				if a := (*aloneError)(nil); errors.As(err, &a) {
-					l.PID, l.ended = a.vmm.PID(), a.vmm.Done()
+				if a := (*ledger.AloneError)(nil); errors.As(err, &a) {
+					l.PID, l.ended = a.PID, a.Ended
 				}
 				m.leave(l)
 			}
@@ -145,18 +145,6 @@ func (m *Manager) coolSuspended() {
 	}
 }
 
-// aloneError says why a VM that still runs was left alone.
-type aloneError struct {
-	reason error
-	vmm    vmpool.VMM
-}
-
-func (e *aloneError) Unwrap() error { return e.reason }
-
-func (e *aloneError) Error() string {
-	return fmt.Sprintf("%v: delete it with the forkd that started it, or end process %d", e.reason, e.vmm.PID())
-}
-
 // readopt takes over one VM; settleTakenOver then makes it a running sandbox. There are three kinds
 // of VMs that no client can use: VMs whose ids no client has received, VMs that have possibly not
 // confirmed their identity, and VMs that a suspended state has replaced. In these cases, readopt
@@ -184,7 +172,7 @@ func (m *Manager) readopt(id string) (*Sandbox, error) {
 		return nil, err
 	}
 	if err != nil {
-		return nil, &aloneError{err, vmm}
+		return nil, &ledger.AloneError{Reason: err, PID: vmm.PID(), Ended: vmm.Done()}
 	}
 	r.PID = vmm.PID()
 	v.guest = m.cfg.Guest(r.Owner, filepath.Join(dir, vmmclient.VsockSocket))

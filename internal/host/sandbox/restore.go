@@ -65,7 +65,7 @@ func (m *Manager) confirm(ctx context.Context, v *liveVM, r *ledger.Record) erro
 	defer stop()
 	found, err := identity.Give(wait, v.guest, r.Hostname, r.Env)
 	if err == nil {
-		err = m.trust(wait, v, r.Network)
+		err = m.cfg.Net.Trust(wait, r.Network, v.guest.Dial)
 	}
 	if err == nil {
 		if err := r.AdmitUnique(found); err != nil {

@@ -93,7 +93,7 @@ func TestBranchOfTheDiskTakesAPlaceAfterTheRest(t *testing.T) {
 	var leave []func()
 	w.vmms.Told = func(req agentproto.Request) error {
 		for req.Op == agentproto.OpFreeze {
-			done, err := w.enterBranches(t.Context(), false)
+			done, err := admit.EnterBranches(t.Context(), w.branches, false)
 			if err != nil {
 				break
 			}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/forkd/forkd/internal/cleanup"
 	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/admit"
 	"github.com/forkd/forkd/internal/host/chain"
 	"github.com/forkd/forkd/internal/host/ledger"
 	"github.com/forkd/forkd/internal/host/netclient"
@@ -39,7 +40,7 @@ func (h *Held) Copy(ctx context.Context, tag string) (store.Info, error) {
 		return store.Info{}, err
 	}
 	defer giveBack()
-	leave, err := m.enterBranches(ctx, false)
+	leave, err := admit.EnterBranches(ctx, m.branches, false)
 	if err != nil {
 		return store.Info{}, err
 	}

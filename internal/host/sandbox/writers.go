@@ -42,11 +42,7 @@ func (b *branch) refuse(files []*os.File) (err error) {
 // grow until the VMM ends, and no process could safely remove the file before that (see package
 // writers).
 func (m *Manager) refuseWriter(s *Sandbox, v *liveVM, path string) error {
-	err := writers.None(path, m.writers)
-	if errors.As(err, new(*writers.Error)) {
-		m.cfg.VMMs.AwaitStarts()
-		err = writers.None(path, 0)
-	}
+	err := writers.NoneAfter(path, m.writers, m.cfg.VMMs.AwaitStarts)
 	if errors.As(err, new(*writers.Error)) {
 		m.cfg.Log.Error("a VMM is killed", "sandbox", s.id, "reason", err)
 		m.killer.Kill(s.id, v.vmm)

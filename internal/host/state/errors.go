@@ -35,6 +35,13 @@ func (e *Error) Error() string {
 	return msg
 }
 
+// NotFoundError reports that there is no sandbox with an id, or that the client may not see it.
+type NotFoundError struct{ ID string }
+
+func (e *NotFoundError) Error() string {
+	return fmt.Sprintf("sandbox %.100q: not found ('forkd ls' lists what there is)", e.ID)
+}
+
 // Cutter is an operation that ends all requests to a sandbox's guest.
 type Cutter string
 

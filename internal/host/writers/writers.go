@@ -55,6 +55,17 @@ func None(path string, patience time.Duration) error {
 	return nil
 }
 
+// NoneAfter is like None. If a process still has the file open or mapped after the given time,
+// NoneAfter calls wait, and looks again.
+func NoneAfter(path string, patience time.Duration, wait func()) error {
+	err := None(path, patience)
+	if errors.As(err, new(*Error)) {
+		wait()
+		err = None(path, 0)
+	}
+	return err
+}
+
 // hasWriter reports whether a process has the file open for writing. It asks Linux for a read
 // lease, and gives the lease back. Linux grants a read lease only if no process has the file open
 // for writing (fcntl(2), F_SETLEASE). The system call returns immediately, even if a write to the
