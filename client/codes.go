@@ -18,6 +18,7 @@ const (
 	ErrDeniedByRegistry     ErrorCode = "denied_by_registry"     // 403: The registry denies this
 	ErrNoSuchRoute          ErrorCode = "no_such_route"          // 404: The path is unknown
 	ErrSandboxNotFound      ErrorCode = "sandbox_not_found"      // 404: There is no such sandbox
+	ErrSandboxMoved         ErrorCode = "sandbox_moved"          // 404: The sandbox has moved to another host
 	ErrSnapshotNotFound     ErrorCode = "snapshot_not_found"     // 404: There is no such snapshot
 	ErrWorkspaceNotFound    ErrorCode = "workspace_not_found"    // 404: There is no such workspace
 	ErrVolumeNotFound       ErrorCode = "volume_not_found"       // 404: There is no such volume
@@ -62,6 +63,7 @@ const (
 	ErrRegistryFailed       ErrorCode = "registry_failed"        // 502: The registry cannot be used
 	ErrBusy                 ErrorCode = "busy"                   // 503: The daemon is busy
 	ErrKeyUnavailable       ErrorCode = "key_unavailable"        // 503: The key of an encrypted snapshot cannot be used
+	ErrSandboxMoving        ErrorCode = "sandbox_moving"         // 503: The sandbox is moving to another host
 	ErrHostMemory           ErrorCode = "host_memory"            // 503: The host has too little free memory
 	ErrHostDisk             ErrorCode = "host_disk"              // 503: The host has too little free disk space
 	ErrNoKVM                ErrorCode = "no_kvm"                 // 503: The host cannot run VMs

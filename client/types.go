@@ -32,6 +32,11 @@ type (
 	Diff             = v1.Diff
 	DiffFile         = v1.DiffFile
 	DiffNode         = v1.DiffNode
+	Moves            = v1.Moves
+	NodeMoves        = v1.NodeMoves
+	SandboxMove      = v1.Move
+	MoveStep         = v1.MoveStep
+	Departure        = v1.Departure
 	ResumeRequest    = v1.ResumeRequest
 	SuspendRequest   = v1.SuspendRequest
 	Unique           = v1.Unique

@@ -53,6 +53,7 @@ import (
 	"github.com/forkd/forkd/internal/host/history"
 	"github.com/forkd/forkd/internal/host/hub"
 	"github.com/forkd/forkd/internal/host/imagevm"
+	"github.com/forkd/forkd/internal/host/move"
 	"github.com/forkd/forkd/internal/host/sandbox"
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/host/tenancy"
@@ -110,6 +111,7 @@ type Rig struct {
 	agents  *agents
 	images  *build.Images
 	volumes *volume.Store
+	moves   *move.Book
 }
 
 // VolumeQuota bounds the volumes of each owner, in bytes.
@@ -135,7 +137,8 @@ type Options struct {
 	// earlier daemon had left it. Empty: none.
 	Damaged string
 
-	Node string // name of the rig's host in a cluster; empty: none
+	Node      string             // name of the rig's host in a cluster; empty: none
+	MoveFault func(point string) // called between the durable parts of a move's steps; may be nil
 
 	Open bool // no token is required: every client over TCP has all rights
 
@@ -199,7 +202,7 @@ func New(t T, o Options) *Rig {
 		NewTop: disklayer.Format, RunDir: run, DataDir: filepath.Join(dir, "data"),
 		Observer: counts, Events: events, Log: slog.New(slog.DiscardHandler), Admit: o.Admit,
 		IsParent: func(tag string) bool { return r.Steps != nil && r.Steps.IsParent(tag) },
-		Volumes:  r.openVolumes(t, dir),
+		Volumes:  r.openVolumes(t, dir), Away: r.openMoves(t, dir, &o, st, counts).Away,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -211,6 +214,8 @@ func New(t T, o Options) *Rig {
 			t.Fatal(err)
 		}
 	}
+	snapshots := newHub(t, dir, run, o.TrustedKeys, st, vmms)
+	r.moves.Use(m, snapshots)
 	if o.Damaged != "" || o.Dir != "" {
 		r.recover(t, m)
 	}
@@ -263,11 +268,10 @@ func New(t T, o Options) *Rig {
 	shared := face.New(face.Config{Host: tenancy.New(m, workspaces, r.volumes), Guard: guard, Audit: log,
 		Answers: answers, Limits: o.Limits, Counts: counts, Requests: counts.RequestDone, Stopping: o.Stopping, Log: discard})
 	r.serveSSH(t, o.SSH, dir, shared, counts)
-	snapshots := newHub(t, dir, run, o.TrustedKeys, st, vmms)
 	api := v1.New(v1.Config{Face: shared, Baker: baker, Builds: r.Steps, Images: r.images, ScratchDir: r.Scratch,
 		Differ: r.differ(o.Diff, run, st), Hub: snapshots, Metrics: counts.Handler(),
 		History: r.History, Version: "test", Accel: "kvm", Node: o.Node, Domain: domain, GuestPort: o.GuestPort,
-		Links: links, Tried: counts.Tried, SSH: r.SSH.info(), Crypter: crypter, NoKVM: o.noKVM,
+		Links: links, Tried: counts.Tried, SSH: r.SSH.info(), Crypter: crypter, NoKVM: o.noKVM, Moves: r.moves,
 		MCP: mcphttp.New("test", o.Limits.Keepalive, discard)})
 	if !o.Unchecked {
 		api = apitest.Checked(t, api)
@@ -302,6 +306,18 @@ func (r *Rig) openVolumes(t T, dir string) *volume.Store {
 		t.Fatal(err)
 	}
 	return r.volumes
+}
+
+// openMoves returns the records of moves in dir. An earlier rig may have left some there.
+func (r *Rig) openMoves(t T, dir string, o *Options, st *store.Store, counts *metrics.Metrics) *move.Book {
+	t.Helper()
+	var err error
+	r.moves, err = move.Open(move.Config{Dir: filepath.Join(dir, "moves"), DataDir: filepath.Join(dir, "data"),
+		KeyDir: dir, Node: o.Node, Store: st, Done: counts.Moved, Log: slog.New(slog.DiscardHandler), Fault: o.MoveFault})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r.moves
 }
 
 // openTags returns the tags of templates in dir. An earlier rig may have left tags there.

@@ -41,6 +41,7 @@ import (
 	"github.com/forkd/forkd/internal/host/history"
 	"github.com/forkd/forkd/internal/host/hub"
 	"github.com/forkd/forkd/internal/host/imagevm"
+	"github.com/forkd/forkd/internal/host/move"
 	"github.com/forkd/forkd/internal/host/netclient"
 	"github.com/forkd/forkd/internal/host/owner"
 	"github.com/forkd/forkd/internal/host/sandbox"
@@ -78,6 +79,7 @@ type wired struct {
 	counts  *metrics.Metrics
 	host    *tenancy.Host
 	volumes *volume.Store
+	moves   *move.Book
 }
 
 // guestsOf returns the function that connects to the agent of a sandbox.
@@ -117,7 +119,7 @@ func wire(ctx context.Context, cfg Config, guard *auth.Guard, kvm *kvmState) (*w
 		return nil, err
 	}
 	undo.Add(w.net.Close)
-	runDir, dataDir := filepath.Join(cfg.RunDir, "vm"), filepath.Join(cfg.StateDir, "sandboxes")
+	runDir, dataDir := filepath.Join(cfg.RunDir, "vm"), sandboxesDir(cfg.StateDir)
 	events := event.NewRing(event.DefaultSize)
 	vmms := vmpool.Processes{Bin: vmm, Cgroups: w.cgroups, Jail: jails, KVM: &w.kvm, On: snapshot.NodeOf(cfg.Node)}
 	counts := metrics.New(cfg.Version)
@@ -145,7 +147,7 @@ func wire(ctx context.Context, cfg Config, guard *auth.Guard, kvm *kvmState) (*w
 		PoolSize: cfg.PoolSize, PoolMost: cfg.PoolMost, Admit: cfg.Admit,
 		Observer: counts, OpenPrivate: cfg.OpenPrivate,
 		IsParent: func(tag string) bool { return w.builds != nil && w.builds.IsParent(tag) },
-		Events:   events, Log: cfg.Log,
+		Events:   events, Log: cfg.Log, Away: w.moves.Away,
 	})
 	if err != nil {
 		return nil, err
@@ -176,7 +178,7 @@ func wire(ctx context.Context, cfg Config, guard *auth.Guard, kvm *kvmState) (*w
 		Differ: w.differ(&cfg, vmms, runDir), Hub: w.hub, Metrics: counts.Handler(), History: w.history,
 		Version: cfg.Version, Accel: cfg.Accel, Node: cfg.Node, GuestPort: cfg.GuestPort, Domain: domain, Links: links,
 		Missing: missing, Admission: admissionOf(cfg.Admit), NoKVM: kvm.why, MCP: mcphttp.New(cfg.Version, 0, cfg.Log),
-		Tried: counts.Tried, SSH: w.ssh.info(), Crypter: w.crypter, Traces: w.traces,
+		Tried: counts.Tried, SSH: w.ssh.info(), Crypter: w.crypter, Moves: w.moves, Traces: w.traces,
 	})
 	w.handler = fewHeaders(front.New(front.Config{Face: shared, V1: api, Hub: w.hub, Domain: domain, Links: links,
 		E2B: w.openE2B(shared, keys, domain, w.volumeFiles(&cfg, vmms, runDir))}), shared.Audited)
@@ -203,6 +205,7 @@ func (w *wired) openDocker(cfg *Config) (err error) {
 // recover takes over the sandboxes of an earlier daemon, and removes the resources of sandboxes
 // that have ended. It returns how many sandboxes continue.
 func (w *wired) recover(ctx context.Context, cfg *Config, runDir string) (n int, err error) {
+	w.moves.Use(w.manager, w.hub)
 	if n, err = w.manager.Recover(); err != nil {
 		return n, err
 	}
@@ -400,6 +403,11 @@ func (w *wired) openStore(ctx context.Context, cfg *Config, events *event.Ring, 
 	if err != nil {
 		return errors.Join(err, w.store.Close())
 	}
+	w.moves, err = move.Open(move.Config{Dir: filepath.Join(cfg.StateDir, "moves"), Node: cfg.Node,
+		DataDir: sandboxesDir(cfg.StateDir), KeyDir: cfg.StateDir, Store: w.store, Done: counts.Moved, Log: cfg.Log})
+	if err != nil {
+		return errors.Join(err, w.store.Close())
+	}
 	for _, info := range w.store.List() {
 		if info.Damage != "" {
 			cfg.Log.Error("a snapshot cannot be used", "reason", info.Damage)
@@ -407,6 +415,9 @@ func (w *wired) openStore(ctx context.Context, cfg *Config, events *event.Ring, 
 	}
 	return nil
 }
+
+// sandboxesDir returns the data directory of sandboxes.
+func sandboxesDir(stateDir string) string { return filepath.Join(stateDir, "sandboxes") }
 
 func admissionOf(a admit.Rules) apiv1.Admission {
 	return apiv1.Admission{MaxSandboxes: a.MaxSandboxes, VCPUOvercommit: a.VCPUsPerCPU,

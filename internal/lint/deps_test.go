@@ -89,7 +89,8 @@ var rooms = []room{
 			"agentclient", "cgroup", "process", "feeder", "netclient", "vmmclient", "vault", "store", "atrest", "hotlist",
 			"vmpool", "vmpool/suite", "vmfake", "state",
 			"identity", "chain", "helpervm", "imagevm", "diff", "hub", "bake", "admit", "ledger", "hook", "conlog",
-			"tally", "idle", "unwatched", "volume", "mounts", "volfiles", "sandbox", "history", "workspace", "recent", "tenancy",
+			"tally", "idle", "unwatched", "volume", "mounts", "volfiles", "sandbox", "move", "history",
+			"workspace", "recent", "tenancy",
 			"fanout"},
 		imports: []string{"internal/proto/...", "internal/format/...", "internal/jail/..."},
 		reason: "the daemon's side knows VMs by contract only and never runs a guest: it owns files and processes, and " +

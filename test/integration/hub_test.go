@@ -36,13 +36,19 @@ func (f *fixture) travelling(t *testing.T, dir, name string, opts ...option) *da
 func (d *daemon) hasTravelled(t *testing.T, name string) {
 	t.Helper()
 	for _, child := range d.forkOf(t, name, 2) {
-		if got := d.sh(t, child.ID, "wc -l </dev/shm/numbers; tail -n 1 /dev/shm/numbers"); got != "100000\n100000\n" {
-			t.Errorf("the child has %s in its memory", got)
-		}
-		if got := d.sh(t, child.ID, ticksAndNote); got != name+"\n" {
-			t.Errorf("the child has %q on its disk", got)
-		}
+		d.hasContent(t, child, name)
 		d.kill(t, child)
+	}
+}
+
+// hasContent checks a sandbox that travelling has made, or a child of its snapshot.
+func (d *daemon) hasContent(t *testing.T, box client.Sandbox, name string) {
+	t.Helper()
+	if got := d.sh(t, box.ID, "wc -l </dev/shm/numbers; tail -n 1 /dev/shm/numbers"); got != "100000\n100000\n" {
+		t.Errorf("the sandbox has %s in its memory", got)
+	}
+	if got := d.sh(t, box.ID, ticksAndNote); got != name+"\n" {
+		t.Errorf("the sandbox has %q on its disk", got)
 	}
 }
 
@@ -92,7 +98,8 @@ func TestSnapshotsTravel(t *testing.T) {
 }
 
 // TestSnapshotsTravelBetweenDaemons pulls a branch of a sandbox from another daemon on the same
-// host, and forks it. The child has the content of the sandbox's memory and disk.
+// host, and forks it. The child has the content of the sandbox's memory and disk. Then the sandbox itself
+// moves to that daemon, and its programs continue there.
 func TestSnapshotsTravelBetweenDaemons(t *testing.T) {
 	f := open(t)
 	free, err := net.Listen("tcp", "127.0.0.1:0")
@@ -108,9 +115,11 @@ func TestSnapshotsTravelBetweenDaemons(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer os.RemoveAll(dir)
-	a := f.travelling(t, dir, "journey", withArgs("--bind", at, "--socket", filepath.Join(f.root, "r", "forkd.sock")))
+	a := f.travelling(t, dir, "journey", withArgs("--node", "a", "--bind", at, "--socket",
+		filepath.Join(f.root, "r", "forkd.sock")))
 	defer a.stop(t) // before its files are removed
-	b := f.start(t, withState(filepath.Join(dir, "s")), withRun(filepath.Join(dir, "r")), withRAM(filepath.Join(dir, "m")))
+	b := f.start(t, withArgs("--node", "b"), withState(filepath.Join(dir, "s")), withRun(filepath.Join(dir, "r")),
+		withRAM(filepath.Join(dir, "m")))
 	defer b.stop(t) // before its files are removed
 	req := client.PullRequest{Reference: at + "/journey:latest"}
 	var refused *client.Error
@@ -124,6 +133,18 @@ func TestSnapshotsTravelBetweenDaemons(t *testing.T) {
 	}
 	t.Logf("%d MiB were pulled in %.0f ms", got.Moved>>20, got.MS) // internal/host/hub verifies what was pulled
 	b.hasTravelled(t, "journey")
+
+	box := a.forkOf(t, "journey", 1)[0]
+	moved, err := client.Move(b.ctx(t, bakeLimit), box.ID, client.MoveHost{Client: a.Client},
+		client.MoveHost{Client: b.Client, Node: "b"}, func(string) (string, error) { return at, nil })
+	if err != nil || moved.State != "running" {
+		t.Fatal(moved, err)
+	}
+	b.hasContent(t, box, "journey")
+	if _, err := a.Sandbox(a.ctx(t, quietLimit), box.ID); !errors.Is(err, client.ErrSandboxMoved) {
+		t.Errorf("the first daemon says: %v", err)
+	}
+	b.kill(t, box)
 }
 
 // signed makes the key ann, writes the public key to a directory, and returns the signature of an archive.

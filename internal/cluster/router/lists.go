@@ -15,7 +15,6 @@ import (
 
 	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/host/invalid"
-	"github.com/forkd/forkd/internal/host/vmpool"
 )
 
 // Bounds on merged lists.
@@ -32,7 +31,7 @@ const (
 // missingHeader names the nodes whose members are missing from a list.
 const missingHeader = "Forkd-Missing-Nodes"
 
-// errElsewhere is the error if a node's list has a sandbox whose id does not name that node.
+// errElsewhere is the error if a node's list has a sandbox whose id does not lead to that node.
 var errElsewhere = errors.New("the sandbox is not on the node")
 
 // errTooLong is the error of a list whose pages have too many bytes.
@@ -44,9 +43,9 @@ type member struct {
 	raw json.RawMessage
 }
 
-// sandboxKey returns the key of a sandbox on a node. If the sandbox's id does not name the node, the
-// error is errElsewhere: requests with this id would reach another node, or none.
-func sandboxKey(n *node, raw json.RawMessage) (string, error) {
+// sandboxKey returns the key of a sandbox on a node. If requests with the sandbox's id would reach
+// another node, or none, the error is errElsewhere.
+func (r *Router) sandboxKey(n *node, raw json.RawMessage) (string, error) {
 	var s struct {
 		ID      string    `json:"id"`
 		Created time.Time `json:"created_at"`
@@ -55,7 +54,7 @@ func sandboxKey(n *node, raw json.RawMessage) (string, error) {
 	if err == nil && (s.ID == "" || s.Created.IsZero()) {
 		err = errors.New("a sandbox has no id or no created_at")
 	}
-	if code, idErr := vmpool.NodeOf(s.ID); err == nil && (idErr != nil || code != n.code) {
+	if err == nil && r.ownerOf(s.ID) != n {
 		err = errElsewhere
 	}
 	return face.SandboxKey(s.Created, s.ID), err

@@ -112,7 +112,7 @@ func newProxy(m *metrics.Router) *httputil.ReverseProxy {
 			}
 			header := http.Header{}
 			for _, name := range []string{"Content-Type", "Retry-After", "Www-Authenticate", "Idempotency-Replayed",
-				"Link", "X-Request-Id"} {
+				"Link", "X-Request-Id", apiv1.NodeHeader} {
 				if v := resp.Header.Values(name); len(v) > 0 {
 					header[name] = v
 				}

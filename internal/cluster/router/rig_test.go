@@ -109,7 +109,12 @@ func start(t *testing.T, o apirig.Options, names ...string) *cluster {
 		t.Fatal(err)
 	}
 	for _, name := range names {
-		o.Agent, o.Node = apirig.SelfAgent, name
+		o.Agent, o.Node, o.Dir = apirig.SelfAgent, name, t.TempDir()
+		for _, key := range []string{"tokens.key", "links.key"} { // equal on all nodes, so that sandboxes can move
+			if err := os.WriteFile(filepath.Join(o.Dir, key), make([]byte, 32), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
 		rig := apirig.Start(t, o)
 		if _, err := rig.Bake(t.Context(), rig.Parent); err != nil {
 			t.Fatal(err)

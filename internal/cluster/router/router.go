@@ -1,9 +1,9 @@
 // Package router serves the API of several daemons at one address.
 //
-// The id of a sandbox names its node, so the router passes a request about a sandbox on to the
-// node's daemon without asking anyone. For a new sandbox it chooses a node (see package placement)
-// by what the daemons say about themselves. It merges lists. It keeps no state that would be
-// missing after its death, so several routers can serve the same nodes.
+// The id of a sandbox names the node that has made it. If that node does not say that the sandbox has
+// moved, the router passes a request about the sandbox on to the node's daemon. For a new sandbox it
+// chooses a node (see package placement) by what the daemons say about themselves. It merges lists. It
+// keeps no state that would be missing after its death, so several routers can serve the same nodes.
 //
 // The router checks no token: it passes the client's token on, and the daemons decide. It uses its
 // own token only to read what the daemons have. It connects only to the nodes in its list.
@@ -25,8 +25,6 @@ import (
 	"github.com/forkd/forkd/internal/daemon/inbound"
 	"github.com/forkd/forkd/internal/daemon/metrics"
 	"github.com/forkd/forkd/internal/gate"
-	"github.com/forkd/forkd/internal/host/sandbox"
-	"github.com/forkd/forkd/internal/host/vmpool"
 )
 
 // Config configures a Router.
@@ -103,6 +101,7 @@ const (
 
 var (
 	ofSandbox  = regexp.MustCompile(`^(?:/v1|/v2)?/sandboxes/([^/]+)(?:/.*)?$`)
+	ofMove     = regexp.MustCompile(`^/v1/moves/([^/]+)$`)
 	ofSnapshot = regexp.MustCompile(`^/v1/snapshots/([^/]+)/info$`)
 )
 
@@ -123,11 +122,13 @@ func (r *Router) byPath(w http.ResponseWriter, req *http.Request) {
 	case "POST /v1/forks", "POST /v1/sandboxes", "POST /sandboxes", "POST /v2/sandboxes":
 		r.create(w, req)
 	case "GET /v1/sandboxes":
-		r.listed(w, req, sandboxKey)
+		r.listed(w, req, r.sandboxKey)
 	case "GET /v1/snapshots":
 		r.listed(w, req, snapshotKey)
+	case "GET /v1/moves":
+		r.moves(w, req)
 	case "GET /v1/events":
-		if list := req.URL.Query()["sandbox"]; haveOneOwner(list) {
+		if list := req.URL.Query()["sandbox"]; r.haveOneOwner(list) {
 			r.toOwner(w, req, list[0])
 			return
 		}
@@ -138,18 +139,21 @@ func (r *Router) byPath(w http.ResponseWriter, req *http.Request) {
 			r.toAny(w, req, m[1])
 			return
 		}
+		if m := ofMove.FindStringSubmatch(path); m != nil && req.Method == http.MethodPost {
+			r.step(w, req, m[1])
+			return
+		}
 		fail(w, req, &face.NotRoutedError{Reason: req.Method + " " + req.URL.Path + ": concerns one node"})
 	}
 }
 
-// haveOneOwner reports whether a list has at least one id, and all of its ids name the same node.
-func haveOneOwner(list []string) bool {
-	isOther := func(id string) bool {
-		first, err := vmpool.NodeOf(list[0])
-		code, other := vmpool.NodeOf(id)
-		return err == nil && (other != nil || code != first)
+// haveOneOwner reports whether a list has at least one id, and one node has all sandboxes in it.
+func (r *Router) haveOneOwner(list []string) bool {
+	if len(list) == 0 {
+		return false
 	}
-	return len(list) > 0 && list[0] != "" && !slices.ContainsFunc(list[1:], isOther)
+	first := r.ownerOf(list[0])
+	return first != nil && !slices.ContainsFunc(list[1:], func(id string) bool { return r.ownerOf(id) != first })
 }
 
 // ready answers whether a node can be used.
@@ -176,20 +180,6 @@ func (r *Router) usable() map[string]bool {
 
 // Metrics returns a handler that serves the router's metrics. It checks no token.
 func (r *Router) Metrics() http.Handler { return r.metrics.Handler() }
-
-// toOwner passes a request on to the node that the id of a sandbox names.
-func (r *Router) toOwner(w http.ResponseWriter, req *http.Request, id string) {
-	code, err := vmpool.NodeOf(id)
-	if err == nil {
-		for _, n := range r.list() {
-			if n.code == code {
-				r.send(w, req, n)
-				return
-			}
-		}
-	}
-	fail(w, req, &sandbox.NotFoundError{ID: id})
-}
 
 // toAny passes a request on to the first usable node. If tag is not empty, toAny prefers nodes that
 // have the snapshot with this tag.

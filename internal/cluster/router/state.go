@@ -32,6 +32,7 @@ type status struct {
 	asked bool              // the node was asked at least once
 	node  placement.Node    // valid if err is nil; never changed, only replaced
 	sizes map[string]uint64 // size of each snapshot, in MiB; never changed, only replaced
+	moved moved             // what the node last said about moves; it stays if the node is lost
 	since uint64            // sandboxes that were placed on the node since it was asked
 }
 
@@ -147,7 +148,7 @@ func (r *Router) askAll(ctx context.Context) {
 			defer func() { <-places }()
 			ctx, cancel := context.WithTimeout(ctx, r.pollTimeout)
 			defer cancel()
-			p, sizes, err := n.ask(ctx)
+			p, sizes, moves, err := n.ask(ctx)
 			if ctx.Err() != nil && err != nil {
 				err = fmt.Errorf("it does not answer: %w", err)
 			}
@@ -155,6 +156,9 @@ func (r *Router) askAll(ctx context.Context) {
 			s.mu.Lock()
 			changed := s.asked && (s.err == nil) != (err == nil)
 			s.asked, s.err, s.node, s.sizes, s.since = true, err, p, sizes, 0
+			if err == nil {
+				s.moved = movedOf(moves)
+			}
 			s.mu.Unlock()
 			if changed && err != nil {
 				r.cfg.Log.Warn("a node is lost", "node", n.Name, "error", err)
@@ -167,22 +171,26 @@ func (r *Router) askAll(ctx context.Context) {
 }
 
 // ask asks a node about itself.
-func (n *node) ask(ctx context.Context) (p placement.Node, sizes map[string]uint64, err error) {
+func (n *node) ask(ctx context.Context) (p placement.Node, sizes map[string]uint64, moves *apiv1.Moves, err error) {
+	moves = new(apiv1.Moves)
 	var v apiv1.Version
 	var host apiv1.HostMetrics
 	var snapshots []apiv1.Snapshot
 	for path, out := range map[string]any{"/version": &v, "/v1/host/metrics?since=10s": &host,
-		"/v1/snapshots": &snapshots} {
+		"/v1/snapshots": &snapshots, movesPath: moves} {
 		if err := n.get(ctx, path, out); err != nil {
-			return p, nil, err
+			return p, nil, nil, err
 		}
 	}
 	if v.Node != n.Name {
-		return p, nil, fmt.Errorf("its daemon has --node %q: want %q", v.Node, n.Name)
+		return p, nil, nil, fmt.Errorf("its daemon has --node %q: want %q", v.Node, n.Name)
 	}
 	p, sizes = placement.Observed(n.Name, n.Cordoned, &v, &host, snapshots)
-	return p, sizes, nil
+	return p, sizes, moves, nil
 }
+
+// movesPath is the path of the list of moves. Daemons of earlier releases do not have it.
+const movesPath = "/v1/moves"
 
 // get asks a node with the router's own token.
 func (n *node) get(ctx context.Context, path string, out any) error {
@@ -203,6 +211,9 @@ func (n *node) get(ctx context.Context, path string, out any) error {
 		return err
 	}
 	defer resp.Body.Close()
+	if path == movesPath && resp.StatusCode == http.StatusNotFound {
+		return nil
+	}
 	if resp.StatusCode != http.StatusOK {
 		return fmt.Errorf("GET %s: status %d: the router's token needs the scope read, without a label prefix", path,
 			resp.StatusCode)

@@ -270,6 +270,7 @@ func (f *Face) FailAs(w http.ResponseWriter, r *http.Request, err error, status 
 	if isOurs(status, err) && r.Context().Err() == nil {
 		f.failures.log(f.Log, r, err)
 	}
+	SetNode(w, err)
 	var sending sendingError
 	if status != http.StatusRequestEntityTooLarge && !errors.As(err, &sending) {
 		write(w, err)

@@ -3,7 +3,19 @@ package face
 import (
 	"errors"
 	"fmt"
+	"net/http"
+
+	apiv1 "github.com/forkd/forkd/api/v1"
+	"github.com/forkd/forkd/internal/host/failure"
+	"github.com/forkd/forkd/internal/host/move"
 )
+
+// SetNode sets the header of an answer with an error, if the error says that a sandbox has moved.
+func SetNode(w http.ResponseWriter, err error) {
+	if away := (*failure.AwayError)(nil); errors.As(err, &away) && away.Node != "" {
+		w.Header().Set(apiv1.NodeHeader, away.Node)
+	}
+}
 
 // NodeError says that a node of a cluster did not answer a request of a router. It does not unwrap
 // to Err: the code of Err would hide the code of the NodeError.
@@ -15,10 +27,17 @@ type NodeError struct {
 
 func (e *NodeError) Error() string { return fmt.Sprintf("node %s: %v", e.Node, e.Err) }
 
-// codeOfRouter returns the code of an error of a router, or the code of an unknown error.
+// codeOfRouter returns the code of an error of a router or of a move, or the code of an unknown error.
 func codeOfRouter(err error) code {
 	var node *NodeError
+	var away *failure.AwayError
 	switch {
+	case errors.As(err, &away) && away.Node != "":
+		return codeMoved
+	case away != nil:
+		return codeMoving
+	case is[*move.ConflictError](err):
+		return codeConflict
 	case is[*NotRoutedError](err):
 		return codeNotRouted
 	case !errors.As(err, &node):

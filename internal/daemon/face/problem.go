@@ -34,6 +34,7 @@ const (
 	codeRegistryDenied   code = "denied_by_registry"
 	codeNoRoute          code = "no_such_route"
 	codeNoSandbox        code = "sandbox_not_found"
+	codeMoved            code = "sandbox_moved"
 	codeNoSnapshot       code = "snapshot_not_found"
 	codeNoWorkspace      code = "workspace_not_found"
 	codeNoVolume         code = "volume_not_found"
@@ -78,6 +79,7 @@ const (
 	codeNodeFailed       code = "node_failed"
 	codeRegistryFailed   code = "registry_failed"
 	codeBusy             code = "busy"
+	codeMoving           code = "sandbox_moving"
 	codeHostMemory       code = admit.CodeHostMemory
 	codeHostDisk         code = admit.CodeHostDisk
 	codeNoKVM            code = "no_kvm"
@@ -128,6 +130,8 @@ var problems = map[code]problem{
 	codeNoRoute: {http.StatusNotFound, "The path is unknown", "compare the path with GET /openapi.yaml", 0},
 	codeNoSandbox: {http.StatusNotFound, "There is no such sandbox",
 		"list sandboxes with GET /v1/sandboxes (forkd ls)", 0},
+	codeMoved: {http.StatusNotFound, "The sandbox has moved to another host",
+		"send the request to a router, or to the daemon of the host that the detail names", 0},
 	codeNoSnapshot: {http.StatusNotFound, "There is no such snapshot",
 		"list snapshots with GET /v1/snapshots (forkd images)", 0},
 	codeNoWorkspace: {http.StatusNotFound, "There is no such workspace",
@@ -216,6 +220,8 @@ var problems = map[code]problem{
 	codeRegistryFailed: {http.StatusBadGateway, "The registry cannot be used",
 		"do what the detail says, and try again: blobs that have arrived are not moved twice", later},
 	codeBusy: {http.StatusServiceUnavailable, "The daemon is busy", "try again", soon},
+	codeMoving: {http.StatusServiceUnavailable, "The sandbox is moving to another host",
+		"try again; if the move was interrupted, repeat it (forkd move) or cancel it (forkd move --cancel)", soon},
 	codeHostMemory: {http.StatusServiceUnavailable, "The host has too little free memory", "delete or suspend sandboxes",
 		later},
 	codeHostDisk: {http.StatusServiceUnavailable, "The host has too little free disk space",
@@ -272,6 +278,7 @@ func WriteProblem(w http.ResponseWriter, err error) {
 	if retry := problems[code(body.Code)].retry; retry > 0 {
 		w.Header().Set("Retry-After", strconv.Itoa(int(retry.Seconds())))
 	}
+	SetNode(w, err)
 	p, err := json.Marshal(body)
 	if err != nil { // a struct of text and numbers can always be encoded
 		p = []byte(`{"error": "internal"}`)

@@ -39,6 +39,7 @@ type Metrics struct {
 	exits     *prometheus.CounterVec
 	refusals  *prometheus.CounterVec
 	tries     *prometheus.CounterVec
+	moves     *prometheus.CounterVec
 	vmm       *prometheus.HistogramVec
 	ready     *prometheus.HistogramVec
 	forkWall  prometheus.Histogram
@@ -77,6 +78,9 @@ func New(version string) *Metrics {
 		refusals: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "forkd_admission_refusals_total", Help: "Forks and resumptions that were not admitted, by code."},
 			[]string{"code"}),
+		moves: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "forkd_moves_total", Help: "Steps of moves of sandboxes by result: left, arrived, cancelled or failed."},
+			[]string{"result"}),
 		tries: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "forkd_tries_total", Help: "Tries by result: ok, no_winner, failed or client_left."},
 			[]string{"result"}),
@@ -107,8 +111,8 @@ func New(version string) *Metrics {
 	m.registry.MustRegister(m.ssh.all()...)
 	m.registry.MustRegister(m.webhook.all()...)
 	m.registry.MustRegister(m.arrival.all()...)
-	m.registry.MustRegister(m.forks, m.children, m.confirms, m.exits, m.refusals, m.tries, m.vmm, m.ready, m.forkWall,
-		m.refill,
+	m.registry.MustRegister(m.forks, m.children, m.confirms, m.exits, m.refusals, m.tries, m.moves, m.vmm, m.ready,
+		m.forkWall, m.refill,
 		build, m,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 		gauge("forkd_snapshots_total", "Snapshots in the store.", func() float64 { return float64(m.source.Snapshots()) }),
@@ -202,6 +206,9 @@ func (m *Metrics) ConfirmFailed() { m.confirms.Inc() }
 
 // Refused counts VMs that were not admitted.
 func (m *Metrics) Refused(code string) { m.refusals.WithLabelValues(code).Inc() }
+
+// Moved counts a step of a move.
+func (m *Metrics) Moved(result string) { m.moves.WithLabelValues(result).Inc() }
 
 // Tried counts a request that tried commands in children of a sandbox.
 func (m *Metrics) Tried(result string) { m.tries.WithLabelValues(result).Inc() }

@@ -86,6 +86,8 @@ func TestOpenAPIHasTheFieldsOfTheCode(t *testing.T) {
 		"SignatureRequest": apiv1.SignatureRequest{},
 		"HubEvent":         apiv1.HubEvent{}, "HubFile": apiv1.HubFile{}, "HubResult": apiv1.HubResult{},
 		"RegistryAuth": apiv1.RegistryAuth{},
+		"Moves":        apiv1.Moves{}, "NodeMoves": apiv1.NodeMoves{}, "Move": apiv1.Move{}, "MoveStep": apiv1.MoveStep{},
+		"Departure": apiv1.Departure{},
 	}
 	for name, s := range doc.Components.Schemas {
 		if (len(s.Properties) > 0 || len(s.AllOf) > 0) && types[name] == nil {

@@ -25,6 +25,7 @@ import (
 	"github.com/forkd/forkd/internal/host/diff"
 	"github.com/forkd/forkd/internal/host/history"
 	"github.com/forkd/forkd/internal/host/hub"
+	"github.com/forkd/forkd/internal/host/move"
 )
 
 // Limits on requests.
@@ -54,6 +55,7 @@ type Config struct {
 	Differ     *diff.Differ
 	Hub        *hub.Hub
 	Crypter    *atrest.Crypter
+	Moves      *move.Book
 	ScratchDir string // directory for disks while builder VMs fill them; the files in it have no names
 	Metrics    http.Handler
 	History    *history.Recorder // past measurements of sandboxes and of the host

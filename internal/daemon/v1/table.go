@@ -42,7 +42,7 @@ func (a *api) routes() []route {
 	part, file, span := []string{"limit", "cursor"}, []string{"path", "username"}, []string{"since", "until", "step"}
 	and := func(names []string, more ...string) []string { return append(more, names...) }
 
-	return slices.Concat(a.snapshotRoutes(), a.volumeRoutes(), a.effectRoutes(), []route{
+	return slices.Concat(a.snapshotRoutes(), a.volumeRoutes(), a.effectRoutes(), a.moveRoutes(), []route{
 		{"GET /healthz", open, nil, f.Open, a.healthz},
 		{"GET /healthz/{$}", open, nil, f.Open, a.healthz},
 		{"GET /readyz", open, nil, f.Open, a.readyz},

@@ -1,6 +1,7 @@
 // Package record is the format of the daemon's records. There are records of sandboxes, suspended
 // sandboxes, the secrets of a sandbox's network, workspaces, volumes, containers, names of images,
-// base images, and answers to requests that are executed only once.
+// base images, answers to requests that are executed only once, and sandboxes that move to or from
+// another host.
 //
 // A record is one JSON object. All kinds of records share one version number. A reader accepts the
 // present version, and version 0, the form of records before they had a version. It refuses other

@@ -36,6 +36,7 @@ func kinds() map[string]kind {
 		"volume":     kindOf(ParseVolume, EncodeVolume),
 		"key":        kindOf(ParseKey, EncodeKey),
 		"encryption": kindOf(ParseEncryption, EncodeEncryption),
+		"move":       kindOf(ParseMove, EncodeMove),
 	}
 }
 
@@ -90,6 +91,9 @@ func set(t *testing.T, v reflect.Value, n *int) {
 			OnFailure: snapshot.HookContinues}))
 	case v.Type() == reflect.TypeFor[Mount]():
 		v.Set(reflect.ValueOf(Mount{Name: fmt.Sprint("text ", *n), Path: fmt.Sprint("/text/", *n), Mode: MountCopy}))
+	case v.Type() == reflect.TypeFor[Move]():
+		v.Set(reflect.ValueOf(Move{ID: "id", Phase: MoveArriving, Node: "a", Lock: "lock", Was: "b",
+			Since: time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC)}))
 	case v.Type() == reflect.TypeFor[time.Time]():
 		v.Set(reflect.ValueOf(time.Date(2026, 1, 2, 3, 4, 5, *n, time.UTC)))
 	default:
@@ -228,7 +232,7 @@ const optional = " origin owner expires fork limits env labels annotation idle_t
 	"unique_strict unique top tops frozen branches branch_count suspends at rebased rebasing pending paused restoring restoring_to " +
 	"allow deny allow_ech bytes_per_second packets_per_second connections hold " + // fields of a network that has a mode
 	"layers writer top next own volumes memory_mib swap_mib cpus cpu_weight io_bytes_per_second io_ops_per_second " +
-	"reseeded repeats more pid answer "
+	"reseeded repeats more pid answer was "
 
 // mutated makes one change after another in an object, and in each object inside it, by calling
 // change(object, name) for each member. While a change is in effect, mutated calls f(field).

@@ -96,3 +96,15 @@ func (e *VolumesError) Error() string {
 	return fmt.Sprintf("%s snapshot %q: it includes volumes, which an archive or a hub cannot hold yet: fork it, and copy "+
 		"the files of the volumes out (forkd cp)", e.Op, e.Tag)
 }
+
+// AwayError reports a sandbox that is moving to another host, or has moved there.
+type AwayError struct{ ID, Node string } // Node is the host that has the sandbox; empty: it is still moving
+
+func (e *AwayError) Error() string {
+	if e.Node == "" {
+		return fmt.Sprintf("sandbox %q: it is moving to another host; try again when it has arrived, or continue or cancel the "+
+			"move (forkd move %s)", e.ID, e.ID)
+	}
+	return fmt.Sprintf("sandbox %q: it has moved to the host %q: send the request to its daemon, or to a router", e.ID,
+		e.Node)
+}

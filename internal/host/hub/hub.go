@@ -405,7 +405,11 @@ func (h *Hub) publish(ctx context.Context, who, tag string, a *artifact.Artifact
 	err = h.cache.setPulled(g.ID(), a.Digest())
 	var info store.Info
 	if err == nil {
-		info, err = g.Import(ctx, a.Snapshot, contents{a, from, on}, room)
+		m := *a.Snapshot
+		if p, ok := from.(*pull); ok {
+			m.Transient = p.transient
+		}
+		info, err = g.Import(ctx, &m, contents{a, from, on}, room)
 	}
 	if err != nil {
 		h.forgotten(h.cache.forgetPulled(g.ID()))

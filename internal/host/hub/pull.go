@@ -192,7 +192,7 @@ func (h *Hub) Pull(ctx context.Context, who, tag string, r Remote, on func(Progr
 	for _, p := range o.has {
 		on(p)
 	}
-	p := &pull{hub: h, from: h.sourcesOf(o), on: on, files: make(blobs)}
+	p := &pull{hub: h, from: h.sourcesOf(o), on: on, files: make(blobs), transient: r.transient}
 	defer h.trim()
 	defer p.files.close()
 	for _, b := range o.cached { // open these before any blob arrives, because the cache may drop them after that
@@ -242,6 +242,8 @@ type pull struct {
 	hub  *Hub
 	from *sources
 	on   func(Progress)
+
+	transient bool // see Remote.Transient
 
 	arrived atomic.Int64 // bytes
 

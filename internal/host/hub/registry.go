@@ -35,6 +35,8 @@ type Remote struct {
 
 	mirrors []Remote // see Or
 	reuse   bool     // see Reusing
+
+	transient bool // see Transient
 }
 
 // repoPattern is the form of names of repositories (OCI distribution spec, "Pulling manifests").
@@ -70,6 +72,10 @@ func (r Remote) With(l *registry.Login) Remote { r.login = l; return r }
 
 // Under returns r with a policy for its snapshots. This policy replaces the daemon's policy.
 func (r Remote) Under(p Policy) Remote { r.trust = p; return r }
+
+// Transient returns r with another rule for its pulls: the new snapshot is the suspended state of a
+// sandbox. Clients cannot fork it, and it is deleted when the store no longer pins it.
+func (r Remote) Transient() Remote { r.transient = true; return r }
 
 // At returns the reference of the artifact with a digest.
 func (r Remote) At(digest string) string { return r.ref.Context().Name() + "@" + digest }

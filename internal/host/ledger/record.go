@@ -163,15 +163,21 @@ func ReadSuspended(data string) (Record, error) {
 	if err != nil {
 		return Record{}, err
 	}
-	d, err := durable.ParseSuspended(path, p)
-	if err != nil {
-		return Record{}, err
-	}
-	r, err := fromDurable(path, d)
+	r, err := ParseSuspended(path, p)
 	if err == nil {
 		err = r.AddSecrets(data)
 	}
 	return r, err
+}
+
+// ParseSuspended reads the content of a file that WriteSuspended wrote. The path is used in errors
+// only.
+func ParseSuspended(path string, p []byte) (Record, error) {
+	d, err := durable.ParseSuspended(path, p)
+	if err != nil {
+		return Record{}, err
+	}
+	return fromDurable(path, d)
 }
 
 // SuspendAs changes the record of a running sandbox to the record of a suspended sandbox.

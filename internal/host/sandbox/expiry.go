@@ -65,6 +65,16 @@ func (m *Manager) setTimer(s *Sandbox) {
 	}
 }
 
+// stopTimers stops the expiry and the idle timeout of a sandbox that is leaving the list.
+func (s *Sandbox) stopTimers() {
+	s.usage.Stop()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.expiry != nil {
+		s.expiry.Stop()
+	}
+}
+
 // expire handles the expiry of a sandbox. It does nothing if the expiry was extended while the
 // timer fired.
 func (m *Manager) expire(s *Sandbox) {

@@ -39,6 +39,9 @@ func (m *Manager) with(ctx context.Context, id string, lock func(*Sandbox, conte
 	h := &Held{m: m, s: s}
 	h.free.Add(unlock)
 	defer func() { h.free.Run() }()
+	if s.detached {
+		return m.cfg.Away(id)
+	}
 	if err := s.usable(ctx); err != nil {
 		return err
 	}
@@ -91,7 +94,7 @@ func (s *Sandbox) tryLock() bool {
 }
 
 func (s *Sandbox) unlock() {
-	if s.Info().State == Stopping {
+	if s.Info().State == Stopping && !s.detached {
 		os.RemoveAll(s.data) // again, because the operation that held the lock may have made files since then
 	}
 	<-s.ops

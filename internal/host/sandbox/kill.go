@@ -98,14 +98,11 @@ func (m *Manager) remove(s *Sandbox) error {
 		if v = cmp.Or(s.live, s.resuming); v != nil {
 			v.cut(&CutOffError{ID: id, By: state.ByDelete})
 		}
-		if s.expiry != nil {
-			s.expiry.Stop()
-		}
 	})
 	if err != nil {
 		return &NotFoundError{ID: id} // another call is deleting the sandbox
 	}
-	s.usage.Stop()
+	s.stopTimers()
 	if v != nil && len(volumes) > 0 {
 		mounts.Leave(m.cfg.Log, m.exits, id, v.vmm, v.guest.Dial, volumes)
 		m.killer.Kill(id, v.vmm) // the next sandbox may mount the volumes only when this VM has ended
@@ -113,11 +110,16 @@ func (m *Manager) remove(s *Sandbox) error {
 		m.killer.KillSoon(id, v.vmm)
 	}
 	m.free(s)
+	m.drop(s, reason)
+	return nil
+}
+
+// drop removes a sandbox from the list.
+func (m *Manager) drop(s *Sandbox, reason string) {
 	m.mu.Lock()
-	m.sandboxes.Delete(id)
+	m.sandboxes.Delete(s.id)
 	m.mu.Unlock()
 	s.events.Emit(s.event(event.SandboxDeleted, reason))
-	return nil
 }
 
 // KillAll kills all sandboxes except those of workspaces. It concurrently tells all guests with

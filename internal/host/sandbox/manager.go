@@ -2,6 +2,7 @@ package sandbox
 
 import (
 	"cmp"
+	"errors"
 	"log/slog"
 	"math"
 	"os"
@@ -63,6 +64,10 @@ type Config struct {
 	// it is nil, no branch is for all clients.
 	IsParent func(tag string) bool
 
+	// Away returns why a sandbox is not here: a *NotFoundError, or that it is moving or has moved to
+	// another host. Recover does not touch the files of such a sandbox. nil: no sandbox moves.
+	Away func(id string) error
+
 	// OpenPrivate permits every client to give sandboxes access to private networks and the host;
 	// see owner.Owner.
 	OpenPrivate bool
@@ -119,6 +124,9 @@ func New(cfg Config) (*Manager, error) {
 		}
 	}
 	cfg.Branches, cfg.Confirm = cmp.Or(cfg.Branches, defaultBranches), cmp.Or(cfg.Confirm, defaultConfirm)
+	if cfg.Away == nil {
+		cfg.Away = func(id string) error { return &NotFoundError{ID: id} }
+	}
 	killer := vmpool.NewKiller(cfg.Log)
 	m := &Manager{
 		cfg:      cfg,
@@ -157,7 +165,7 @@ func (m *Manager) Get(id string) (*Sandbox, error) {
 	if s := m.sandboxes.Get(id); s != nil {
 		return s, nil
 	}
-	return nil, &NotFoundError{ID: id}
+	return nil, m.cfg.Away(id)
 }
 
 // List returns the Info of all sandboxes that clients may use, oldest first.
@@ -183,10 +191,11 @@ func (m *Manager) IDs() []string {
 	return m.sandboxes.IDs()
 }
 
-// Has reports whether a sandbox with the given id exists, or was left alone and may still run.
+// Has reports whether a sandbox with the given id exists, is away, or was left alone and may still
+// run.
 func (m *Manager) Has(id string) bool {
 	_, err := m.Get(id)
-	return err == nil || slices.ContainsFunc(m.left, func(l left) bool { return l.ID == id })
+	return !errors.As(err, new(*NotFoundError)) || slices.ContainsFunc(m.left, func(l left) bool { return l.ID == id })
 }
 
 // PoolSize returns how many VMMs wait for a fork.

@@ -59,6 +59,7 @@ type Sandbox struct {
 	mounts mounts.Set
 	secret bool // the sandbox's memory must not be on a disk, see KeepSecret; guarded by ops
 
+	detached bool        // see Detach; guarded by ops
 	expiring gate.Single // permits one call of suspendExpired at a time
 
 	mu       sync.Mutex

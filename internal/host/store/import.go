@@ -34,7 +34,8 @@ type Contents interface {
 }
 
 // Import fills g with a snapshot from another host and publishes it. artifact.Parse has checked the
-// manifest m. The new snapshot has no policy, labels or sandbox, even if m has them. While Import
+// manifest m. The new snapshot has no policy, labels or sandbox, even if m has them. It is transient
+// only if the caller has set m.Transient, which no artifact has. While Import
 // writes, it calls the function room, which returns an error if the disk has too little free space.
 // If Import returns an error, the caller must call Discard.
 func (g *Staging) Import(ctx context.Context, m *snapshot.Manifest, files Contents, room func() error) (Info, error) {
@@ -49,7 +50,7 @@ func (g *Staging) Import(ctx context.Context, m *snapshot.Manifest, files Conten
 func (g *Staging) importing(ctx context.Context, m *snapshot.Manifest, files Contents, room func() error) *importing {
 	g.DurableFirst()
 	fresh := &snapshot.Manifest{Machine: m.Machine, Guest: snapshot.Guest{Kernel: m.Guest.Kernel, Warm: m.Guest.Warm,
-		Hostname: m.Guest.Hostname, Defaults: m.Guest.Defaults}}
+		Hostname: m.Guest.Hostname, Defaults: m.Guest.Defaults}, Transient: m.Transient}
 	if m.Disk != nil {
 		fresh.Disk = &snapshot.Disk{SizeBytes: m.Disk.SizeBytes}
 	}

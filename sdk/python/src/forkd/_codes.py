@@ -108,6 +108,13 @@ class SandboxNotFoundError(ForkdError):
     """
 
 
+class SandboxMovedError(ForkdError):
+    """The sandbox has moved to another host (sandbox_moved, 404).
+
+    What helps: send the request to a router, or to the daemon of the host that the detail names.
+    """
+
+
 class SnapshotNotFoundError(ForkdError):
     """There is no such snapshot (snapshot_not_found, 404).
 
@@ -424,6 +431,14 @@ class KeyUnavailableError(ForkdError):
     """
 
 
+class SandboxMovingError(ForkdError):
+    """The sandbox is moving to another host (sandbox_moving, 503).
+
+    What helps: try again; if the move was interrupted, repeat it (forkd move) or cancel it (forkd move
+    --cancel).
+    """
+
+
 class HostMemoryError(ForkdError):
     """The host has too little free memory (host_memory, 503).
 
@@ -481,6 +496,7 @@ BY_CODE: dict[str, type[ForkdError]] = {
     "denied_by_registry": DeniedByRegistryError,
     "no_such_route": NoSuchRouteError,
     "sandbox_not_found": SandboxNotFoundError,
+    "sandbox_moved": SandboxMovedError,
     "snapshot_not_found": SnapshotNotFoundError,
     "workspace_not_found": WorkspaceNotFoundError,
     "volume_not_found": VolumeNotFoundError,
@@ -525,6 +541,7 @@ BY_CODE: dict[str, type[ForkdError]] = {
     "registry_failed": RegistryFailedError,
     "busy": BusyError,
     "key_unavailable": KeyUnavailableError,
+    "sandbox_moving": SandboxMovingError,
     "host_memory": HostMemoryError,
     "host_disk": HostDiskError,
     "no_kvm": NoKvmError,
@@ -564,6 +581,7 @@ __all__ = [
     "DeniedByRegistryError",
     "NoSuchRouteError",
     "SandboxNotFoundError",
+    "SandboxMovedError",
     "SnapshotNotFoundError",
     "WorkspaceNotFoundError",
     "VolumeNotFoundError",
@@ -608,6 +626,7 @@ __all__ = [
     "RegistryFailedError",
     "BusyError",
     "KeyUnavailableError",
+    "SandboxMovingError",
     "HostMemoryError",
     "HostDiskError",
     "NoKvmError",

@@ -1731,6 +1731,98 @@ class PullRequest(Record):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class Departure(Record):
+    """What the host that a sandbox moves to must know; clients do not change it."""
+
+    from_: str = ""
+    """name of the host that the sandbox leaves"""
+    to: str = ""
+    """name of the host that it moves to"""
+    snapshot_tag: str = ""
+    """the snapshot with its suspended state"""
+    lock: str = ""
+    """digest of the key"""
+    record: Any = None
+    """the record of the suspended sandbox, as docs/records.md has it"""
+    token_key: str | None = None
+    """digest of the key of its tokens"""
+    link_key: str | None = None
+    """digest of the key of its signed URLs"""
+    _renamed: ClassVar[dict[str, str]] = {"from_": "from"}
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class Move(Record):
+    """The message Move of the API."""
+
+    id: str = ""
+    phase: str = ""
+    """leaving, left, gone: on the host that the sandbox leaves; arriving: on the other one; here: the sandbox is
+    an ordinary one of this host; none: this host has neither the sandbox nor a record; unknown: the record of the
+    move cannot be read"""
+    node: str | None = None
+    """name of the other host"""
+    since: int | None = None
+    """seconds since 1970"""
+    departure: Departure | None = None
+    """answer to leave"""
+    key: str | None = None
+    """answer to commit"""
+    _nested: ClassVar[Nested] = {
+        "departure": Departure,
+    }
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class NodeMoves(Record):
+    """The message NodeMoves of the API."""
+
+    node: str = ""
+    """name of the host; empty: it has none"""
+    url: str | None = None
+    """address of its daemon; in the answer of a router"""
+    error: str | None = None
+    """why its moves are unknown; in the answer of a router"""
+    moves: list[Move] = _field(default_factory=list)
+    """sandboxes that are moving, or have moved away"""
+    foreign: list[str] | None = None
+    """ids of its sandboxes that another host has made"""
+    _nested: ClassVar[Nested] = {
+        "moves": Move,
+    }
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class Moves(Record):
+    """The message Moves of the API."""
+
+    nodes: list[NodeMoves] = _field(default_factory=list)
+    _nested: ClassVar[Nested] = {
+        "nodes": NodeMoves,
+    }
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class MoveStep(Record):
+    """The message MoveStep of the API."""
+
+    step: str = ""
+    node: str | None = None
+    """leave: name of the host that the sandbox moves to"""
+    departure: Departure | None = None
+    """arrive: the answer to leave"""
+    registry: str | None = None
+    """arrive: HOST:PORT of the daemon that the sandbox leaves"""
+    registry_auth: dict[str, RegistryAuth] | None = None
+    """arrive: login there, by its HOST:PORT"""
+    key: str | None = None
+    """activate: the answer to commit"""
+    _nested: ClassVar[Nested] = {
+        "departure": Departure,
+    }
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class CopyRequest(Record):
     """The message CopyRequest of the API."""
 
@@ -2383,6 +2475,7 @@ __all__ = [
     "CreateSnapshotWarmup",
     "CreateVolume",
     "CreateWorkspace",
+    "Departure",
     "Diff",
     "DiffFile",
     "DiffNode",
@@ -2421,7 +2514,10 @@ __all__ = [
     "MakeDir",
     "MetricPoint",
     "Metrics",
+    "Move",
     "MoveFile",
+    "MoveStep",
+    "Moves",
     "Network",
     "NetworkAllowed",
     "NetworkConnection",
@@ -2429,6 +2525,7 @@ __all__ = [
     "NetworkRefusal",
     "NetworkSecret",
     "NetworkStats",
+    "NodeMoves",
     "Pong",
     "PortURL",
     "Process",

@@ -22,7 +22,7 @@ export interface components {
              * @description a code never changes its meaning; new codes may be added
              * @enum {string}
              */
-            code: "bad_request" | "invalid_field" | "warmup_failed" | "artifact_refused" | "unauthenticated" | "forbidden" | "scope" | "not_signed" | "key_not_trusted" | "signature_invalid" | "denied_in_sandbox" | "denied_by_registry" | "no_such_route" | "sandbox_not_found" | "snapshot_not_found" | "workspace_not_found" | "volume_not_found" | "not_found_in_sandbox" | "not_found_in_registry" | "method_not_allowed" | "conflict" | "sandbox_state" | "sandbox_cut_off" | "sandbox_of_workspace" | "interpreter_busy" | "apply_conflict" | "no_base" | "hook_failed" | "not_in_line" | "not_unique" | "snapshot_exists" | "snapshot_in_use" | "snapshot_unusable" | "snapshot_encryption" | "workspace_exists" | "volume_exists" | "volume_in_use" | "no_volume_slots" | "sandbox_has_volumes" | "volume_unusable" | "outcome_unknown" | "body_too_large" | "idempotency_key_reused" | "upgrade_required" | "too_many_requests" | "max_sandboxes" | "max_vcpus" | "own_sandboxes" | "volume_quota" | "internal" | "vm_ended" | "apply_incomplete" | "not_routed" | "sandbox_failed" | "node_failed" | "registry_failed" | "busy" | "key_unavailable" | "host_memory" | "host_disk" | "no_kvm" | "node_unreachable" | "timeout" | "no_space";
+            code: "bad_request" | "invalid_field" | "warmup_failed" | "artifact_refused" | "unauthenticated" | "forbidden" | "scope" | "not_signed" | "key_not_trusted" | "signature_invalid" | "denied_in_sandbox" | "denied_by_registry" | "no_such_route" | "sandbox_not_found" | "sandbox_moved" | "snapshot_not_found" | "workspace_not_found" | "volume_not_found" | "not_found_in_sandbox" | "not_found_in_registry" | "method_not_allowed" | "conflict" | "sandbox_state" | "sandbox_cut_off" | "sandbox_of_workspace" | "interpreter_busy" | "apply_conflict" | "no_base" | "hook_failed" | "not_in_line" | "not_unique" | "snapshot_exists" | "snapshot_in_use" | "snapshot_unusable" | "snapshot_encryption" | "workspace_exists" | "volume_exists" | "volume_in_use" | "no_volume_slots" | "sandbox_has_volumes" | "volume_unusable" | "outcome_unknown" | "body_too_large" | "idempotency_key_reused" | "upgrade_required" | "too_many_requests" | "max_sandboxes" | "max_vcpus" | "own_sandboxes" | "volume_quota" | "internal" | "vm_ended" | "apply_incomplete" | "not_routed" | "sandbox_failed" | "node_failed" | "registry_failed" | "busy" | "sandbox_moving" | "key_unavailable" | "host_memory" | "host_disk" | "no_kvm" | "node_unreachable" | "timeout" | "no_space";
             /** @description name of the wrong field; with invalid_field only */
             field?: string;
             /** @description the solution for most errors with this code */
@@ -1274,6 +1274,70 @@ export interface components {
             reuse?: boolean;
             /** @description repositories, REGISTRY/NAME, that have the same files; if the registry of the reference fails, the files come from these, in this order */
             mirrors?: string[];
+        };
+        Moves: {
+            nodes: components["schemas"]["NodeMoves"][];
+        };
+        NodeMoves: {
+            /** @description name of the host; empty: it has none */
+            node: string;
+            /** @description address of its daemon; in the answer of a router */
+            url?: string;
+            /** @description why its moves are unknown; in the answer of a router */
+            error?: string;
+            /** @description sandboxes that are moving, or have moved away */
+            moves: components["schemas"]["Move"][];
+            /** @description ids of its sandboxes that another host has made */
+            foreign?: string[];
+        };
+        Move: {
+            id: string;
+            /**
+             * @description leaving, left, gone: on the host that the sandbox leaves; arriving: on the other one; here: the sandbox is an ordinary one of this host; none: this host has neither the sandbox nor a record; unknown: the record of the move cannot be read
+             * @enum {string}
+             */
+            phase: "leaving" | "left" | "gone" | "arriving" | "here" | "none" | "unknown";
+            /** @description name of the other host */
+            node?: string;
+            /** @description seconds since 1970 */
+            since?: number;
+            /** @description answer to leave */
+            departure?: components["schemas"]["Departure"];
+            /** @description answer to commit */
+            key?: string;
+        };
+        /** @description what the host that a sandbox moves to must know; clients do not change it */
+        Departure: {
+            /** @description name of the host that the sandbox leaves */
+            from: string;
+            /** @description name of the host that it moves to */
+            to: string;
+            /** @description the snapshot with its suspended state */
+            snapshot_tag: string;
+            /** @description digest of the key */
+            lock: string;
+            /** @description the record of the suspended sandbox, as docs/records.md has it */
+            record: unknown;
+            /** @description digest of the key of its tokens */
+            token_key?: string;
+            /** @description digest of the key of its signed URLs */
+            link_key?: string;
+        };
+        MoveStep: {
+            /** @enum {string} */
+            step: "leave" | "arrive" | "commit" | "activate" | "free" | "cancel";
+            /** @description leave: name of the host that the sandbox moves to */
+            node?: string;
+            /** @description arrive: the answer to leave */
+            departure?: components["schemas"]["Departure"];
+            /** @description arrive: HOST:PORT of the daemon that the sandbox leaves */
+            registry?: string;
+            /** @description arrive: login there, by its HOST:PORT */
+            registry_auth?: {
+                [key: string]: components["schemas"]["RegistryAuth"];
+            };
+            /** @description activate: the answer to commit */
+            key?: string;
         };
         CopyRequest: {
             /** @description REGISTRY/NAME:TAG or REGISTRY/NAME@DIGEST */

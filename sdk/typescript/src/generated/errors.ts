@@ -44,6 +44,9 @@ export class NoSuchRouteError extends ForkdError {}
 /** There is no such sandbox (404, `sandbox_not_found`). */
 export class SandboxNotFoundError extends ForkdError {}
 
+/** The sandbox has moved to another host (404, `sandbox_moved`). */
+export class SandboxMovedError extends ForkdError {}
+
 /** There is no such snapshot (404, `snapshot_not_found`). */
 export class SnapshotNotFoundError extends ForkdError {}
 
@@ -176,6 +179,9 @@ export class BusyError extends ForkdError {}
 /** The key of an encrypted snapshot cannot be used (503, `key_unavailable`). */
 export class KeyUnavailableError extends ForkdError {}
 
+/** The sandbox is moving to another host (503, `sandbox_moving`). */
+export class SandboxMovingError extends ForkdError {}
+
 /** The host has too little free memory (503, `host_memory`). */
 export class HostMemoryError extends ForkdError {}
 
@@ -210,6 +216,7 @@ export const errorClasses: Readonly<Record<string, typeof ForkdError>> = {
   denied_by_registry: DeniedByRegistryError,
   no_such_route: NoSuchRouteError,
   sandbox_not_found: SandboxNotFoundError,
+  sandbox_moved: SandboxMovedError,
   snapshot_not_found: SnapshotNotFoundError,
   workspace_not_found: WorkspaceNotFoundError,
   volume_not_found: VolumeNotFoundError,
@@ -254,6 +261,7 @@ export const errorClasses: Readonly<Record<string, typeof ForkdError>> = {
   registry_failed: RegistryFailedError,
   busy: BusyError,
   key_unavailable: KeyUnavailableError,
+  sandbox_moving: SandboxMovingError,
   host_memory: HostMemoryError,
   host_disk: HostDiskError,
   no_kvm: NoKvmError,

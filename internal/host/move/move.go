@@ -1,0 +1,577 @@
+// Package move moves suspended sandboxes from one host to another, under the same id.
+//
+// A client with all rights takes the sandbox through these steps. Every step may be repeated, and a
+// daemon may be killed during each of them:
+//
+//	the host that it leaves          the host that it moves to
+//	Leave    record: leaving
+//	                                 Arrive    pulls the files; record: arriving
+//	Commit   record: left
+//	                                 Activate  no record: the sandbox can be resumed
+//	Free     record: gone, no files
+//
+// A sandbox without a record is an ordinary sandbox. While there is a record, the sandbox is in no
+// list, and no request reaches it. Leave makes a random key. Commit reveals it, and Activate needs it.
+// So the sandbox can be resumed on the new host only after the old host has given it up for ever, even
+// if two clients move it at the same time. Until Free, the old host has everything that is needed to
+// repeat Arrive. Cancel undoes Leave and Arrive, but not Commit.
+//
+// The record "gone" stays. It tells clients and routers where the sandbox is.
+//
+// Package sandbox suspends and resumes sandboxes, and package hub fetches the files. The callers check
+// the rights of clients.
+package move
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/subtle"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/forkd/forkd/internal/atomicfile"
+	"github.com/forkd/forkd/internal/format/record"
+	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/failure"
+	"github.com/forkd/forkd/internal/host/hub"
+	"github.com/forkd/forkd/internal/host/ledger"
+	"github.com/forkd/forkd/internal/host/sandbox"
+	"github.com/forkd/forkd/internal/host/state"
+	"github.com/forkd/forkd/internal/host/store"
+	"github.com/forkd/forkd/internal/host/vmpool"
+)
+
+// Config configures a Book. All fields are required unless a comment says otherwise.
+type Config struct {
+	Dir     string // directory of the records; only the Book uses it
+	DataDir string // sandbox.Config.DataDir
+	KeyDir  string // directory of tokens.key and links.key, see Departure
+	Node    string // name of this host; empty: sandboxes cannot move from or to this host
+	Store   *store.Store
+	Done    func(result string) // called at the end of a step, with a result for metrics
+	Log     *slog.Logger
+
+	Fault func(point string) // called between the durable parts of steps, for tests; may be nil
+}
+
+// Results of steps, for metrics.
+const (
+	Left      = "left"
+	Arrived   = "arrived"
+	Cancelled = "cancelled"
+	Failed    = "failed"
+)
+
+// Book has the records of moves. Its methods may be called concurrently.
+type Book struct {
+	cfg     Config
+	hub     *hub.Hub
+	manager *sandbox.Manager
+
+	mu sync.Mutex
+	// +checklocks:mu
+	moves map[string]*entry // by id of the sandbox; an entry is never changed, only replaced
+	// +checklocks:mu
+	busy map[string]bool // ids of sandboxes of which a step is in progress
+	// +checklocks:mu
+	foreign map[string]bool // see Foreign; it may have ids of sandboxes that no longer exist
+	once    sync.Once       // fills foreign
+}
+
+// entry is a record, with what keeps the snapshot of the suspended state.
+type entry struct {
+	record.Move
+	unpin func() // nil: there is no such snapshot
+}
+
+// Open reads the records, and pins the snapshots of sandboxes that are moving. It undoes an Arrive that
+// a killed daemon has not completed. It must be called before sandbox.Manager.Recover, and before
+// the first step the caller calls Use.
+func Open(cfg Config) (*Book, error) {
+	if cfg.Fault == nil {
+		cfg.Fault = func(string) {}
+	}
+	b := &Book{cfg: cfg, moves: make(map[string]*entry), busy: make(map[string]bool),
+		foreign: make(map[string]bool)}
+	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
+		return nil, err
+	}
+	if err := atomicfile.Clean(cfg.Dir); err != nil {
+		return nil, err
+	}
+	list, err := os.ReadDir(cfg.Dir)
+	if err != nil {
+		return nil, err
+	}
+	for _, f := range list {
+		if id, ok := strings.CutSuffix(f.Name(), ".json"); ok && vmpool.IsID(id) {
+			if err := b.load(id); err != nil {
+				return nil, fmt.Errorf("read the record of a move: %w", err)
+			}
+		}
+	}
+	return b, nil
+}
+
+// Use sets the manager of the sandboxes, and the hub that fetches snapshots.
+func (b *Book) Use(m *sandbox.Manager, h *hub.Hub) { b.manager, b.hub = m, h }
+
+func (b *Book) path(id string) string { return filepath.Join(b.cfg.Dir, id+".json") }
+
+func (b *Book) data(id string) string { return filepath.Join(b.cfg.DataDir, id) }
+
+// load reads the record of a sandbox. A record that cannot be read keeps the sandbox from being used:
+// perhaps it runs on another host.
+func (b *Book) load(id string) error {
+	p, err := os.ReadFile(b.path(id))
+	if err != nil {
+		return err
+	}
+	m, err := record.ParseMove(b.path(id), p)
+	if err == nil && m.ID != id {
+		err = fmt.Errorf("%s names sandbox %q", b.path(id), m.ID)
+	}
+	if err != nil {
+		b.cfg.Log.Error("a sandbox that was moving is left alone", "sandbox", id, "reason", err)
+		m = &record.Move{ID: id, Phase: unread}
+	}
+	e := &entry{Move: *m}
+	if m.Phase == record.MoveGone {
+		b.moves[id] = e
+		return os.RemoveAll(b.data(id))
+	}
+	r, err := ledger.ReadSuspended(b.data(id))
+	switch {
+	case errors.Is(err, fs.ErrNotExist) && m.Phase == record.MoveArriving: // the daemon was killed during Arrive
+		return b.reverse(id, m.Was, m.Since)
+	case errors.Is(err, fs.ErrNotExist) && m.Phase == record.MoveLeaving: // it was deleted while Leave began
+		return b.forget(id)
+	case err == nil:
+		e.unpin, err = b.cfg.Store.Pin(r.SnapshotTag)
+	}
+	if err != nil {
+		b.cfg.Log.Error("a sandbox that is moving cannot be used", "sandbox", id, "reason", err)
+	}
+	b.moves[id] = e
+	return nil
+}
+
+// unread is the phase of a record that cannot be read.
+const unread = "unknown"
+
+// write stores a record durably, before the caller acts on it.
+func (b *Book) write(e *entry) error {
+	p, err := record.EncodeMove(&e.Move)
+	if err == nil {
+		err = atomicfile.WriteDurable(b.path(e.ID), p, 0o600)
+	}
+	if err != nil {
+		return fmt.Errorf("write the record of a move: %w", err)
+	}
+	b.set(e.ID, e)
+	return nil
+}
+
+// forget removes the record of a sandbox durably.
+func (b *Book) forget(id string) error {
+	err := os.Remove(b.path(id))
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
+	if err == nil {
+		err = atomicfile.SyncDir(b.cfg.Dir)
+	}
+	if err == nil {
+		b.set(id, nil)
+	}
+	return err
+}
+
+// reverse undoes an Arrive: the sandbox is not here and, if was is not empty, it had moved there.
+func (b *Book) reverse(id, was string, since time.Time) error {
+	if err := os.RemoveAll(b.data(id)); err != nil {
+		return err
+	}
+	b.cfg.Fault("reverse")
+	if was == "" {
+		return b.forget(id)
+	}
+	return b.write(&entry{Move: record.Move{ID: id, Phase: record.MoveGone, Node: was, Since: since, Key: none}})
+}
+
+// none is the key in the record of a sandbox that has gone, if nothing needs its key any more.
+const none = "-"
+
+func (b *Book) set(id string, e *entry) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if e == nil {
+		delete(b.moves, id)
+		return
+	}
+	b.moves[id] = e
+}
+
+// Away returns why a sandbox is not here. It implements sandbox.Config.Away.
+func (b *Book) Away(id string) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	e := b.moves[id]
+	switch {
+	case e == nil:
+		return &sandbox.NotFoundError{ID: id}
+	case e.Phase == record.MoveGone:
+		return &failure.AwayError{ID: id, Node: e.Node}
+	case e.Phase == record.MoveArriving && e.Was != "": // it is still on the host that it returns from
+		return &failure.AwayError{ID: id, Node: e.Node}
+	}
+	return &failure.AwayError{ID: id}
+}
+
+// List returns the records without their keys, sorted by the ids of the sandboxes.
+func (b *Book) List() []record.Move {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	list := make([]record.Move, 0, len(b.moves))
+	for _, e := range b.moves {
+		m := e.Move
+		m.Key, m.Lock = "", ""
+		list = append(list, m)
+	}
+	slices.SortFunc(list, func(a, b record.Move) int { return strings.Compare(a.ID, b.ID) })
+	return list
+}
+
+// Here reports whether a sandbox is an ordinary sandbox of this host.
+func (b *Book) Here(id string) bool {
+	_, err := b.manager.Get(id)
+	return err == nil
+}
+
+// Foreign returns the ids of this host's sandboxes whose ids name another host, in order. Routers ask
+// for them every few seconds, so only the first call looks at all sandboxes.
+func (b *Book) Foreign() []string {
+	b.once.Do(func() {
+		for _, id := range b.manager.IDs() {
+			b.adopted(id)
+		}
+	})
+	b.mu.Lock()
+	ids := slices.Sorted(maps.Keys(b.foreign))
+	b.mu.Unlock()
+	return slices.DeleteFunc(ids, func(id string) bool {
+		if b.Here(id) {
+			return false
+		}
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		delete(b.foreign, id)
+		return true
+	})
+}
+
+// adopted adds a sandbox of this host to the result of Foreign, if its id names another host.
+func (b *Book) adopted(id string) {
+	if node, err := vmpool.NodeOf(id); err == nil && node != snapshot.NodeOf(b.cfg.Node) {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.foreign[id] = true
+	}
+}
+
+// ConflictError reports a step that is not possible now.
+type ConflictError struct{ ID, Reason string }
+
+func (e *ConflictError) Error() string { return fmt.Sprintf("move sandbox %q: %s", e.ID, e.Reason) }
+
+func conflict(id, format string, args ...any) error {
+	return &ConflictError{ID: id, Reason: fmt.Sprintf(format, args...)}
+}
+
+// other is the error if a sandbox takes part in another move than the one of the step.
+func (e *entry) other() error {
+	return conflict(e.ID, "it is %q, and the other host is %q: continue or cancel that move first", e.Phase, e.Node)
+}
+
+// step runs one step of a sandbox. It returns the record after the step. Without a record, only the ID in
+// the result is set.
+func (b *Book) step(id string, run func(*entry) error) (record.Move, error) {
+	if b.cfg.Node == "" {
+		return record.Move{}, conflict(id, "this daemon has no --node, so ids do not lead to it")
+	}
+	b.mu.Lock()
+	e, busy := b.moves[id], b.busy[id]
+	if !busy {
+		b.busy[id] = true
+	}
+	b.mu.Unlock()
+	if busy {
+		return record.Move{}, conflict(id, "another step is in progress: try again when it has ended")
+	}
+	defer func() {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		delete(b.busy, id)
+	}()
+	if e == nil {
+		e = &entry{Move: record.Move{ID: id}}
+	}
+	err := run(e)
+	b.cfg.Fault("end")
+	if err != nil {
+		b.cfg.Done(Failed)
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if e = b.moves[id]; e == nil {
+		return record.Move{ID: id}, err
+	}
+	return e.Move, err
+}
+
+// Departure is what the host that a sandbox moves to must know.
+type Departure struct {
+	From, To string          // names of the hosts
+	Tag      string          // tag of the suspended state
+	Lock     string          // digest of the key that Commit returns, in hexadecimal
+	Record   json.RawMessage // the record of the suspended sandbox
+	// Digests of the keys from which tokens and signed URLs of the sandbox are derived. They must be
+	// equal on both hosts; otherwise these tokens and URLs would become invalid. Empty: the sandbox
+	// has none.
+	TokenKey, LinkKey string
+}
+
+// Leave keeps a suspended sandbox from being used, until it has moved to another host or until Cancel. If
+// the sandbox has something that cannot move, the error is a *ConflictError that names it.
+func (b *Book) Leave(ctx context.Context, id, to string) (m record.Move, d Departure, err error) {
+	m, err = b.step(id, func(e *entry) error {
+		switch e.Phase {
+		case record.MoveLeaving, record.MoveLeft, record.MoveGone:
+			if e.Node != to {
+				return e.other()
+			}
+			return nil
+		case "":
+		default:
+			return e.other()
+		}
+		if err := snapshot.CheckNode(to); err != nil || to == b.cfg.Node {
+			return conflict(id, "to %.100q: want the name of another host (its daemon's --node)", to)
+		}
+		if own, err := vmpool.NodeOf(id); err != nil || own == (snapshot.Node{}) {
+			return conflict(id, "its id names no host: it was made by a daemon without --node")
+		}
+		return b.manager.With(ctx, id, func(h *sandbox.Held) error {
+			if err := b.movable(h.Info()); err != nil {
+				return err
+			}
+			e := &entry{Move: record.Move{ID: id, Phase: record.MoveLeaving, Node: to, Since: time.Now().UTC(),
+				Key: rand.Text()}}
+			if err := b.write(e); err != nil {
+				return err
+			}
+			b.cfg.Fault("leaving")
+			unpin, err := h.Detach()
+			if err != nil {
+				return errors.Join(err, b.forget(id))
+			}
+			b.set(id, &entry{e.Move, unpin})
+			return nil
+		})
+	})
+	if err != nil || m.Phase == record.MoveGone {
+		return m, d, err
+	}
+	d, err = b.departure(&m)
+	return m, d, err
+}
+
+// movable returns an error if a sandbox has something that cannot move.
+func (b *Book) movable(i sandbox.Info) error {
+	refuse := func(field, reason string) error { return conflict(i.ID, "%s: %s", field, reason) }
+	switch {
+	case i.Workspace != "":
+		return &failure.HeldError{Op: "move", ID: i.ID, Workspace: i.Workspace}
+	case len(i.Volumes) > 0:
+		return refuse("volumes", "they stay on this host: detach them first (forkd volume detach)")
+	case len(i.Network.Secrets) > 0:
+		return refuse("network.secrets", "no daemon gives secrets away: remove them first (forkd net), and set them again")
+	case len(i.Annotation) > 0 && !isOfE2B(i.Annotation):
+		return refuse("annotation", "it belongs to Docker's API or to a build, which keep more on this host")
+	case i.State != sandbox.Suspended: // last, so that a client does not suspend a sandbox that cannot move
+		return &state.Error{ID: i.ID, Op: "move", State: i.State}
+	}
+	info, err := b.cfg.Store.Info(i.StateTag)
+	if err == nil && info.Encrypted {
+		err = refuse("encryption", "its suspended state is encrypted with a key of this host: decrypt it first")
+	}
+	return err
+}
+
+// isOfE2B reports whether an annotation is one of E2B's API. Annotations of other APIs do not have its
+// field.
+func isOfE2B(annotation json.RawMessage) bool {
+	var mark struct {
+		Timeout *time.Duration `json:"timeout"`
+	}
+	return json.Unmarshal(annotation, &mark) == nil && mark.Timeout != nil
+}
+
+// departure describes a sandbox that is leaving or has left.
+func (b *Book) departure(m *record.Move) (d Departure, err error) {
+	path := filepath.Join(b.data(m.ID), ledger.SuspendedFile)
+	if d.Record, err = os.ReadFile(path); err != nil {
+		return d, err
+	}
+	r, err := ledger.ParseSuspended(path, d.Record)
+	if err != nil {
+		return d, err
+	}
+	d.From, d.To, d.Tag, d.Lock = b.cfg.Node, m.Node, r.SnapshotTag, lockOf(m.Key)
+	if len(r.Annotation) > 0 {
+		if d.TokenKey, err = b.digestOf(tokenKey, m.ID); err != nil {
+			return d, err
+		}
+	}
+	d.LinkKey, err = b.digestOf(linkKey, m.ID)
+	return d, err
+}
+
+// Names of the files with keys.
+const (
+	tokenKey = "tokens.key"
+	linkKey  = "links.key"
+)
+
+// digestOf returns a digest of a key and of the id of a sandbox, or "" if there is no such key.
+func (b *Book) digestOf(file, id string) (string, error) {
+	p, err := os.ReadFile(filepath.Join(b.cfg.KeyDir, file))
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", nil
+	}
+	sum := sha256.Sum256(append([]byte("forkd move\x00"+file+"\x00"+id+"\x00"), p...))
+	return hex.EncodeToString(sum[:]), err
+}
+
+func lockOf(key string) string {
+	sum := sha256.Sum256([]byte(key))
+	return hex.EncodeToString(sum[:])
+}
+
+// Commit gives a sandbox up for ever. It returns the key with which the other host can run it.
+func (b *Book) Commit(id string) (m record.Move, err error) {
+	return b.step(id, func(e *entry) error {
+		switch e.Phase {
+		case record.MoveLeft, record.MoveGone:
+			return nil
+		case record.MoveLeaving:
+			left := *e
+			left.Phase = record.MoveLeft
+			if err := b.write(&left); err != nil {
+				return err
+			}
+			b.cfg.Done(Left)
+			return nil
+		}
+		return conflict(id, "it does not leave this host")
+	})
+}
+
+// Free removes the files of a sandbox that the other host can run.
+func (b *Book) Free(id string) (record.Move, error) {
+	return b.step(id, func(e *entry) error {
+		switch e.Phase {
+		case record.MoveGone:
+			return nil
+		case record.MoveLeft:
+		default:
+			return conflict(id, "it has not left this host")
+		}
+		gone := &entry{Move: e.Move}
+		gone.Phase = record.MoveGone
+		if err := b.write(gone); err != nil {
+			return err
+		}
+		b.cfg.Fault("gone")
+		if err := os.RemoveAll(b.data(id)); err != nil {
+			return err // the next start tries again
+		}
+		if e.unpin != nil {
+			e.unpin()
+		}
+		return nil
+	})
+}
+
+// Activate makes a sandbox that has arrived an ordinary suspended sandbox of this host. The key proves
+// that the other host has given it up.
+func (b *Book) Activate(id, key string) (m record.Move, err error) {
+	return b.step(id, func(e *entry) error {
+		if e.Phase == "" {
+			_, err := b.manager.Get(id)
+			return err // nil: it was activated before
+		}
+		if e.Phase != record.MoveArriving {
+			return e.other()
+		}
+		if subtle.ConstantTimeCompare([]byte(lockOf(key)), []byte(e.Lock)) != 1 {
+			return conflict(id, "key: it is not the key that the other host reveals when it gives this sandbox up")
+		}
+		if err := b.forget(id); err != nil {
+			return err
+		}
+		b.cfg.Fault("active")
+		if err := b.manager.Adopt(id); err != nil {
+			return fmt.Errorf("the sandbox has arrived, and can be used after a restart of the daemon: %w", err)
+		}
+		b.adopted(id)
+		b.cfg.Done(Arrived)
+		if e.unpin != nil {
+			e.unpin()
+		}
+		return nil
+	})
+}
+
+// Cancel undoes Leave or Arrive. After Commit it is refused on the host that the sandbox has left. It
+// does nothing if the sandbox does not move.
+func (b *Book) Cancel(id string) (record.Move, error) {
+	return b.step(id, func(e *entry) error {
+		switch e.Phase {
+		case "":
+			return nil
+		case record.MoveArriving:
+			if err := b.reverse(id, e.Was, e.Since); err != nil {
+				return err
+			}
+		case record.MoveLeaving:
+			if err := b.forget(id); err != nil {
+				return err
+			}
+			b.cfg.Fault("back")
+			if err := b.manager.Adopt(id); err != nil {
+				return err
+			}
+			b.adopted(id)
+		default:
+			return conflict(id, "it is %q: the host %q may run it", e.Phase, e.Node)
+		}
+		if e.unpin != nil {
+			e.unpin()
+		}
+		b.cfg.Done(Cancelled)
+		return nil
+	})
+}
