@@ -145,6 +145,16 @@ func (c *changes) apply(root *os.Root, name string) error {
 	return root.Chmod(name, modeOf(*c.Mode))
 }
 
+// applyTo is like apply, for an open file. The changes must have a mode.
+func (c *changes) applyTo(f *os.File) error {
+	if c.UID != nil || c.GID != nil {
+		if err := f.Chown(idOf(c.UID), idOf(c.GID)); err != nil {
+			return err
+		}
+	}
+	return f.Chmod(modeOf(*c.Mode))
+}
+
 func idOf(id *uint32) int {
 	if id == nil {
 		return -1 // unchanged, see chown(2)
@@ -334,23 +344,44 @@ func write(root *os.Root, name string, content io.Reader, set changes) (_ stat, 
 	if set.Mode == nil {
 		set.Mode = new(uint32(fileMode))
 	}
-	temp := path.Join(dir, ".forkd-"+rand.Text())
-	f, err := root.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	f, err := root.OpenFile(dir, os.O_WRONLY|unix.O_TMPFILE, 0o600)
 	if err != nil {
 		return stat{}, err
 	}
 	_, err = io.Copy(f, content)
-	if err = errors.Join(err, f.Close()); err == nil {
-		err = set.apply(root, temp)
+	if err == nil {
+		err = set.applyTo(f)
 	}
 	if err == nil {
-		err = root.Rename(temp, name)
+		err = replace(root, name, f)
 	}
-	if err != nil {
-		_ = root.Remove(temp) // report the first error
+	if err = errors.Join(err, f.Close()); err != nil {
 		return stat{}, err
 	}
 	return statOf(root, name)
+}
+
+// replace gives a name to a file that has none. Until it has one, nothing of the file is left if the
+// VM is killed: the next mount of the volume frees the file.
+func replace(root *os.Root, name string, f *os.File) error {
+	dir, err := root.OpenFile(path.Dir(name), os.O_RDONLY|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	temp := ".forkd-" + rand.Text()
+	err = unix.Linkat(int(f.Fd()), "", int(dir.Fd()), temp, unix.AT_EMPTY_PATH)
+	if errors.Is(err, unix.ENOENT) { // without CAP_DAC_READ_SEARCH; forkd-files has it
+		err = unix.Linkat(unix.AT_FDCWD, fmt.Sprintf("/proc/self/fd/%d", f.Fd()), int(dir.Fd()), temp, unix.AT_SYMLINK_FOLLOW)
+	}
+	if err != nil {
+		return fmt.Errorf("name the new file: %w", err)
+	}
+	temp = path.Join(path.Dir(name), temp)
+	if err = root.Rename(temp, name); err != nil {
+		_ = root.Remove(temp) // report the first error
+	}
+	return err
 }
 
 // keep adds the owner and the mode of the old file, unless the request sets them. Links have no mode

@@ -173,6 +173,34 @@ func TestWrongRequests(t *testing.T) {
 	}
 }
 
+// While a file arrives, the volume has no other name. So nothing is left if the VM is killed.
+func TestNoNameBeforeTheEnd(t *testing.T) {
+	v := newVolume(t)
+	v.call("PUT /file", "path=/d/x&force=true", "former", 201, nil)
+	r, err := http.NewRequest("PUT", "/file?path=/d/x", io.MultiReader(strings.NewReader("new"), readerFunc(func() {
+		if list, err := os.ReadDir(filepath.Join(v.dir, "d")); err != nil || len(list) != 1 {
+			t.Errorf("while a file arrives: %v, %v", list, err)
+		}
+	})))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if resp := answer(v.root, r); resp.StatusCode != 201 {
+		t.Errorf("written: %s", resp.Status)
+	}
+	if got := v.call("GET /file", "path=/d/x", "", 200, nil); got != "new" {
+		t.Errorf("afterwards: %q", got)
+	}
+	if list, err := os.ReadDir(filepath.Join(v.dir, "d")); err != nil || len(list) != 1 {
+		t.Errorf("afterwards: %v, %v", list, err)
+	}
+}
+
+// readerFunc is an empty reader that calls a function when it is read.
+type readerFunc func()
+
+func (f readerFunc) Read([]byte) (int, error) { f(); return 0, io.EOF }
+
 type brokenReader struct{}
 
 func (brokenReader) Read([]byte) (int, error) { return 0, io.ErrUnexpectedEOF }
