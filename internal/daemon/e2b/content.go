@@ -4,9 +4,11 @@ import (
 	"cmp"
 	"encoding/base64"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"net/url"
+	"os"
 	"path"
 	"slices"
 	"strconv"
@@ -102,28 +104,46 @@ func (a *Server) content(w http.ResponseWriter, r *http.Request) error {
 	case len(name) > maxContentPath:
 		return face.BadRequest("path: %d bytes: want at most %d", len(name), maxContentPath)
 	}
-	rc := http.NewResponseController(w)
-	defer rc.SetReadDeadline(time.Time{})
+	if r.Method == http.MethodGet && r.ContentLength != 0 {
+		return face.Sending(face.BadRequest("body: a request to read has none"))
+	}
+	body := newSteady(r.Body, http.NewResponseController(w), r.ContentLength, time.Now().Add(uploadTimeout))
+	defer body.stop() // before the handler ends, because w must not be used afterwards
 	begun := false
-	err = a.Files.Serve(r.Context(), volfiles.Request{Volume: i.Name, Client: auth.From(r.Context()).Who,
+	err = a.Files.Serve(r.Context(), volfiles.Request{Volume: i.Name, ID: i.ID, Client: auth.From(r.Context()).Who,
 		Boot: bootable(view.Snapshots()), Method: r.Method, Path: "/" + path.Base(r.URL.Path), Query: q.Encode(),
-		Body: newSteady(r.Body, rc, r.ContentLength, time.Now().Add(uploadTimeout)), Length: r.ContentLength,
+		Body: body, Length: r.ContentLength,
 	}, func(answer volfiles.Answer) error {
 		begun = true
-		return sendContent(w, answer)
+		if !body.stop() && r.ContentLength != 0 { // only a hostile VM answers so early
+			face.LetGo(w)
+		}
+		return a.sendContent(w, r, answer)
 	})
 	switch {
 	case begun && err != nil:
 		panic(http.ErrAbortHandler) // the client must not take a part of a file for the whole file
 	case errors.As(err, new(*volfiles.NoKernelError)):
 		return face.NewError(http.StatusConflict, err.Error())
+	case errors.As(err, new(*volfiles.BodyError)):
+		return face.Sending(bodyError(err, body))
 	case err != nil && r.ContentLength != 0:
 		return face.Sending(err)
 	}
 	return err
 }
 
-func sendContent(w http.ResponseWriter, answer volfiles.Answer) error {
+// bodyError says why the body of a request could not be read.
+func bodyError(err error, body *steady) error {
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return face.NewError(http.StatusRequestTimeout, fmt.Sprintf("the body comes too slowly: want %d KiB in %v",
+			body.least>>10, uploadStall))
+	}
+	return face.BadRequest("the body breaks off before its end")
+}
+
+// sendContent sends an answer. The client may take as long as the request may, but must not stall.
+func (a *Server) sendContent(w http.ResponseWriter, r *http.Request, answer volfiles.Answer) error {
 	h := w.Header()
 	h.Set("X-Content-Type-Options", "nosniff")
 	if answer.Status != http.StatusNoContent {
@@ -131,7 +151,13 @@ func sendContent(w http.ResponseWriter, answer volfiles.Answer) error {
 		h.Set("Content-Type", answer.Type())
 	}
 	w.WriteHeader(answer.Status)
-	n, err := io.Copy(w, io.LimitReader(answer.Body, answer.Length))
+	to := io.Writer(w)
+	if answer.File {
+		t := face.NewTransfer(r.Context(), w, a.Face.Limits.Stall)
+		defer t.End(nil)
+		to = t.To(w)
+	}
+	n, err := io.Copy(to, io.LimitReader(answer.Body, answer.Length))
 	if err == nil && n < answer.Length {
 		err = io.ErrUnexpectedEOF
 	}

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/forkd/forkd/client"
 	"github.com/forkd/forkd/internal/apirig"
@@ -207,6 +208,91 @@ func TestContentFromHostileVMs(t *testing.T) {
 			}
 		}
 	}
+	if i, err := r.Volume(t.Context(), "data"); err != nil || i.Writer != "" {
+		t.Errorf("afterwards: %+v, %v", i, err)
+	}
+}
+
+// A hostile VM may answer before it has read the request's body, and the client may never send it.
+// The answer is sent nevertheless, and the place of the VM is free for other requests.
+func TestContentAnsweredEarly(t *testing.T) {
+	serve := func(_ *vmfake.VMM, conn net.Conn) {
+		_, _ = http.ReadRequest(bufio.NewReader(conn))
+		_, _ = io.WriteString(conn, "HTTP/1.1 201 Created\r\nContent-Length: 2\r\n\r\n{}")
+		_, _ = io.Copy(io.Discard, conn)
+	}
+	r := startSlots(t, apirig.Options{Files: serve})
+	v := r.createVolume("data")
+	conn, err := net.Dial("tcp", strings.TrimPrefix(r.URL, "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	_ = conn.SetDeadline(time.Now().Add(20 * time.Second))
+	if _, err := fmt.Fprintf(conn, "PUT /volumecontent/%s/file?path=/x HTTP/1.1\r\nHost: %s\r\n"+
+		"Authorization: Bearer %s\r\nContent-Length: 1000\r\n\r\nabc", v.ID, conn.RemoteAddr(), v.Token); err != nil {
+		t.Fatal(err)
+	}
+	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusCreated || !resp.Close {
+		t.Errorf("%s, close %t", resp.Status, resp.Close)
+	}
+	r.file(v, v.Token, "DELETE", "/path?path=/x", "", 201) // the VM says so
+}
+
+// If a client sends less than it announces, or sends a body to read, it is the client's error.
+func TestWrongBodiesOfContent(t *testing.T) {
+	f := &filer{files: map[string]string{}}
+	r := startSlots(t, apirig.Options{Files: f.serve})
+	v := r.createVolume("data")
+	conn, err := net.Dial("tcp", strings.TrimPrefix(r.URL, "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	_ = conn.SetDeadline(time.Now().Add(20 * time.Second))
+	if _, err = fmt.Fprintf(conn, "PUT /volumecontent/%s/file?path=/x HTTP/1.1\r\nHost: %s\r\n"+
+		"Authorization: Bearer %s\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\nx\r\n",
+		v.ID, conn.RemoteAddr(), v.Token); err != nil {
+		t.Fatal(err)
+	}
+	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	if resp.StatusCode != http.StatusBadRequest {
+		t.Errorf("a body that breaks off: %s", resp.Status)
+	}
+	r.file(v, v.Token, "GET", "/file?path=/x", "", 404)
+	r.file(v, v.Token, "GET", "/file?path=/x", "body", 400)
+}
+
+// A request that waits is for the volume that it named, and not for another one that has its name
+// when the wait ends.
+func TestContentOfARemovedVolume(t *testing.T) {
+	f := &filer{files: map[string]string{"/x": "content"}}
+	r := startSlots(t, apirig.Options{Files: f.serve})
+	busy, v := r.createVolume("busy"), r.createVolume("data")
+	begun, release := make(chan bool), make(chan bool)
+	var once sync.Once
+	f.during = func() { once.Do(func() { close(begun); <-release }) }
+	var calls sync.WaitGroup
+	calls.Go(func() { r.file(busy, busy.Token, "GET", "/file?path=/x", "", 200) })
+	<-begun
+	for _, method := range []string{"GET", "PUT"} {
+		calls.Go(func() { r.file(v, v.Token, method, "/file?path=/x", "", 404) })
+	}
+	time.Sleep(500 * time.Millisecond) // until both wait; they are refused also if they come later
+	r.call("DELETE", "/volumes/"+v.ID, "", 204, nil)
+	again := r.createVolume("data")
+	close(release)
+	calls.Wait()
+	r.file(again, again.Token, "GET", "/file?path=/x", "", 200)
 	if i, err := r.Volume(t.Context(), "data"); err != nil || i.Writer != "" {
 		t.Errorf("afterwards: %+v, %v", i, err)
 	}

@@ -9,6 +9,7 @@ import (
 	"net/url"
 	"os"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/forkd/forkd/internal/daemon/audit"
@@ -114,6 +115,15 @@ type steady struct {
 
 	left time.Duration // remaining time of the present interval
 	got  int64         // bytes received in the present interval
+
+	reading sync.Mutex // held by Read
+	mu      sync.Mutex
+	// +checklocks:mu
+	waits bool // a Read waits for the client
+	// +checklocks:mu
+	whole bool // the body has been read to its end
+	// +checklocks:mu
+	stopped bool
 }
 
 // newSteady wraps the body of an archive that has the given size in bytes. A larger archive must
@@ -124,6 +134,8 @@ func newSteady(body io.Reader, rc interface{ SetReadDeadline(time.Time) error },
 
 // Read implements io.Reader.
 func (s *steady) Read(p []byte) (int, error) {
+	s.reading.Lock()
+	defer s.reading.Unlock()
 	if s.left == 0 || s.got >= s.least {
 		s.left, s.got = s.stall, 0
 	}
@@ -132,11 +144,58 @@ func (s *steady) Read(p []byte) (int, error) {
 	if by.After(s.end) {
 		by = s.end
 	}
-	_ = s.rc.SetReadDeadline(by) // connections of some tests have no deadlines
+	if err := s.begin(by); err != nil {
+		return 0, err
+	}
 	n, err := s.body.Read(p)
+	s.done(err)
 	s.got += int64(n)
 	s.left = max(s.left-time.Since(start), time.Nanosecond)
 	return n, err
+}
+
+// errStopped is the error of a Read after stop.
+var errStopped = errors.New("the rest of the request's body is not read")
+
+func (s *steady) begin(by time.Time) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.stopped:
+		return errStopped
+	case s.whole:
+		return io.EOF
+	}
+	s.waits = true
+	_ = s.rc.SetReadDeadline(by) // connections of some tests have no deadlines
+	return nil
+}
+
+// done removes the deadline. After the last byte, the server reads in the background to notice that
+// the client has left. A deadline would end that, and with it the request.
+func (s *steady) done(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.waits, s.whole = false, errors.Is(err, io.EOF)
+	if !s.stopped {
+		_ = s.rc.SetReadDeadline(time.Time{})
+	}
+}
+
+// stop makes all Reads fail, also one that waits for the client. When it returns, no other goroutine
+// reads, so the handler of the request may end. It reports whether the body has been read to its end.
+func (s *steady) stop() (whole bool) {
+	s.mu.Lock()
+	if s.stopped = true; s.waits {
+		_ = s.rc.SetReadDeadline(time.Unix(1, 0))
+	}
+	s.mu.Unlock()
+	s.reading.Lock()
+	defer s.reading.Unlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_ = s.rc.SetReadDeadline(time.Time{})
+	return s.whole
 }
 
 // enterUpload waits for a place for a client's archive. A waiting request holds a connection even

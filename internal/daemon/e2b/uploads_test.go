@@ -4,9 +4,15 @@ import (
 	"errors"
 	"io"
 	"net"
+	"net/http/httptest"
 	"os"
+	"strings"
+	"sync"
 	"testing"
 	"time"
+
+	"github.com/forkd/forkd/internal/daemon/face"
+	"github.com/forkd/forkd/internal/host/volfiles"
 )
 
 // A client that sends very slowly loses its place after the stall limit, long before the limit for
@@ -81,5 +87,107 @@ func TestPromise(t *testing.T) {
 			t.Errorf("an archive of %d bytes: %v, want %v", c.size, err, c.want)
 		}
 		here.Close()
+	}
+}
+
+// deadlines keeps the latest read deadline of a connection.
+type deadlines struct {
+	net.Conn
+	mu sync.Mutex
+	// +checklocks:mu
+	latest time.Time
+	// +checklocks:mu
+	set int
+}
+
+func (d *deadlines) SetReadDeadline(at time.Time) error {
+	d.mu.Lock()
+	d.latest, d.set = at, d.set+1
+	d.mu.Unlock()
+	return d.Conn.SetReadDeadline(at)
+}
+
+func (d *deadlines) count() (set int, latest time.Time) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.set, d.latest
+}
+
+// When stop returns, no goroutine reads the body or changes the deadline of the connection, which then
+// belongs to other requests.
+func TestStopEndsReads(t *testing.T) {
+	here, there := net.Pipe()
+	defer there.Close()
+	conn := &deadlines{Conn: here}
+	body := newSteady(here, conn, 100, time.Now().Add(time.Hour))
+	failed := make(chan error, 1)
+	go func() {
+		_, err := io.ReadAll(body)
+		failed <- err
+	}()
+	if _, err := there.Write([]byte{1}); err != nil {
+		t.Fatal(err)
+	}
+	if body.stop() {
+		t.Error("the whole body was read")
+	}
+	select {
+	case err := <-failed:
+		if err == nil {
+			t.Error("the reader has reached the end of the body")
+		}
+	case <-time.After(10 * time.Second):
+		t.Fatal("a read still waits")
+	}
+	before, latest := conn.count()
+	if _, err := body.Read(make([]byte, 1)); !errors.Is(err, errStopped) || !latest.IsZero() {
+		t.Errorf("afterwards: %v, with the deadline %v", err, latest)
+	}
+	if after, _ := conn.count(); after != before {
+		t.Error("a read after stop has set a deadline")
+	}
+}
+
+// After the last byte, no deadline is left: it would end the request, because the server then reads
+// in the background.
+func TestNoDeadlineAfterTheEnd(t *testing.T) {
+	here, there := net.Pipe()
+	conn := &deadlines{Conn: here}
+	body := newSteady(here, conn, 3, time.Now().Add(time.Hour))
+	go func() { _, _ = there.Write([]byte("abc")); there.Close() }()
+	if p, err := io.ReadAll(body); err != nil || string(p) != "abc" {
+		t.Fatalf("%q, %v", p, err)
+	}
+	if _, latest := conn.count(); !latest.IsZero() {
+		t.Errorf("the deadline %v is left", latest)
+	}
+	if !body.stop() {
+		t.Error("not the whole body was read")
+	}
+}
+
+// slowClient is a ResponseWriter that records the deadlines of writes.
+type slowClient struct {
+	httptest.ResponseRecorder
+	deadlines []time.Time
+}
+
+func (s *slowClient) SetWriteDeadline(at time.Time) error {
+	s.deadlines = append(s.deadlines, at)
+	return nil
+}
+
+// The content of a file may take longer than other answers: each part of it has a deadline of its
+// own, instead of one for the whole answer.
+func TestContentHasRollingDeadlines(t *testing.T) {
+	a := &Server{Config: Config{Face: &face.Face{Config: face.Config{Limits: face.Limits{Stall: time.Hour}}}}}
+	w := &slowClient{ResponseRecorder: *httptest.NewRecorder()}
+	parts := io.MultiReader(strings.NewReader("a"), strings.NewReader("b"), strings.NewReader("c"))
+	r := httptest.NewRequest("GET", "/volumecontent/vol-x/file?path=x", nil)
+	if err := a.sendContent(w, r, volfiles.Answer{Status: 200, Length: 3, Body: parts, File: true}); err != nil {
+		t.Fatal(err)
+	}
+	if w.Body.String() != "abc" || len(w.deadlines) != 3 || time.Until(w.deadlines[2]) < 50*time.Minute {
+		t.Errorf("sent %q with deadlines %v", w.Body, w.deadlines)
 	}
 }

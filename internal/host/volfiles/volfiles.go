@@ -78,6 +78,7 @@ func New(cfg Config) *Server {
 // Request is a request for files of a volume.
 type Request struct {
 	Volume string       // name
+	ID     string       // the ID that a volume of this name must have when the request gets it
 	Client string       // name of the client, whose VMs are limited
 	Boot   []store.Info // snapshots that the client can fork; the VM boots the kernel of the first usable one
 
@@ -104,6 +105,14 @@ func (a *Answer) Type() string {
 	return "application/json"
 }
 
+// BodyError reports that the body of a request could not be read.
+type BodyError struct{ Err error }
+
+func (e *BodyError) Error() string { return "read the body: " + e.Err.Error() }
+
+// Unwrap returns the error of the client's connection.
+func (e *BodyError) Unwrap() error { return e.Err }
+
 // NoKernelError reports that there is no snapshot whose kernel the VM could boot.
 type NoKernelError struct{ Volume string }
 
@@ -114,8 +123,8 @@ func (e *NoKernelError) Error() string {
 
 // Serve executes a request and passes the answer to the given function. If the request changes
 // files, the change is durable, and the volume has no writer, before Serve calls the function. The
-// error is one of the errors of mounts.Admit, a *NoKernelError, an error of the function, or an
-// error of the VM.
+// error is one of the errors of mounts.Admit, a *NoKernelError, a *BodyError, an error of the function,
+// or an error of the VM.
 func (s *Server) Serve(ctx context.Context, req Request, answer func(Answer) error) error {
 	leave, err := s.place.Wait(ctx, owner.FairShare(req.Client, maxVMs))
 	if err != nil {
@@ -142,6 +151,9 @@ func (s *Server) read(ctx context.Context, req *Request, answer func(Answer) err
 		return err
 	}
 	defer os.RemoveAll(disk.Copy) // what stays is removed at the daemon's next start
+	if err := s.same(ctx, req, disk); err != nil {
+		return err
+	}
 	files, err := s.cfg.Volumes.OpenCopy(ctx, disk)
 	if err != nil {
 		return err
@@ -174,7 +186,20 @@ func (s *Server) write(ctx context.Context, req *Request, id string, answer func
 		return err
 	}
 	defer files.Close()
+	if err := s.same(ctx, req, volume.Disk{Sandbox: id, Name: req.Volume}); err != nil {
+		return err
+	}
 	return s.run(ctx, req, files, answer)
+}
+
+// same returns a *volume.Error unless a disk is of the volume that the request is for. While the
+// request waited, the volume may have been removed, and another one of its name made.
+func (s *Server) same(ctx context.Context, req *Request, disk volume.Disk) error {
+	id, err := s.cfg.Volumes.IDOf(ctx, disk)
+	if err == nil && id != req.ID {
+		err = &volume.Error{Name: req.Volume}
+	}
+	return err
 }
 
 // admit checks whether the volume can be used, and merges its layers if there are too many.
@@ -247,7 +272,7 @@ func talk(ctx context.Context, conn net.Conn, req *Request, answer func(Answer) 
 		DialContext: func(context.Context, string, string) (net.Conn, error) { return conn, nil }}
 	resp, err := once.RoundTrip(call)
 	if failed := body.err(); failed != nil {
-		return failed
+		return &BodyError{failed}
 	}
 	if err != nil {
 		return fmt.Errorf("%w: %w", helpervm.ErrLost, err)
