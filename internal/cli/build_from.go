@@ -16,7 +16,7 @@ import (
 func (o *buildOptions) registerFrom(f *pflag.FlagSet) {
 	f.StringVar(&o.from.From, "from", "", "boot from the disk of this snapshot, instead of making an image")
 	f.Var((*mibValue)(&o.from.MemSizeMiB), "memory-mib",
-		"memory of the VM, in MiB or such as 4g, with --from (default: the snapshot's) or for a Dockerfile that starts from an image (default: 1024)")
+		"memory of the VM, in MiB or with a unit, such as 4g, with --from (default: the snapshot's) or for a Dockerfile that starts from an image (default: 1024)")
 	f.Uint32Var(&o.from.VCPUs, "vcpus", 0,
 		"processors of the VM, with --from (default: the snapshot's) or for a Dockerfile that starts from an image (default: 1)")
 	f.Uint32Var(&o.from.VolumeSlots, "volume-slots", 0,

@@ -116,7 +116,7 @@ func newBenchCmd() *cobra.Command {
 		Args:   usageArgs(arguments(0, 0)),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if tag == "" || n < 1 {
-				return usageError{fmt.Errorf("want --tag TAG, and -n of at least 1; others come with the source: 'make bench'")}
+				return usageError{fmt.Errorf("want --tag TAG, and -n of at least 1; the source has more benchmarks: 'make bench'")}
 			}
 			if chart && c.json() {
 				return usageError{errors.New("--chart prints text: omit -o json")}
@@ -196,7 +196,7 @@ func bench(ctx context.Context, cl *client.Client, tag string, n int) (b bench05
 		{&b.Exec, func() error {
 			r, err := cl.Exec(ctx, ids[0], client.ExecRequest{Args: []string{"true"}})
 			if err == nil && r.ExitCode != 0 {
-				err = fmt.Errorf("the command true has exited with %d", r.ExitCode)
+				err = fmt.Errorf("the command 'true' exited with %d", r.ExitCode)
 			}
 			return err
 		}},

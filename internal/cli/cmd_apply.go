@@ -18,10 +18,11 @@ func newApplyCmd() *cobra.Command {
 	var req client.ApplyRequest
 	cmd := &cobra.Command{
 		Use:   "apply FROM --onto ID",
-		Short: "Make the file changes of a snapshot or sandbox in another running sandbox",
-		Long: "Makes the changes of FROM since its nearest common ancestor with the sandbox ID, and keeps the changes and the\n" +
-			"processes of ID. All changes are made, or none. A file that both have changed in different ways is a conflict:\n" +
-			"the command lists the conflicts, exits with 1 and changes nothing, unless --prefer says which side prevails.\n" +
+		Short: "Apply the file changes of a snapshot or sandbox to another running sandbox",
+		Long: "Applies the changes that FROM has made since its nearest common ancestor with the sandbox ID. ID keeps its own\n" +
+			"changes and processes. All changes are applied, or none. A file that both have changed in different ways is a\n" +
+			"conflict: the command lists the conflicts, exits with 1 and changes nothing, unless --prefer says which side\n" +
+			"prevails.\n" +
 			"Programs in ID that have opened a replaced file keep the old one.",
 		Example: "  forkd apply CHILD --onto ID --dry-run\n  forkd apply CHILD --onto ID --paths /srv/app --paths /etc/app.conf",
 		Args:    usageArgs(arguments(1, 1)),
@@ -56,7 +57,7 @@ func newApplyCmd() *cobra.Command {
 				printf(cmd.OutOrStdout(), "%s: %d added, %d changed, %d deleted; %s\n", verb, a.Added, a.Changed, a.Deleted,
 					count(int(a.Conflicts), "conflict", "conflicts"))
 				if a.Omitted {
-					printf(cmd.ErrOrStderr(), "forkd: more files than these: name --paths, or raise --max-files\n")
+					printf(cmd.ErrOrStderr(), "forkd: more files than listed: select some with --paths, or raise --max-files\n")
 				}
 				return nil
 			})
@@ -68,7 +69,7 @@ func newApplyCmd() *cobra.Command {
 	f.StringSliceVar(&req.Paths, "paths", nil, "apply only this file or directory (can be repeated)")
 	f.StringVar(&req.Prefer, "prefer", "", "at a conflict: from applies the change, onto keeps the file of ID")
 	f.BoolVar(&req.DryRun, "dry-run", false, "only list the changes and the conflicts")
-	f.IntVar(&maxFiles, "max-files", 1000, "list so many files at most, up to 20000")
+	f.IntVar(&maxFiles, "max-files", 1000, "maximum number of files to list, up to 20000")
 	c.complete(cmd, sidesOf)
 	c.completeFlag(cmd, "onto", sandboxNames)
 	c.register(cmd)

@@ -110,7 +110,7 @@ func describeBranch(w io.Writer, s client.Snapshot) {
 	}
 	printf(w, "; %.1f MiB saved", float64(value(s.DirtyBytes))/(1<<20))
 	if s.SharedBytes != nil {
-		printf(w, ", %.1f MiB of that is still in memory once, for the sandbox and its forks",
+		printf(w, ", %.1f MiB of it still in memory, shared by the sandbox and its forks",
 			float64(*s.SharedBytes)/(1<<20))
 	}
 	printLine(w)
@@ -165,15 +165,15 @@ func newPromoteCmd() *cobra.Command {
 	var remove bool
 	cmd := &cobra.Command{
 		Use:   "promote CHILD --into ID",
-		Short: "Let a sandbox go on as one of its copies is now",
+		Short: "Give a sandbox the current state of one of its copies",
 		Long: "After 'forkd fork --from-sandbox ID -n 4' you have four copies. If CHILD is the one that you want to keep, this\n" +
 			"command gives its memory, disk and processes to ID, which keeps its own id, name, labels and network policy.\n" +
 			"The state that ID had is lost, unless you branch ID first; 'forkd rollback ID --to TAG' then returns to it.\n" +
-			"CHILD goes on, unless --rm deletes it. Both must be of one family: they come from one booted VM.",
+			"CHILD keeps running, unless --rm deletes it. Both must be of one family, which comes from one booted VM.",
 		Args: usageArgs(arguments(1, 1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if into == "" {
-				return usageError{errors.New("--into ID is missing: the sandbox that goes on as CHILD is")}
+				return usageError{errors.New("--into ID is missing: the sandbox that receives the state of CHILD")}
 			}
 			return showOf(cmd, &c, into, func(ctx context.Context, cl *client.Client, id string) (r client.RolledBack,
 				err error) {
@@ -191,7 +191,7 @@ func newPromoteCmd() *cobra.Command {
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&into, "into", "", "the sandbox that goes on as CHILD is (required)")
+	f.StringVar(&into, "into", "", "the sandbox that receives the state of CHILD (required)")
 	f.StringVar(&req.Tag, "tag", "", "tag of the snapshot of CHILD (default: it is deleted with the last sandbox that needs it)")
 	f.StringVar(&req.Mode, "mode", "", "mode of the branch of CHILD: live (default), diff or full")
 	f.BoolVar(&remove, "rm", false, "delete CHILD afterwards")

@@ -64,7 +64,7 @@ func newBuildCmd() *cobra.Command {
 			"RECIPE is the name of one of forkd's recipes, a recipe.yaml, or a directory with one. docker://IMAGE,\n" +
 			"docker-archive:FILE and oci:DIR are container images, which need no recipe. This command makes the root\n" +
 			"file system and gets the guest kernel, and keeps both in the cache. The daemon boots them, and copies\n" +
-			"the files and runs the warm-up in steps, as for a Dockerfile. It replaces no earlier snapshot.\n" +
+			"the files and runs the warm-up in steps, as for a Dockerfile. Such a build replaces no earlier snapshot.\n" +
 			"The options for the network and for limits do not apply to Dockerfiles.\n\n" +
 			"With --from, a parent boots from the disk of a snapshot, optionally with other memory and processors.",
 		Example: "  forkd build -t app .\n  forkd build -f Dockerfile.dev --build-arg VERSION=2 -t app-dev .\n" +
@@ -82,8 +82,8 @@ func newBuildCmd() *cobra.Command {
 				return o.runFrom(cmd, &c, args)
 			}
 			if o.from.VolumeSlots != 0 {
-				return usageError{errors.New("--volume-slots goes with --from: a recipe has the field volume_slots. For a " +
-					"Dockerfile, build first, and then boot from the disk of that snapshot")}
+				return usageError{errors.New("--volume-slots needs --from: a recipe has the field volume_slots. For a " +
+					"Dockerfile, build a snapshot first, and then use --from with its tag")}
 			}
 			if len(args) == 0 {
 				return usageError{errors.New("give a RECIPE, a directory with one or with a Dockerfile, or --from TAG")}
@@ -96,8 +96,8 @@ func newBuildCmd() *cobra.Command {
 				return file.run(cmd, &c, o.tag, args[0])
 			}
 			if o.from.MemSizeMiB != 0 || o.from.VCPUs != 0 {
-				return usageError{errors.New("--memory-mib and --vcpus go with --from and Dockerfiles: a recipe says what its " +
-					"parent has")}
+				return usageError{errors.New("--memory-mib and --vcpus go with --from and Dockerfiles: a recipe has the fields " +
+					"memory_mib and vcpus")}
 			}
 			recipe, err := loadRecipe(args[0])
 			if err != nil {
@@ -123,7 +123,7 @@ func newBuildCmd() *cobra.Command {
 	f.BoolVar(&o.reuse, "reuse", false, "do nothing if the tag names a usable snapshot")
 	f.BoolVar(&o.noCache, "no-cache", false, "run all steps")
 	f.BoolVar(&o.encrypt, "encrypt", false, "encrypt the snapshot, but not the snapshots of the steps")
-	f.BoolVar(&verbose, "verbose", false, "of a recipe: print all output of its warm-up, as --progress plain")
+	f.BoolVar(&verbose, "verbose", false, "for a recipe: print all output of its warm-up, as --progress plain does")
 	f.Float64Var(&o.ready, "ready-timeout-secs", 0, "how long the guest may take to boot (default 300)")
 	c.complete(cmd, recipeNames)
 	c.completeFlag(cmd, "from", tags)
@@ -153,7 +153,7 @@ func loadRecipe(name string) (*image.Recipe, error) {
 		names += " " + e.Name()
 	}
 	return nil, usageError{fmt.Errorf("recipe %q: no such file or directory, and none of the built-in recipes:%s; "+
-		"a container image is docker://IMAGE", name, names)}
+		"for a container image, give docker://IMAGE", name, names)}
 }
 
 // buildAndPrint builds a recipe and prints the result.
@@ -183,7 +183,7 @@ func build(ctx context.Context, cl *client.Client, recipe *image.Recipe, o build
 	case o.reuse && s.Bootable && (s.Encrypted || !o.encrypt):
 		return built{Baked: client.Baked{Snapshot: s.Snapshot}, Reused: true}, nil
 	case s.Status == "writing":
-		return built{}, fmt.Errorf("snapshot %q: is being made by another call", o.tag)
+		return built{}, fmt.Errorf("snapshot %q: another command is making it", o.tag)
 	case !image.Has(ctx, cache, recipe): // the recipe's image is missing, so another recipe made the snapshot
 		return built{}, exists
 	}
@@ -366,7 +366,7 @@ func msSince(start time.Time) float64 { return float64(time.Since(start).Microse
 func printBuilt(cmd *cobra.Command, b built) {
 	out := cmd.OutOrStdout()
 	if b.Reused {
-		printf(out, "%s is there already\n", b.Tag)
+		printf(out, "%s exists already\n", b.Tag)
 		return
 	}
 	if b.Run+b.Cached > 0 {

@@ -47,18 +47,18 @@ func (o *dockerfileOptions) register(f *pflag.FlagSet) {
 		&o.args,
 		"build-arg",
 		nil,
-		"of a Dockerfile: NAME=VALUE for its ARG; NAME takes the variable of that name",
+		"for a Dockerfile: NAME=VALUE for its ARG; NAME alone takes the value of your environment variable NAME",
 	)
-	f.StringVar(&o.target, "target", "", "of a Dockerfile: stage to build (default the last)")
-	f.BoolVar(&o.check, "check", false, "of a Dockerfile: lint it, and build nothing")
+	f.StringVar(&o.target, "target", "", "for a Dockerfile: stage to build (default the last)")
+	f.BoolVar(&o.check, "check", false, "for a Dockerfile: lint it, and build nothing")
 	f.StringArrayVar(
 		&o.secrets,
 		"secret",
 		nil,
-		"of a Dockerfile: id=ID,src=FILE or id=ID,env=VARIABLE for RUN --mount=type=secret",
+		"for a Dockerfile: id=ID,src=FILE or id=ID,env=VARIABLE for RUN --mount=type=secret",
 	)
 	f.StringArrayVar(&o.auth, "registry-auth", nil,
-		"of a Dockerfile: HOST of a registry whose 'docker login' the daemon may use in this build")
+		"for a Dockerfile: HOST of a registry whose 'docker login' the daemon may use in this build")
 	f.StringVar(&o.progress, "progress", "auto", "auto, plain or tty")
 	f.IntVar(&o.disk, "disk-mib", 0, "size in MiB of the VM's disk, for a Dockerfile that starts from an image (default 8192)")
 }
@@ -145,7 +145,7 @@ func (o *dockerfileOptions) buildArgs() (map[string]string, error) {
 // checkContext returns an error if the context is not a directory.
 func checkContext(context string) error {
 	if context == "-" || strings.Contains(context, "://") || strings.HasPrefix(context, "git@") {
-		return usageError{fmt.Errorf("context %q: want a directory: archives and URLs are not fetched", context)}
+		return usageError{fmt.Errorf("context %q: want a directory of this host: archives and URLs are not supported", context)}
 	}
 	info, err := os.Stat(context)
 	if err != nil {
@@ -153,7 +153,7 @@ func checkContext(context string) error {
 	}
 	if !info.IsDir() {
 		return usageError{
-			fmt.Errorf("context %q: not a directory; a Dockerfile of another name is given with -f", context),
+			fmt.Errorf("context %q: not a directory; give a Dockerfile with another name by -f", context),
 		}
 	}
 	return nil

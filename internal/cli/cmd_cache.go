@@ -163,7 +163,7 @@ func listCache(ctx context.Context, cl *client.Client) (cacheList, error) {
 // it.
 func (l cacheList) warn(cmd *cobra.Command) {
 	if l.noDaemon != nil {
-		printf(cmd.ErrOrStderr(), "forkd: the daemon's cache is left out: %s\n", l.noDaemon)
+		printf(cmd.ErrOrStderr(), "forkd: the daemon's cache is not included: %s\n", l.noDaemon)
 	}
 }
 

@@ -75,7 +75,7 @@ func (c *common) unusedCache(cmd *cobra.Command, since time.Time) (list []leftov
 		return nil, usage
 	}
 	if err != nil {
-		printf(cmd.ErrOrStderr(), "forkd: images and kernels are left alone: %s\n", err)
+		printf(cmd.ErrOrStderr(), "forkd: images and kernels are not included: %s\n", err)
 	}
 	for _, c := range cached {
 		list = append(list, leftover{Kind: c.Kind, Path: c.Dir, Bytes: c.Bytes, Changed: c.Used, remove: c.Remove})

@@ -18,8 +18,8 @@ func newCopyCmd() *cobra.Command {
 		Use:   "copy FROM TO",
 		Short: "Copy a snapshot from one OCI registry to another",
 		Long: "FROM is REGISTRY/NAME:TAG or REGISTRY/NAME@DIGEST, and TO is REGISTRY/NAME:TAG. The daemon fetches the\n" +
-			"files that the other registry lacks, several at a time, compares every byte with its digest, and sends it\n" +
-			"on. The daemon's store and disk get nothing. The signatures of trusted keys are copied too (if there is\n" +
+			"files that the target registry lacks, several at a time, compares every byte with its digest, and sends it\n" +
+			"on. It keeps nothing in its store or on its disk. The signatures of trusted keys are copied too (if there is\n" +
 			"none, all signatures), and the tag is written last. An interrupted copy leaves no tag, and the next one\n" +
 			"sends only the missing files. Within one registry, files are mounted, if the registry supports it. A key\n" +
 			"that the daemon trusts must have signed the snapshot, unless the daemon's --trust says otherwise.\n" +

@@ -51,8 +51,8 @@ func newCpCmd() *cobra.Command {
 		Use:   "cp FILE ID:PATH | ID:PATH FILE",
 		Short: "Copy a file or a directory into or out of a sandbox",
 		Long: "FILE may be - for standard input or output. If the target ends in / or is an existing directory of this\n" +
-			"host, the copy keeps its name in that directory. With -r, the contents of the directory DIR are copied:\n" +
-			"'cp -r DIR ID:/x' creates /x, or adds to it. With -r, - is a tar archive. Devices, sockets and pipes are\n" +
+			"host, the copy goes into that directory, under its old name. With -r, the contents of the directory DIR are\n" +
+			"copied: 'cp -r DIR ID:/x' creates /x, or adds to it. With -r, - is a tar archive. Devices, sockets and pipes are\n" +
 			"omitted, and files copied into a sandbox belong to its default user.",
 		Example: "  forkd cp data.csv ID:/root/\n  forkd cp -r src ID:/root/src\n  forkd cp ID:/etc/os-release -\n" +
 			"  forkd cp -r ID:/srv - | gzip > srv.tar.gz",
@@ -68,7 +68,7 @@ func newCpCmd() *cobra.Command {
 				t = transfer{id: toID, remote: toPath, local: args[0]}
 			}
 			if t.local == "-" && !recursive && in && strings.HasSuffix(t.remote, "/") {
-				return usageError{errors.New("-: standard input has no name: name a file, or give -r for an archive")}
+				return usageError{errors.New("-: standard input has no name: end ID:PATH with a file name, or give -r for an archive")}
 			}
 			if c.streams = t.local == "-"; c.streams && out && c.json() {
 				return errNoJSON

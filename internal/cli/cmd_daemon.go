@@ -109,7 +109,7 @@ func newDaemonCmd() *cobra.Command {
 	f.IntVar(&cfg.PoolSize, "pool", cfg.PoolSize,
 		"number of VMM processes to keep ready for each size of VM that is forked; 0: none")
 	f.IntVar(&cfg.PoolMost, "pool-most", cfg.PoolMost,
-		"maximum of --pool after larger forks: the daemon keeps as many ready as they used, for 5 minutes; 0: never")
+		"temporary maximum of --pool: after a larger fork, the daemon keeps as many ready as it used, for 5 minutes; 0: never")
 	f.StringArrayVar(&cfg.CmdlineArgs, "cmdline-extra", nil,
 		"add a parameter to the kernel command line of parents (repeatable)")
 	f.StringVar(&cfg.CPUTemplate, "cpu-template", cfg.CPUTemplate, "CPU template of parents: "+templateNames())
@@ -133,7 +133,7 @@ func socketFlags(f *pflag.FlagSet, cfg *daemon.Config) {
 // clientDaemonFlags registers the flags about the rights and the shares of clients.
 func clientDaemonFlags(f *pflag.FlagSet, cfg *daemon.Config) {
 	f.Uint64Var(&cfg.MaxVolumesGiB, "max-volumes-gib", 0,
-		"maximum size of all volumes of one client together, in GiB; more are refused (429). 0: no limit")
+		"maximum total size of the volumes of one client, in GiB; more are refused (429). 0: no limit")
 	f.BoolVar(&cfg.OpenPrivate, "run-may-open-private", false,
 		"let clients of the scope run give sandboxes access to private networks, the host and metadata services;\n"+
 			"by default only clients of the scope admin may")

@@ -28,8 +28,8 @@ func newDiffCmd() *cobra.Command {
 		Long: "Compares the files of A and B, which are snapshots or sandboxes of one family. With A alone, a sandbox, the\n" +
 			"command shows what has changed in it since its snapshot. An absolute PATH selects a file or directory. Files\n" +
 			"that a running sandbox has not written to its disk yet count too; /dev/shm and /run do not.\n\n" +
-			"'forkd diff ID --patch | git apply' applies the changes of text files in the current directory. --patch leaves out\n" +
-			"the changes of .git and then exits with 1: they could let git run programs on this host.",
+			"'forkd diff ID --patch | git apply' applies the changes of text files in the current directory. --patch omits\n" +
+			"changes of .git, because they could let git run programs on this host, and then exits with 1.",
 		Args: usageArgs(arguments(1, 3)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			req, err := form.request(args, c.json())
@@ -52,12 +52,12 @@ func newDiffCmd() *cobra.Command {
 		},
 	}
 	f := cmd.Flags()
-	f.BoolVar(&form.stat, "stat", false, "print a table of the files, and sums")
+	f.BoolVar(&form.stat, "stat", false, "print a table of the files, and totals")
 	f.BoolVar(&form.nameOnly, "name-only", false, "print only the paths")
 	f.BoolVar(&form.nameStatus, "name-status", false, "print A (added), M (changed) or D (deleted) before each path")
-	f.BoolVarP(&form.patch, "patch", "p", false, "print only the patch of text files, unchanged, for git apply")
-	f.IntVar(&form.maxFiles, "max-files", 10_000, "list so many files at most, up to 20000")
-	f.IntVar(&form.maxPatch, "max-patch-bytes", 1<<20, "print so many bytes of patches at most, up to 4194304")
+	f.BoolVarP(&form.patch, "patch", "p", false, "print only the patch of text files, in the form for git apply")
+	f.IntVar(&form.maxFiles, "max-files", 10_000, "maximum number of files to list, up to 20000")
+	f.IntVar(&form.maxPatch, "max-patch-bytes", 1<<20, "maximum number of bytes of patches to print, up to 4194304")
 	c.complete(cmd, sidesOf)
 	c.register(cmd)
 	return cmd

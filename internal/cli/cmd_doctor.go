@@ -51,7 +51,7 @@ func newDoctorCmd() *cobra.Command {
 	f.BoolVarP(&all, "all", "a", false, "print all checks")
 	f.BoolVarP(&all, "verbose", "v", false, "the same as --all")
 	f.BoolVar(&fixing, "fix", false, "fix what this command can fix")
-	f.BoolVarP(&yes, "yes", "y", false, "with --fix: do not ask before this host is changed")
+	f.BoolVarP(&yes, "yes", "y", false, "with --fix: do not ask before commands that change this host")
 	f.BoolVar(&dry, "dry-run", false, "with --fix: only print what would be done")
 	f.StringVar(&url, "daemon-url", "", "daemon to look for; default as in the other commands")
 	f.StringVar(&tokens.file, "token-file", "", "token file to check (default that of 'forkd token')")

@@ -38,7 +38,7 @@ func newE2BEnvCmd() *cobra.Command {
 				return err
 			}
 			if plain && domain != "" {
-				return usageError{fmt.Errorf("--plain and --domain: want one of them")}
+				return usageError{fmt.Errorf("--plain and --domain exclude each other")}
 			}
 			dir, err := e2bDirPath(named)
 			if err != nil {
@@ -69,7 +69,7 @@ func newE2BEnvCmd() *cobra.Command {
 	cmd.Flags().StringVarP(&c.output, "output", "o", "text", "text, for a shell, or json")
 	cmd.Flags().StringVar(&domain, "domain", "",
 		"the daemon's --proxy-domain, followed by :PORT unless that is 443 (default that of 'forkd e2b setup')")
-	cmd.Flags().BoolVar(&plain, "plain", false, "do not use host names, also after 'forkd e2b setup'")
+	cmd.Flags().BoolVar(&plain, "plain", false, "do not use host names, even after 'forkd e2b setup'")
 	e2bDir(cmd, &named)
 	return cmd
 }

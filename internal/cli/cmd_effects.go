@@ -17,8 +17,8 @@ type holdFlags struct{ client.Hold }
 
 func (h *holdFlags) register(cmd *cobra.Command, f *pflag.FlagSet) {
 	f.StringArrayVar(&h.Hosts, "hold-effects", nil,
-		"hold back requests that may change something at this host, a name or *.name (repeatable);\n"+
-			"'forkd effects ID' lists them, and ends the hold")
+		"server (a name or *.name) to which requests are held if they may change something (repeatable);\n"+
+			"'forkd effects ID' lists them, and ends the hold with --release")
 	f.StringVar(&h.Answer, "hold-answer", "",
 		"answer to a held request: refuse (an error; default), record (success, although nothing is sent) or wait\n"+
 			"(none until the hold ends)")
@@ -42,8 +42,9 @@ func newEffectsCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "effects ID",
 		Short: "List the requests of a sandbox that were held, or end the hold",
-		Long: "Lists the requests to the hosts of --hold-effects that were held. --release ends the hold: waiting requests are\n" +
-			"sent to their servers, and the others stay unsent. A rollback, a suspension or a resumption empties the list.\n" +
+		Long: "Lists the held requests to the servers of --hold-effects. --release ends the hold: waiting requests are\n" +
+			"sent to their servers, and requests that were refused or recorded stay unsent. A rollback, a suspension or a\n" +
+			"resumption empties the list.\n" +
 			"'forkd promote CHILD --into ID' needs no release: ID keeps its own network setting, and with it its own hold, if any.",
 		Args: usageArgs(arguments(1, 1)),
 		RunE: func(cmd *cobra.Command, args []string) error {

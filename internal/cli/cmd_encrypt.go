@@ -27,7 +27,7 @@ func newDecryptCmd() *cobra.Command {
 func newShredCmd() *cobra.Command {
 	return newFamilyCmd(familyVerb{use: "shred", short: "Destroy the key of an encrypted snapshot",
 		long: "Destroys the keys of the snapshot, and of all snapshots that have data of it, and deletes these snapshots. All of\n" +
-			"them must be encrypted, and no sandbox may run from them. Backups of the keys, archives and pushed artifacts stay.",
+			"them must be encrypted, and no sandbox may run from them. Archives, pushed artifacts and backups of the keys stay.",
 		done: "shredded", call: (*client.Client).ShredSnapshot})
 }
 
@@ -55,7 +55,7 @@ func newFamilyCmd(v familyVerb) *cobra.Command {
 					printf(cmd.ErrOrStderr(), "forkd: %s %s\n", args[0], v.nothing)
 				}
 				if len(f.InClear) > 0 {
-					printf(cmd.ErrOrStderr(), "forkd: layers of these snapshots stay in clear: %s\n", strings.Join(f.InClear, ", "))
+					printf(cmd.ErrOrStderr(), "forkd: layers shared with these snapshots stay unencrypted: %s\n", strings.Join(f.InClear, ", "))
 				}
 				return nil
 			})

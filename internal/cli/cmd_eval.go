@@ -72,9 +72,9 @@ func (c *common) stopEval(cmd *cobra.Command, ref string, restart bool) error {
 	}, func(did map[string]bool) error {
 		switch {
 		case restart:
-			printLine(cmd.ErrOrStderr(), "forkd: the interpreter is a new one, without the variables of the old")
+			printLine(cmd.ErrOrStderr(), "forkd: the interpreter is a new one, without the earlier variables")
 		case !did["interrupted"]:
-			printLine(cmd.ErrOrStderr(), "forkd: nothing ran in the interpreter")
+			printLine(cmd.ErrOrStderr(), "forkd: no code was running in the interpreter")
 		}
 		return nil
 	})

@@ -22,7 +22,7 @@ func newEventsCmd() *cobra.Command {
 		Use:   "events [ID…]",
 		Short: "Follow events of sandboxes and snapshots",
 		Long: "Prints a line, or with -o json an object, for each event from now on, until Ctrl-C. With IDs, only\n" +
-			"events of these sandboxes. The daemon keeps some thousand events: --after ID and --since print those\n" +
+			"events of these sandboxes. The daemon keeps the last 4096 events: --after ID and --since print those\n" +
 			"too.",
 		Example: "  forkd events\n  forkd events -o json | jq -r 'select(.type == \"sandbox.exited\") | .sandbox_id'",
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -54,7 +54,7 @@ func newEventsCmd() *cobra.Command {
 						return printEvent(cmd.OutOrStdout(), &e)
 					})
 				if after != "" && errors.Is(err, io.ErrUnexpectedEOF) {
-					return fmt.Errorf("the stream broke off (go on with --after %s): %w", after, err)
+					return fmt.Errorf("the stream broke off (continue with --after %s): %w", after, err)
 				}
 				return err
 			})

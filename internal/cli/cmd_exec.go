@@ -175,7 +175,7 @@ func newSignalCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "signal ID PID [SIGNAL]",
 		Short: "Send a signal to a process that exec started in a sandbox",
-		Long:  "Sends SIGNAL, such as INT or SIGKILL (TERM if there is none), to a process and its group. forkd ls ID lists processes.",
+		Long:  "Sends SIGNAL, such as INT or SIGKILL (default TERM), to a process and its group. forkd ls ID lists processes.",
 		Args:  usageArgs(arguments(2, 3)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			pid, err := parsePID(args[1])

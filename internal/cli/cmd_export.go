@@ -64,7 +64,7 @@ func newExportCmd() *cobra.Command {
 	f.StringVar(&to.git, "git", "", "commit to the git repository of this directory")
 	f.StringVar(&to.branch, "branch", "", "with --git, the new branch (default forkd/B)")
 	f.StringVarP(&to.message, "message", "m", "", "with --git, the message of the commit")
-	f.BoolVar(&partial, "partial", false, "leave out files that an archive cannot have, such as damaged ones")
+	f.BoolVar(&partial, "partial", false, "omit files that an archive cannot contain, such as damaged ones")
 	c.complete(cmd, sidesOf)
 	c.register(cmd)
 	return cmd

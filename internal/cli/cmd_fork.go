@@ -186,6 +186,6 @@ func printForked(cmd *cobra.Command, f client.Forked) {
 		count(len(f.Sandboxes), "sandbox", "sandboxes"), f.ForkWallMS, f.VMMWallMS)
 	printRepeats(cmd, f.Sandboxes...)
 	if f.Failed > 0 {
-		printf(cmd.ErrOrStderr(), "forkd: %d did not start (%d of them unconfirmed)\n", f.Failed, f.Unconfirmed)
+		printf(cmd.ErrOrStderr(), "forkd: sandboxes that did not start: %d (%d of them unconfirmed)\n", f.Failed, f.Unconfirmed)
 	}
 }

@@ -101,7 +101,7 @@ func (o *hookOptions) run(cmd *cobra.Command, args []string) error {
 	case changed && o.install:
 		state = "was added"
 	case changed:
-		state = "was taken out"
+		state = "was removed"
 	case o.uninstall:
 		state = "was not there"
 	}
@@ -118,7 +118,7 @@ func (o *hookOptions) check(agent string) error {
 	case agent == generic && (o.install || o.uninstall):
 		return errors.New("generic: there is no settings file: have the agent call what this prints without --install")
 	case agent == codex && o.project != "":
-		return errors.New("--project: Codex ignores notify in the settings of a project; leave --project out")
+		return errors.New("--project: Codex ignores notify in the settings of a project; omit --project")
 	case agent != claudeCode && o.tools:
 		return errors.New("--tools: only Claude Code reports its tool calls")
 	case o.workspace == "" && os.Getenv(workspaceEnv) == "" && !o.uninstall:

@@ -45,7 +45,7 @@ func (h *hookFlags) register(cmd *cobra.Command, f *pflag.FlagSet) {
 		"NAME=COMMAND: a hook for /bin/sh -c; NAME is before_branch, after_fork, before_suspend or after_resume (repeatable)")
 	f.Var((*secondsValue)(&h.timeout), "hook-timeout",
 		"time limit of each --hook, in whole seconds up to 300, or a time such as 2m; 0: 30 seconds")
-	f.StringVar(&h.onFailure, "hook-failure", "", "what follows if a --hook fails: abort (default) or continue")
+	f.StringVar(&h.onFailure, "hook-failure", "", "what the operation does if a --hook fails: abort (default) or continue")
 	completeWords(cmd, "hook-failure", "abort", "continue")
 }
 

@@ -77,8 +77,8 @@ func newRmiCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "rmi TAG…",
 		Short: "Remove snapshots",
-		Long: "Prints the removed tags. Snapshots that sandboxes run from are not removed; snapshots that others build\n" +
-			"on need a flag.",
+		Long: "Prints the removed tags. Snapshots that sandboxes run from are not removed. Snapshots that others build\n" +
+			"on are removed only with --cascade or --force.",
 		Args: usageArgs(arguments(1, anyNumber)),
 		RunE: func(cmd *cobra.Command, tags []string) error {
 			if opts.Cascade && opts.Force {
@@ -100,7 +100,7 @@ func newRmiCmd() *cobra.Command {
 	}
 	cmd.Flags().BoolVar(&opts.Cascade, "cascade", false, "also remove the snapshots that build on the removed ones")
 	cmd.Flags().BoolVarP(&opts.Force, "force", "f", false,
-		"remove them although other snapshots build on them: those keep their own links to the files")
+		"remove them even if other snapshots build on them, which keep their own links to the files")
 	c.completeTags(cmd)
 	c.register(cmd)
 	return cmd

@@ -59,7 +59,7 @@ func newInspectCmd() *cobra.Command {
 		},
 	}
 	cmd.Flags().StringVarP(&format, "format", "f", "",
-		"Go template with the names of the JSON; json prints a value as JSON")
+		"Go template with the field names of the JSON output; {{json .FIELD}} prints a value as JSON")
 	c.complete(cmd, either(sandboxNames, tags))
 	c.register(cmd)
 	return cmd
@@ -112,13 +112,13 @@ func formatError(err error, fields map[string]any) error {
 		return fmt.Errorf("--format: %w", err)
 	}
 	names := slices.Sorted(maps.Keys(fields))
-	hint := "there are " + strings.Join(names, ", ")
+	hint := "the fields are " + strings.Join(names, ", ")
 	if near := nearest(names, found[2]); near != "" {
-		hint = "here it is {{." + near + "}}"
+		hint = "use {{." + near + "}}"
 	} else if near := nearest(names, strings.Split(found[1], ".")[1]); near != "" {
-		hint = "here it is {{." + near + "}}"
+		hint = "use {{." + near + "}}"
 	}
-	return fmt.Errorf("--format: %s: no %s in what is printed: %s", found[1], found[2], hint)
+	return fmt.Errorf("--format: %s: the output has no field %s: %s", found[1], found[2], hint)
 }
 
 // nearest returns the name that the user probably meant, given the text that the user has typed. If

@@ -25,7 +25,7 @@ func newKillCmd() *cobra.Command {
 		Long:    "Prints the ids of the killed sandboxes.",
 		Args: func(_ *cobra.Command, args []string) error {
 			if ways := btoi(len(args) > 0) + btoi(all) + btoi(tag != "" || len(labels) > 0); ways != 1 {
-				return usageError{errors.New("name sandboxes, or give --all, or --tag TAG, --label NAME=VALUE or both: one of the three")}
+				return usageError{errors.New("give one of the three: ids of sandboxes; --all; or --tag TAG, --label NAME=VALUE or both")}
 			}
 			return nil
 		},

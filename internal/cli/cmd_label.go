@@ -100,7 +100,7 @@ func parseLabelChange(args []string) (map[string]*string, error) {
 		case !ok && ends && gone != "":
 			change[gone] = nil
 		default:
-			return nil, usageError{errors.New(arg + ": want NAME=VALUE, or NAME- to take a label away")}
+			return nil, usageError{errors.New(arg + ": want NAME=VALUE, or NAME- to remove a label")}
 		}
 	}
 	return change, nil

@@ -42,8 +42,8 @@ type limitFlags struct{ client.Limits }
 
 func (l *limitFlags) register(f *pflag.FlagSet) {
 	f.VarP((*mibValue)(&l.MemoryMiB), "memory", "m",
-		"limit of a sandbox's own memory, in MiB or such as 2g; a sandbox above it is killed")
-	f.Var((*mibValue)(&l.SwapMiB), "swap", "additional memory on the host's swap, in MiB or such as 1g; needs --memory (default none)")
+		"limit of a sandbox's own memory, in MiB or with a unit, such as 2g; a sandbox above it is killed")
+	f.Var((*mibValue)(&l.SwapMiB), "swap", "additional memory on the host's swap, in MiB or with a unit, such as 1g; needs --memory (default none)")
 	f.Float64Var(&l.CPUs, "cpus", 0, "limit of processor time, such as 1.5 processors")
 	f.Uint32Var(&l.CPUWeight, "cpu-weight", 0, "share of processor time where sandboxes compete, 1 to 10000 (default 100)")
 	f.Uint64Var(&l.IOBytesPerSecond, "io-bytes-per-second", 0, "limit of bytes per second in each direction on the host's disk")
@@ -114,7 +114,7 @@ func printLimits(cmd *cobra.Command, l client.SandboxLimits) error {
 	return table(cmd, "WHAT\tLIMIT\tUSED", func(row func(...any)) {
 		row("memory", or(l.MemoryMiB != 0, "%d MiB", l.MemoryMiB), fmt.Sprintf("%d MiB", u.OwnMemoryBytes>>20))
 		row("swap", or(l.MemoryMiB != 0, "%d MiB", l.SwapMiB), fmt.Sprintf("%d MiB", u.SwapBytes>>20))
-		row("processors", or(l.CPUs != 0, "%g", l.CPUs), fmt.Sprintf("%.1f s, held back for %.1f s", u.CPUSeconds,
+		row("processors", or(l.CPUs != 0, "%g", l.CPUs), fmt.Sprintf("%.1f s, throttled for %.1f s", u.CPUSeconds,
 			u.ThrottledSeconds))
 		row("weight", or(l.CPUWeight != 0, "%d", l.CPUWeight), "")
 		row("disk", io, fmt.Sprintf("%d B read, %d B written", u.ReadBytes, u.WrittenBytes))

@@ -31,8 +31,8 @@ func (n *networkFlags) register(f *pflag.FlagSet) {
 		"permitted destination: a name, *.name, an address or a network, optionally with :port (repeatable); without --net it implies allow")
 	f.StringArrayVar(&n.Deny, "deny", nil, "denied destination, in every mode (repeatable)")
 	f.BoolVar(&n.AllowECH, "allow-ech", false,
-		"permit TLS with an encrypted server name (ECH) if a rule by name decides; browsers need it")
-	f.Uint64Var(&n.Limits.BytesPerSecond, "net-bytes-per-second", 0, "limit in each direction (0: the daemon's default)")
+		"permit TLS with an encrypted server name (ECH) even where rules for names decide; browsers need it")
+	f.Uint64Var(&n.Limits.BytesPerSecond, "net-bytes-per-second", 0, "limit of bytes per second in each direction (0: the daemon's default)")
 	f.Uint32Var(&n.Limits.Connections, "net-connections", 0, "limit of concurrent connections (0: the daemon's default)")
 }
 
@@ -198,7 +198,7 @@ func printNetwork(cmd *cobra.Command, n client.SandboxNetwork) error {
 	return values(cmd, "MODE\t"+n.Mode, func(row func(...any)) {
 		row("ALLOW", list(n.Allow))
 		row("DENY", list(n.Deny))
-		row("ECH", map[bool]string{true: "passes", false: "refused where names decide"}[n.AllowECH])
+		row("ECH", map[bool]string{true: "passes", false: "refused where rules for names decide"}[n.AllowECH])
 		row("LIMITS", list(limits))
 		row("SECRETS", list(secrets))
 		row("CONNECTIONS", fmt.Sprintf("%d now, %d ended", n.Stats.Open, n.Stats.Connections))

@@ -44,7 +44,7 @@ func newSuspendCmd() *cobra.Command {
 		Aliases: []string{"stop"},
 		Short:   "Save sandboxes to disk and free their memory",
 		Long: "'forkd resume' restores them under the same ids, even after a restart of the host. --all saves " +
-			"them side by side. It gives up when no sandbox has been saved for two minutes, or at the end of --within.",
+			"them in parallel. It gives up when no sandbox has been saved for two minutes, or at the end of --within.",
 		Args: func(_ *cobra.Command, args []string) error {
 			if all == (len(args) > 0) {
 				return usageError{errors.New("name sandboxes, or give --all: one of the two")}

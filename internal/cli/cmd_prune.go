@@ -194,7 +194,8 @@ func newPruneCmd() *cobra.Command {
 				for _, d := range chosen {
 					if yes && !dry {
 						if err := cl.DeleteSnapshot(ctx, d.Tag, client.DeleteOptions{}); err != nil {
-							return fmt.Errorf("%s before it: %w", count(len(removed), "snapshot was removed", "snapshots were removed"), err)
+							return fmt.Errorf("%s before this error: %w",
+								count(len(removed), "snapshot was removed", "snapshots were removed"), err)
 						}
 					}
 					removed, total = append(removed, d.Tag), total+snapshotBytes(&d)

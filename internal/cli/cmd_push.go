@@ -125,7 +125,7 @@ func newPullCmd() *cobra.Command {
 		Short: "Fetch a snapshot from an OCI registry, another daemon or a web server",
 		Long: "The daemon fetches those files of the snapshot that it lacks, several at a time, and prints the tag of the\n" +
 			"new snapshot. A key that the daemon trusts must have signed it, unless the daemon's --trust says\n" +
-			"otherwise. The daemon compares every byte with its digest. NAME@DIGEST in the place of NAME:TAG always names\n" +
+			"otherwise. The daemon compares every byte with its digest. NAME@DIGEST instead of NAME:TAG always names\n" +
 			"the same snapshot. An interrupted pull leaves no snapshot, and the next one goes on with the missing files.\n" +
 			"The snapshot gets the daemon's default network policy and limits, and every client of the daemon may fork\n" +
 			"it. Without --registry-auth the daemon uses the 'docker login' of its own user. HOST:PORT/TAG:latest pulls a\n" +

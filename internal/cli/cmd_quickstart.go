@@ -50,7 +50,7 @@ func newQuickstartCmd() *cobra.Command {
 		Short: "Go from nothing to a first answer in a fork",
 		Long: "Checks this host as 'forkd doctor' does, starts a daemon if none answers, builds the snapshot of the recipe\n" +
 			quickRecipe + " if it is missing, forks it, and runs a line of Python in each fork. At the end the forks are\n" +
-			"removed; the daemon and the snapshot stay. What is there already is used, so it can be run again.",
+			"removed; the daemon and the snapshot stay. It uses what exists already, so you can run it again.",
 		Args: usageArgs(arguments(0, 0)),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if n < 1 {
@@ -214,7 +214,7 @@ func (q *quick) fork(ctx context.Context, cl *client.Client, code string) (err e
 }
 
 func (q *quick) print(out io.Writer) {
-	snapshot := "was there already"
+	snapshot := "existed already"
 	if q.Built {
 		snapshot = "built"
 	}

@@ -75,7 +75,7 @@ func newRouterCmd() *cobra.Command {
 		"certificate of --bind, in PEM with its intermediate certificates; changes apply at once")
 	f.StringVar(&files.Key, "tls-key", "", "private key of --tls-cert, in PEM")
 	f.StringVar(&metricsBind, "metrics-bind", "",
-		"TCP address that serves /metrics for Prometheus, without a token, and with --tls-cert as --bind does; default: none")
+		"TCP address that serves /metrics for Prometheus, without a token, and over TLS if --tls-cert is given; default: none")
 	f.StringVar(&domain, "proxy-domain", "", "the --proxy-domain of the daemons, if they have one")
 	f.StringVar(&policy, "policy", "spread",
 		"host for a new sandbox if several have its snapshot: spread (low load first) or pack (high load first)")

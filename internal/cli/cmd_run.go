@@ -125,7 +125,7 @@ func (c *common) leave(ctx context.Context, cmd *cobra.Command, cl *client.Clien
 		return writeJSON(cmd.OutOrStdout(), map[string]any{"id": id, "pid": pid})
 	}
 	printLine(cmd.OutOrStdout(), id)
-	printf(cmd.ErrOrStderr(), "forkd: process %d goes on; follow it: forkd attach %s %d\n", pid, id, pid)
+	printf(cmd.ErrOrStderr(), "forkd: process %d keeps running; to follow it: forkd attach %s %d\n", pid, id, pid)
 	return nil
 }
 
@@ -133,7 +133,7 @@ func removeSandbox(ctx context.Context, cl *client.Client, id string) error {
 	ctx, cancel := context.WithTimeout(ctx, removeTimeout)
 	defer cancel()
 	if err := cl.Kill(ctx, id); err != nil && !client.IsNotFound(err) {
-		return fmt.Errorf("sandbox %s is still there: %w", id, err)
+		return fmt.Errorf("sandbox %s was not removed: %w", id, err)
 	}
 	return nil
 }

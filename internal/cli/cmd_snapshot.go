@@ -101,7 +101,7 @@ func (b *bootFlags) register(f *pflag.FlagSet) {
 func (b *bootFlags) run(cmd *cobra.Command, c *common, tag string) error {
 	b.Kernel, b.Rootfs, b.Tag = cmp.Or(b.Kernel, os.Getenv(kernelEnv)), cmp.Or(b.Rootfs, os.Getenv(rootfsEnv)), tag
 	if b.Tag == "" || b.Kernel == "" || b.Rootfs == "" {
-		return usageError{errors.New("--tag, --kernel and --rootfs are wanted together")}
+		return usageError{errors.New("--tag, --kernel and --rootfs must be given together")}
 	}
 	for _, path := range []*string{&b.Kernel, &b.Rootfs} {
 		abs, err := filepath.Abs(*path)

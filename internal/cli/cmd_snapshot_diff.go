@@ -17,7 +17,7 @@ func newSnapshotDiffCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "snapshot-diff --from TAG --tag NEW --exec COMMAND",
 		Short: "Run a command in a fork of a snapshot and save the result as a new snapshot",
-		Long:  "Forks one sandbox from TAG, runs COMMAND in it by /bin/sh -c, branches it to NEW and kills it.",
+		Long:  "Forks one sandbox from TAG, runs COMMAND in it with /bin/sh -c, branches it to NEW and kills it.",
 		Args:  usageArgs(arguments(0, 0)),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
@@ -34,7 +34,7 @@ func newSnapshotDiffCmd() *cobra.Command {
 	f.StringVar(&tag, "tag", "", "the new snapshot")
 	f.StringVar(&command, "exec", "", "command line for /bin/sh -c")
 	limit = 600
-	f.Var((*secondsValue)(&limit), "exec-timeout-secs", "how long it may take")
+	f.Var((*secondsValue)(&limit), "exec-timeout-secs", "time limit of the command")
 	for _, name := range []string{"from", "tag", "exec"} {
 		_ = cmd.MarkFlagRequired(name) // fails only for a flag that does not exist
 	}

@@ -57,7 +57,7 @@ func (f *sshFlags) target(ctx context.Context, cl *client.Client, id string) (t 
 	}
 	// The port and the host become lines of ssh_config and arguments of ssh.
 	if n, err := strconv.ParseUint(t.port, 10, 16); err != nil || n == 0 || !sshHost.MatchString(t.host) {
-		return t, fmt.Errorf("the daemon's SSH address %.100q is no host with a port", v.SSH.Address)
+		return t, fmt.Errorf("the daemon's SSH address %.100q is not HOST:PORT", v.SSH.Address)
 	}
 	if !wholeID.MatchString(id) {
 		return t, fmt.Errorf("%.100q is no sandbox id: 'forkd ls' lists sandboxes", id)
@@ -174,7 +174,7 @@ func newSSHConfigCmd() *cobra.Command {
 		Args: usageArgs(arguments(1, 1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if strings.ContainsAny(name, " \t\r\n\"*?!,%#") {
-				return usageError{fmt.Errorf("--name %q: want a word without patterns", name)}
+				return usageError{fmt.Errorf("--name %q: want a name without spaces and without \" * ? ! , %% #", name)}
 			}
 			return f.runOn(cmd, args[0], func(ctx context.Context, cl *client.Client, id string) error {
 				if _, err := cl.Sandbox(ctx, id); err != nil {

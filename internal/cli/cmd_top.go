@@ -29,7 +29,7 @@ func newTopCmd() *cobra.Command {
 			"memory, until Ctrl-C. Without a terminal, and with --once, it measures one interval and prints once.",
 		Args: usageArgs(func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return fmt.Errorf("it shows all sandboxes: 'forkd ls %s' lists processes of one, 'forkd stats %s' says what it uses", args[0], args[0])
+				return fmt.Errorf("it shows all sandboxes: 'forkd ls %s' lists the processes of one, 'forkd stats %s' shows its resource use", args[0], args[0])
 			}
 			return nil
 		}),
@@ -149,7 +149,7 @@ func newTop() *top { return &top{c: common{streams: true}, interval: 2} }
 
 func (t *top) register(cmd *cobra.Command) {
 	cmd.Flags().Var(&t.interval, "interval", "time between two measurements, in seconds or such as 500ms")
-	cmd.Flags().BoolVar(&t.once, "once", false, "print once and end")
+	cmd.Flags().BoolVar(&t.once, "once", false, "print once and exit")
 	t.c.register(cmd)
 }
 

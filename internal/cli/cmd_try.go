@@ -37,12 +37,13 @@ func newTryCmd() *cobra.Command {
 		Short: "Run commands in copies of a sandbox, and keep the first or the best copy",
 		Long: "Branches the sandbox ID once, forks copies of it, and runs COMMAND in each, or a different command line in each\n" +
 			"(--each, --file). Prints a row for every copy when its command has ended. Then it keeps copies as --keep says and\n" +
-			"prints the result; --promote lets ID itself go on as the winner instead. Command lines, also those of --judge, are\n" +
+			"prints the result; --promote gives ID the state of the winner instead. Command lines, also those of --judge, are\n" +
 			"run by /bin/sh, and FORKD_TRY_INDEX is the number of the copy.\n\n" +
 			"  forkd try $ID -n 4 --keep first -- make test\n" +
 			"  forkd try $ID --each 'patch -p1 <a' --each 'patch -p1 <b' --judge ./score --promote\n\n" +
-			"Until the end the copies belong to this command: after Ctrl-C, and if this command or the daemon dies, none is left,\n" +
-			"and ID is as it was. The exit code is 1 if there is no winner or, without one, if no command has succeeded.",
+			"Until the end the copies belong to this command: after Ctrl-C, and if this command or the daemon dies, no copy is left,\n" +
+			"and ID is as it was. The exit code is 1 if --keep first or best finds no winner or, with all or none, if no command\n" +
+			"has succeeded.",
 		Args: usageArgs(arguments(1, anyNumber)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if done, err := t.run.parse(cmd, args[1:]); done || err != nil {
@@ -59,15 +60,15 @@ func newTryCmd() *cobra.Command {
 	f := cmd.Flags()
 	f.SetInterspersed(false)
 	f.IntVarP(&t.req.N, "count", "n", 0, fmt.Sprintf("number of copies that run COMMAND, 1 to %d", apiv1.MaxTry))
-	f.StringArrayVar(&t.each, "each", nil, "command line of one copy (repeatable), in place of COMMAND and -n")
+	f.StringArrayVar(&t.each, "each", nil, "command line of one copy (repeatable), instead of COMMAND and -n")
 	f.StringVarP(&t.file, "file", "f", "", "file with a command line for each copy; -: standard input")
 	f.StringVar(&t.req.Keep, "keep", "", "copies that stay: all, first (the first whose command exits with 0; the others are stopped),\n"+
 		"best (highest score of --judge) or none (default: best with --judge, first with --promote, otherwise none)")
 	f.StringVar(&t.judge, "judge", "", "command line that runs in each copy afterwards; the last line that it prints is the score, a number")
-	f.BoolVar(&t.req.Promote, "promote", false, "let ID go on as the first or best copy; no copy stays then")
+	f.BoolVar(&t.req.Promote, "promote", false, "give ID the state of the first or best copy; no copy stays then")
 	f.StringVar(&t.req.Mode, "mode", "", "mode of the branches: live (default), diff or full")
 	t.req.TimeoutSecs = 600
-	f.Var((*secondsValue)(&t.req.TimeoutSecs), "timeout", "end a command after this many seconds; also a time such as 2m")
+	f.Var((*secondsValue)(&t.req.TimeoutSecs), "timeout", "kill a command after this many seconds; also a time such as 2m")
 	t.run.registerEnv(f)
 	t.hold.register(cmd, f)
 	labelFlag(f, &t.labels)
@@ -285,7 +286,7 @@ func (t *tryFlags) printEnd(cmd *cobra.Command, id string, end client.TryEnd) {
 	}
 	switch {
 	case end.Promoted != nil:
-		printf(w, "forkd: %s goes on as copy %d, confirmed after %.1f ms\n", id, value(end.Winner),
+		printf(w, "forkd: %s now has the state of copy %d, confirmed after %.1f ms\n", id, value(end.Winner),
 			end.Promoted.RollbackReadyMS)
 		printRepeats(cmd, end.Promoted.Sandbox)
 	case end.Winner != nil:

@@ -78,7 +78,7 @@ func newTurnCmd() *cobra.Command {
 		"the agent's name for the turn; a second call with it and the same --session saves nothing")
 	f.IntVar(&o.keep, "keep", defaultKeep, "number of the workspace's turns to keep; 0: all")
 	f.Var((*secondsValue)(&o.timeout), "timeout", "give up after this many seconds; also a time such as 1m")
-	f.BoolVar(&o.strict, "strict", false, "exit with an error if the turn could not be saved, also with --hook")
+	f.BoolVar(&o.strict, "strict", false, "exit with an error if the turn could not be saved, even with --hook")
 	f.BoolVar(&o.noPrompt, "no-prompt", false, "do not save the prompt")
 	completeWords(cmd, "hook", claudeCode, codex, generic)
 	o.register(cmd)

@@ -140,7 +140,7 @@ func (t *turns) target(by savedBy, now string, c change, steps int, to string) (
 	if by == byRedo {
 		undone := t.forward(now)
 		if steps > len(undone) {
-			return "", fmt.Errorf("redo: there are %s to go forward by ('forkd turns' lists all)",
+			return "", fmt.Errorf("redo: %s can be redone ('forkd turns' lists all)",
 				count(len(undone), "turn", "turns"))
 		}
 		return undone[steps-1], nil
@@ -150,10 +150,10 @@ func (t *turns) target(by savedBy, now string, c change, steps int, to string) (
 		line = line[1:]
 	}
 	if len(line) == 0 {
-		return "", fmt.Errorf("undo: there is no turn of %s to go back by ('forkd turns' lists them)", t.name)
+		return "", fmt.Errorf("undo: no turn of %s can be undone ('forkd turns' lists them)", t.name)
 	}
 	if steps > len(line) {
-		return "", fmt.Errorf("undo: there are %s to go back by, not %d ('forkd turns' lists them)",
+		return "", fmt.Errorf("undo: %s can be undone, not %d ('forkd turns' lists them)",
 			count(len(line), "turn", "turns"), steps)
 	}
 	return line[steps-1], nil

@@ -28,7 +28,7 @@ func newURLCmd() *cobra.Command {
 			return showOf(cmd, &c, args[0], func(ctx context.Context, cl *client.Client, id string) (client.PortURL, error) {
 				return cl.PortURL(ctx, id, port, req)
 			}, func(u client.PortURL) error {
-				printf(cmd.ErrOrStderr(), "good until %s\n", time.Unix(u.ExpiresAt, 0).Format(time.RFC3339))
+				printf(cmd.ErrOrStderr(), "valid until %s\n", time.Unix(u.ExpiresAt, 0).Format(time.RFC3339))
 				_, err = printLine(cmd.OutOrStdout(), u.URL)
 				return err
 			})

@@ -15,7 +15,8 @@ func newVolumeCmd() *cobra.Command {
 		Use:   "volume",
 		Short: "Manage volumes: named disks that outlive sandboxes",
 		Long: "'forkd run' and 'forkd fork' mount volumes with -v NAME:/PATH, and 'forkd volume attach' mounts them in\n" +
-			"sandboxes that run. The snapshot must have volume slots ('forkd build --volume-slots'). Volumes are branched, suspended and rolled back with their sandbox.\n" +
+			"running sandboxes. The snapshot must have volume slots ('forkd build --volume-slots'). Volumes are branched,\n" +
+			"suspended and rolled back with their sandbox.\n" +
 			"docs/volumes.md has the rules.",
 		Args: usageArgs(knownCommand),
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
@@ -48,7 +49,7 @@ func newVolumeCreateCmd() *cobra.Command {
 			})
 		},
 	}
-	cmd.Flags().Var((*mibValue)(&req.SizeMiB), "size", "size in MiB, or such as 512m or 10g: 16m to 1t (default 1g)")
+	cmd.Flags().Var((*mibValue)(&req.SizeMiB), "size", "size in MiB or with a unit, such as 512m or 10g; 16m to 1t (default 1g)")
 	volumeLabelFlag(cmd, &labels)
 	c.register(cmd)
 	return cmd
@@ -122,8 +123,8 @@ func newVolumeSnapshotCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "snapshot NAME NEW",
 		Short: "Copy a volume",
-		Long: "Prints the name of the new volume. It has the size of the other volume, and shares data with it until one\n" +
-			"of them changes. No sandbox may write to the other volume meanwhile: 'forkd volume ls' shows the writer.",
+		Long: "Prints the name of the new volume. It has the size of NAME, and shares data with it until one\n" +
+			"of them changes. No sandbox may have NAME mounted for writing: 'forkd volume ls' shows the writer.",
 		Args: usageArgs(arguments(2, 2)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			given, err := parseLabels(labels)

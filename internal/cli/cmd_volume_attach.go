@@ -49,7 +49,7 @@ func newVolumeDetachCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "detach NAME ID",
 		Short: "Unmount a volume in a running sandbox",
-		Long: "The volume keeps its data, and other sandboxes can mount it. If a program in the sandbox uses the volume, it\n" +
+		Long: "The volume keeps its data, and other sandboxes can mount it. If a program in the sandbox uses it, the volume\n" +
 			"stays mounted. Prints the name of the volume.",
 		Args: usageArgs(arguments(2, 2)),
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -168,7 +168,7 @@ func (c *command) follow(cmd *cobra.Command, id string, p *client.Process) error
 	end, err := p.Wait(cmd.OutOrStdout(), cmd.ErrOrStderr())
 	giveBack()
 	if errors.Is(err, client.ErrDetached) {
-		printf(cmd.ErrOrStderr(), "forkd: process %d goes on; back to it: forkd attach -it %s %d\n", p.PID, id, p.PID)
+		printf(cmd.ErrOrStderr(), "forkd: process %d keeps running; to return to it: forkd attach -it %s %d\n", p.PID, id, p.PID)
 		return nil
 	}
 	if err == nil && end.Error != "" {

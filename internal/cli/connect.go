@@ -96,7 +96,7 @@ func (c *common) run(cmd *cobra.Command, f func(context.Context, *client.Client)
 	var answered *client.Error
 	switch answers := errors.As(err, &answered); {
 	case answers && answered.Status == http.StatusUnauthorized:
-		return fmt.Errorf("%w: the variable %s has the token ('forkd token new NAME' makes one where the daemon is)", err,
+		return fmt.Errorf("%w: set the variable %s to a token ('forkd token new NAME' on the daemon's host makes one)", err,
 			tokenEnv)
 	case err != nil && !answers && cl.Healthy(ctx) != nil:
 		return fmt.Errorf("no forkd daemon answers at %s (%s): %w", where, whatHelps(where, err), reason(err))
@@ -116,7 +116,7 @@ func reason(err error) error {
 func whatHelps(where string, err error) string {
 	const start = "start one with 'forkd daemon', or 'forkd machine start' where KVM is missing: 'forkd doctor' says which"
 	if errors.Is(err, fs.ErrPermission) {
-		return "it lets in its own user, such as with sudo, and those of --allow-peer"
+		return "only its own user (with sudo, for example) and the users of its --allow-peer can connect"
 	}
 	var roots, own daemon.Config
 	if os.Getuid() == 0 || roots.Defaults(0, os.Getenv) != nil || own.Defaults(os.Getuid(), os.Getenv) != nil ||
@@ -126,7 +126,7 @@ func whatHelps(where string, err error) string {
 	if _, err := os.Stat(filepath.Dir(roots.Socket)); err != nil {
 		return start
 	}
-	return "root seems to have one: use sudo, or " + urlEnv + " if it serves others too: docs/security.md"
+	return "root seems to run one: use sudo or, if it also serves other users (docs/security.md), " + urlEnv
 }
 
 // connect returns a client of a daemon: the daemon at address, else the daemon in a running

@@ -96,8 +96,8 @@ func parseE2BDomain(text string) (e2bDomain, error) {
 		port = "443"
 	}
 	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 || !dnsName.MatchString(name) {
-		return e2bDomain{}, fmt.Errorf("--domain %q: want a DNS name of at least two labels, in lower case, such as %s, with :PORT behind it "+
-			"if that is not 443; Node.js accepts no certificate for a single label", text, defaultE2BDomain)
+		return e2bDomain{}, fmt.Errorf("--domain %q: want a DNS name of at least two labels, in lower case, such as %s, followed by :PORT "+
+			"unless that is 443; Node.js accepts no certificate for a single label", text, defaultE2BDomain)
 	}
 	return e2bDomain{name, port}, nil
 }
@@ -151,7 +151,7 @@ func explainE2B(ctx context.Context, w io.Writer, dir string, d e2bDomain, ends 
 	if err := resolvesToLoopback(ctx, "49983-sb-0."+d.name); err != nil {
 		printf(w, "\nNames below %s do not lead to this host (%v). Each sandbox has several, so /etc/hosts\n"+
 			"is not enough: have your DNS server answer for *.%s, for example dnsmasq by\n\n  address=/%s/127.0.0.1\n\n"+
-			"or take a domain that does: one below localhost with systemd-resolved, or 127-0-0-1.sslip.io.\n", d.name, err,
+			"or use a domain whose names do: one below localhost with systemd-resolved, or 127-0-0-1.sslip.io.\n", d.name, err,
 			d.name, d.name)
 	}
 }

@@ -195,7 +195,7 @@ func (s *commitStream) add(e exportEntry) error {
 	case !isBelow && e.Typeflag == tar.TypeDir && !e.deleted:
 		return nil // the entry is PATH itself
 	case !isBelow:
-		return fmt.Errorf("PATH /%s is not a directory of both sides: name one", s.root)
+		return fmt.Errorf("PATH /%s is not a directory on both sides: name a directory", s.root)
 	case isGitPath(at):
 		return s.leave(e, "git does not allow its name")
 	case s.isHook(at, e):

@@ -90,7 +90,7 @@ func removeNotify(text []byte) ([]byte, error) {
 		return err == nil && ownNotify(found)
 	})
 	if i < 0 {
-		return nil, errors.New("notify calls forkd, on several lines: take it out by hand")
+		return nil, errors.New("notify calls forkd, on several lines: remove it by hand")
 	}
 	from, to := i, i+1
 	if i > 0 && string(lines[i-1]) == notifyComment {

@@ -97,7 +97,7 @@ func TestInstallClaudeHooks(t *testing.T) {
 			strings.Count(string(now), "--workspace other") != 2 {
 			t.Errorf("for another workspace:\n%s", now)
 		}
-		if _, err, code := hookRun(t, "claude-code", "--uninstall"); code != 0 || !strings.Contains(err, "was taken out") {
+		if _, err, code := hookRun(t, "claude-code", "--uninstall"); code != 0 || !strings.Contains(err, "was removed") {
 			t.Errorf("uninstall: %d, %s", code, err)
 		}
 		if now, _ := os.ReadFile(path); string(now) != before {

@@ -59,7 +59,7 @@ func (h *hostDirs) share(ctx context.Context, cl *client.Client, req *client.For
 		defer cancel()
 		for _, v := range made {
 			if err := cl.DeleteVolume(after, v.Name); err != nil && !client.IsNotFound(err) {
-				printf(errOut, "forkd: the volume %s stays: %s\n", v.Name, err)
+				printf(errOut, "forkd: the volume %s was not removed: %s\n", v.Name, err)
 			}
 		}
 	}

@@ -79,7 +79,7 @@ func findID(list []client.Sandbox, ref string) (string, error) {
 		return begin[0], nil
 	}
 	slices.Sort(begin)
-	return "", fmt.Errorf("sandbox %q: %d sandboxes begin like this, such as %s and %s: give more of the id", ref,
+	return "", fmt.Errorf("sandbox %q: %d ids begin with this, such as %s and %s: give more of the id", ref,
 		len(begin), begin[0], begin[1])
 }
 

@@ -89,7 +89,7 @@ func TestTheTerminalIsLentWithItsKeys(t *testing.T) {
 			if _, err := keyboard.WriteString("\x10\x11"); err != nil {
 				t.Fatal(err)
 			}
-			want := fmt.Sprintf("process %d goes on; back to it: forkd attach -it %s %d", pid, id, pid)
+			want := fmt.Sprintf("process %d keeps running; to return to it: forkd attach -it %s %d", pid, id, pid)
 			if code := <-ended; code != 0 || !strings.Contains(said.String(), want) {
 				t.Errorf("after the keys that leave: exit code %d, %q", code, said.String())
 			}

@@ -35,7 +35,7 @@ func readEvent(ctx context.Context, agent string, in io.Reader, args []string) (
 	switch agent {
 	case claudeCode:
 		if len(args) > 0 {
-			return e, fmt.Errorf("--hook %s: it is told on standard input, not by arguments", agent)
+			return e, fmt.Errorf("--hook %s: the event is read from standard input: want no arguments", agent)
 		}
 		var text []byte
 		if text, err = readAll(ctx, in); err == nil {
@@ -48,7 +48,7 @@ func readEvent(ctx context.Context, agent string, in io.Reader, args []string) (
 		e, err = codexEvent([]byte(args[0]))
 	case generic, "":
 		if len(args) > 0 {
-			return e, errors.New("too many arguments: what was asked is given by --prompt")
+			return e, errors.New("too many arguments: give the agent's prompt with --prompt")
 		}
 		e.by = byHand
 	default:

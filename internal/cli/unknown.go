@@ -11,12 +11,12 @@ import (
 
 // Hints for several commands.
 const (
-	standAlone = "its commands stand alone here, such as 'forkd ls' and 'forkd images'"
-	oneHost    = "a daemon has the sandboxes of one host: FORKD_URL says of which"
+	standAlone = "forkd's commands have no such prefix, for example 'forkd ls' and 'forkd images'"
+	oneHost    = "a daemon serves the sandboxes of one host: FORKD_URL selects the daemon"
 	aTerminal  = "'forkd shell ID' starts bash or sh in a sandbox, with this terminal"
 	aCopy      = "'forkd fork --from-sandbox ID' starts a copy of a sandbox as it runs"
 	noLogin    = "there is no login: FORKD_URL and FORKD_TOKEN select the daemon, and 'forkd token new NAME' makes a token"
-	demoThere  = "the demo comes with the source: 'make demo' builds a snapshot, forks it and says what it cost"
+	demoThere  = "the demo comes with the source: 'make demo' builds a snapshot, forks it and prints a report"
 	theLists   = "'forkd ls' lists sandboxes, 'forkd images' snapshots"
 	noPlan     = "there is nothing like it: 'forkd fork TAG -n N' starts sandboxes, 'forkd label' groups them"
 )
@@ -29,7 +29,7 @@ var elsewhere = map[string]string{
 	"system":     standAlone,
 	"checkpoint": "'forkd branch ID TAG' saves a sandbox as it runs, 'forkd rollback ID --to TAG' puts it back",
 	"config":     "'forkd cp FILE ID:PATH' copies a file into a sandbox, 'forkd fork -e NAME=VALUE' sets its environment",
-	"context":    "FORKD_URL, or --daemon-url behind the command, says which daemon",
+	"context":    "FORKD_URL, or --daemon-url after the command, selects the daemon",
 	"manifest":   "'forkd snapshot-info TAG' describes a snapshot",
 	"network":    "'forkd net ID' says where a sandbox may connect to, 'forkd net set ID' changes it; they share no networks",
 	"node":       oneHost,
@@ -41,18 +41,18 @@ var elsewhere = map[string]string{
 	"swarm":      oneHost,
 	"trust":      "'forkd key trust FILE' makes the daemon trust a key, 'forkd sign' signs a snapshot",
 	"buildx":     "'forkd build RECIPE' makes a snapshot; 'forkd cache prune' cleans up after builds",
-	"builder":    "'forkd cache ls' and 'forkd cache prune' are for what builds leave",
+	"builder":    "'forkd cache ls' and 'forkd cache prune' manage what builds have cached",
 	"compose":    noPlan,
 	"demo":       demoThere,
 	"deploy":     noPlan,
 	"merge":      "branches are not merged: 'forkd cp -r' copies files between sandboxes, 'forkd rollback ID --to TAG' goes back to a branch",
-	"create":     "'forkd fork TAG' starts a sandbox; 'forkd pause ID' stops it where it is",
+	"create":     "'forkd fork TAG' starts a sandbox; 'forkd pause ID' pauses it",
 	"import":     "'forkd build docker-archive:FILE' makes a snapshot of a container image that 'docker save' has written",
 	"load":       "'forkd build docker-archive:FILE' makes a snapshot of a container image that 'docker save' has written",
 	"login":      noLogin,
 	"logout":     "there is no login: the token is in the variable FORKD_TOKEN",
-	"port":       "'forkd port-forward ID PORT' makes a port of a sandbox one of this host; 'forkd url ID PORT' makes a URL",
-	"rename":     "sandboxes have ids: 'forkd label ID name=NAME' marks one; 'forkd workspace create NAME' starts one under a name",
+	"port":       "'forkd port-forward ID PORT' forwards a port of this host to a sandbox; 'forkd url ID PORT' makes a URL",
+	"rename":     "sandboxes have ids: 'forkd label ID name=NAME' marks one; 'forkd workspace create NAME' starts one with a name",
 	"restart":    "'forkd rollback ID' puts a sandbox back to its snapshot, running; 'forkd eval --restart ID' replaces its interpreter",
 	"save":       "'forkd branch ID' makes a snapshot; 'forkd pack TAG FILE' writes one to an archive",
 	"search":     "'forkd images' lists snapshots; 'forkd build' without a known name lists the recipes that come with forkd",
@@ -73,7 +73,7 @@ var elsewhere = map[string]string{
 	"describe":   "'forkd inspect ID|TAG' prints everything about a sandbox or snapshot",
 	"download":   "'forkd cp ID:PATH FILE' copies out of a sandbox",
 	"duplicate":  aCopy,
-	"expose":     "'forkd port-forward ID PORT' makes a port of a sandbox one of this host; 'forkd url ID PORT' makes a URL",
+	"expose":     "'forkd port-forward ID PORT' forwards a port of this host to a sandbox; 'forkd url ID PORT' makes a URL",
 	"get":        theLists,
 	"hibernate":  "'forkd suspend ID' saves a sandbox to disk, 'forkd resume ID' brings it back",
 	"list":       theLists,
@@ -85,7 +85,7 @@ var elsewhere = map[string]string{
 	"scale":      noPlan,
 	"sh":         aTerminal,
 	"snapshots":  "'forkd images' lists snapshots",
-	"status":     "'forkd info' says what the daemon has, 'forkd doctor' whether this host is fit, 'forkd ls' lists sandboxes",
+	"status":     "'forkd info' says what the daemon has, 'forkd doctor' whether this host can run forkd, 'forkd ls' lists sandboxes",
 	"templates":  "'forkd images' lists snapshots",
 	"upload":     "'forkd cp FILE ID:PATH' copies into a sandbox",
 }
