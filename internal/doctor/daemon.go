@@ -77,7 +77,7 @@ func (h *Host) daemonVersion(v client.Version) Finding {
 	if v.Version == h.Version {
 		return pass(h.Version)
 	}
-	bad := warn("%s, while this program is %s: what one knows the other may not; start it again, which sandboxes survive",
+	bad := warn("%s, while this program is %s: one may lack features of the other; restart the daemon (sandboxes keep running)",
 		v.Version, h.Version)
 	if HasUnit() {
 		return bad.by(byHand("systemctl restart forkd"))
@@ -100,7 +100,7 @@ func (h *Host) snapshots(client.Version) Finding {
 			bad = append(bad, fmt.Sprintf("%s: %s, no sandbox can be forked from it", s.Tag, s.Status))
 			broken = s.Tag
 		case s.Persist == "failed":
-			bad = append(bad, s.Tag+": could not be written to disk, and is gone with the next boot")
+			bad = append(bad, s.Tag+": could not be written to disk, and is lost at the next boot")
 		}
 	}
 	switch n := len(h.daemon.snapshots); {
@@ -126,7 +126,7 @@ func (h *Host) limits(v client.Version) Finding {
 // DescribeLimits describes the limits of sandboxes that the daemon enforces.
 func DescribeLimits(v client.Version) string {
 	if v.LimitsMissing != "" {
-		return v.LimitsMissing + ": forks that ask for such limits are refused, others run without"
+		return v.LimitsMissing + ": forks that ask for such limits are refused, others run without them"
 	}
 	return "memory, processors, threads and disk"
 }
@@ -152,7 +152,7 @@ func (h *Host) leftAlone(v client.Version) Finding {
 	if len(pids) > 0 {
 		return bad.by(byHand("kill " + strings.Join(pids, " ") + " # gives them up; then " + restart))
 	}
-	return bad.by(byHand(restart + " # when what the detail says has been put right"))
+	return bad.by(byHand(restart + " # after you have solved the problems in the detail"))
 }
 
 // DescribeAdmission describes how many sandboxes the daemon admits.

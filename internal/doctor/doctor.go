@@ -103,7 +103,7 @@ func checks() (first, kernel, last []check) {
 			row("threads", (*Host).threads),
 			row("vm.overcommit_memory", (*Host).overcommit),
 			mend("vm.max_map_count", (*Host).maps, asRoot("sysctl -w vm.max_map_count=65530")),
-			mend("memory", (*Host).memory, byHand("forkd top --once # and 'forkd suspend ID' what can wait")),
+			mend("memory", (*Host).memory, byHand("forkd top --once # then 'forkd suspend ID' for sandboxes that can wait")),
 			row("swap", (*Host).swap),
 			mend("huge pages", (*Host).hugePages, asRoot("sysctl -w vm.nr_hugepages=0")),
 			mend("jail", (*Host).jail, byHand("forkd daemon --no-namespaces")),

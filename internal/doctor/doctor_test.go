@@ -248,8 +248,8 @@ func TestNetworkFinding(t *testing.T) {
 		text        string
 	}{
 		{nil, conf, 1 << 20, Pass, "786432 connections"},
-		{unix.EPERM, conf, 1 << 20, Warn, "lets its users"},
-		{unix.ENETUNREACH, conf, 1 << 20, Warn, "no way"},
+		{unix.EPERM, conf, 1 << 20, Warn, "allows its users"},
+		{unix.ENETUNREACH, conf, 1 << 20, Warn, "no route"},
 		{nil, "", 1 << 20, Warn, "--resolver"},
 		{nil, conf, 1024, Warn, "LimitNOFILE"},
 	} {

@@ -163,7 +163,7 @@ func (h *Host) directories() Finding {
 	if there == 0 {
 		return skip("not there yet: the daemon makes them")
 	}
-	return pass("nobody else can read or replace them")
+	return pass("no other user can read or replace them")
 }
 
 // tokenFile checks the permissions of the daemon's token file.
@@ -192,7 +192,7 @@ func judgeTokenFile(path string, mode fs.FileMode, sole bool) Finding {
 	if mode.Perm()&0o077 == 0 {
 		return pass(path)
 	}
-	text := fmt.Sprintf("%s has mode %#o, which lets other users in: the daemon does not take it", path, mode.Perm())
+	text := fmt.Sprintf("%s has mode %#o, which lets other users in: the daemon refuses it", path, mode.Perm())
 	file := quoted(path)
 	switch {
 	case sole:

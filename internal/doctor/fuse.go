@@ -23,7 +23,7 @@ func judgeFUSE(err error) Finding {
 	const without = ": 'forkd pull --lazy' and 'forkd fork REGISTRY/NAME:TAG' first pull the whole snapshot"
 	switch {
 	case err == nil:
-		return pass("snapshots can be forked before all of them is there")
+		return pass("a snapshot can be forked before all of it is there")
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENODEV), errors.Is(err, unix.ENXIO):
 		return warn("this host has no FUSE" + without).by(asRoot("modprobe fuse"))
 	case errors.Is(err, fs.ErrPermission):

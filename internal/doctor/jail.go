@@ -42,7 +42,7 @@ func tryJail() error {
 }
 
 func (h *Host) judgeJail(err error) Finding {
-	const without = "; forkd daemon --no-namespaces does without, and a guest that takes over its VMM is kept in by less"
+	const without = "; 'forkd daemon --no-namespaces' needs none, but confines a guest that takes over its VMM less"
 	switch {
 	case errors.Is(err, embedded.ErrNotBuiltIn):
 		return skip(err.Error())
@@ -57,8 +57,8 @@ func (h *Host) judgeJail(err error) Finding {
 		}
 		return bad
 	case !h.root:
-		return pass("complete; all VMMs are your user, and a VMM that is not from the pool takes some 5 ms longer to " +
-			"start than with a daemon that is root")
+		return pass("complete; all VMMs run as your user, and a VMM that is not from the pool takes some 5 ms longer to " +
+			"start than with a daemon that runs as root")
 	}
 	return pass("complete; every VMM has a user of its own")
 }
@@ -78,7 +78,7 @@ func (h *Host) seccomp() Finding {
 	if !slices.Contains(strings.Fields(h.read("/proc/sys/kernel/seccomp/actions_avail")), "kill_process") {
 		return fail("this kernel has no filters for system calls (CONFIG_SECCOMP_FILTER): no VMM starts")
 	}
-	return pass("a forbidden system call ends its process")
+	return pass("a forbidden system call kills its process")
 }
 
 func (h *Host) landlock() Finding {
@@ -88,8 +88,8 @@ func (h *Host) landlock() Finding {
 
 func judgeLandlock(there bool) Finding {
 	if !there {
-		return warn("not in this kernel, or not among its lsm=: a VMM's empty root directory and the filter of its system " +
-			"calls have no third line behind them")
+		return warn("not in this kernel, or not in its parameter lsm=: VMMs lack this third barrier, behind their empty root " +
+			"directory and the filter of their system calls")
 	}
 	return pass("there")
 }
@@ -148,7 +148,7 @@ var weakened = regexp.MustCompile(`\bmitigations=(off\b|\S*no_)`)
 // kernel's text for each flaw.
 func judgeCPUFlaws(flaws map[string]string, cpuinfo, cmdline string) Finding {
 	if len(flaws) == 0 {
-		return skip("this kernel says nothing about them")
+		return skip("this kernel does not report them")
 	}
 	microcode := "unknown"
 	if m := microcodeOf.FindStringSubmatch(cpuinfo); m != nil {
@@ -162,7 +162,7 @@ func judgeCPUFlaws(flaws map[string]string, cpuinfo, cmdline string) Finding {
 			old = old || strings.Contains(text, "icrocode")
 		}
 	}
-	bad := warn("guests could read what is not theirs: %s; microcode %s", strings.Join(open, ", "), microcode)
+	bad := warn("guests could read data that is not theirs: %s; microcode %s", strings.Join(open, ", "), microcode)
 	switch {
 	case len(open) == 0:
 		return pass("all are mitigated; microcode " + microcode)

@@ -56,7 +56,7 @@ func TestDoctorKnowsWhatKeepsGuestsIn(t *testing.T) {
 		{"in a VM", judgeCPUFlaws(flaws("mds", "Vulnerable; SMT Host state unknown"), inVM, ""), Warn, "around it"},
 		{"no landlock", judgeLandlock(false), Warn, "lsm="},
 		{"landlock", judgeLandlock(true), Pass, ""},
-		{"FUSE", judgeFUSE(nil), Pass, "before all of them"},
+		{"FUSE", judgeFUSE(nil), Pass, "before all of it"},
 		{"no FUSE", judgeFUSE(unix.ENOENT), Warn, "modprobe fuse"},
 		{"FUSE in a container", judgeFUSE(unix.EPERM), Warn, "--device /dev/fuse"},
 		{"no SMT", judgeCores("0", false), Pass, ""},

@@ -190,7 +190,7 @@ func (h *Host) maps() Finding {
 	case err != nil:
 		return skip("not readable")
 	case n < mostMaps:
-		return warn("%d: branches of sandboxes that write all over their memory may not be forked from", n)
+		return warn("%d: if a sandbox has written all over its memory, forks of its branches may fail", n)
 	}
 	return pass(limit)
 }
@@ -236,7 +236,7 @@ func (h *Host) swap() Finding {
 	case !ok:
 		return skip("/proc/meminfo is not readable")
 	case total == 0:
-		return pass("none: memory of idle sandboxes stays, and when it is short, the kernel ends some")
+		return pass("none: idle sandboxes stay in memory, and if memory runs out, the kernel kills some")
 	}
 	return pass("%d MiB free of %d MiB: what sandboxes keep in memory may be written there", kib["SwapFree"]>>10,
 		total>>10)

@@ -165,11 +165,11 @@ func canConnect() error {
 func judgeNetwork(unreachable error, resolvConf string, descriptors uint64) Finding {
 	switch {
 	case errors.Is(unreachable, unix.EPERM), errors.Is(unreachable, unix.EACCES):
-		return warn("this host lets its users make no outgoing connections: " + unreachable.Error())
+		return warn("this host allows its users no outgoing connections: " + unreachable.Error())
 	case unreachable != nil:
-		return warn("the host has no way to the internet, and so have sandboxes none: " + unreachable.Error())
+		return warn("this host has no route to the internet, so sandboxes have none either: " + unreachable.Error())
 	case !strings.Contains(resolvConf, "nameserver"):
-		return warn("/etc/resolv.conf names no server: sandboxes can look up no name").
+		return warn("/etc/resolv.conf names no DNS server: sandboxes cannot look up names").
 			by(byHand("forkd daemon --resolver ADDRESS"))
 	case descriptors < enoughDescriptors:
 		return warn("%d file descriptors: each connection of a sandbox takes one", descriptors).
