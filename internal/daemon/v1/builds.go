@@ -132,7 +132,7 @@ func (a *api) readBuild(ctx context.Context, in *treetar.Reader) (req build.Requ
 func recipeOf(ask *apiv1.BuildRequest) (*build.Recipe, error) {
 	if ask.Recipe == "" {
 		if ask.Boot != nil || ask.Network != nil || ask.Limits != nil || ask.ReadyTimeoutSecs != 0 {
-			return nil, invalid.Errorf("recipe", "boot, network, limits and ready_timeout_secs go with it")
+			return nil, invalid.Errorf("recipe", "missing: boot, network, limits and ready_timeout_secs need it")
 		}
 		return nil, nil
 	}

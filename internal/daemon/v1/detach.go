@@ -61,7 +61,7 @@ func (a *api) detachProcess(r *http.Request) error {
 	}
 	if !a.held.letGo(r.PathValue("id"), pid) {
 		return face.NewError(http.StatusConflict, fmt.Sprintf(
-			"process %d: no answer of an exec in lines holds it: it is detached, is held by a WebSocket, or has ended",
+			"process %d: no exec that answers in lines holds it: it is detached, a WebSocket holds it, or it has ended",
 			pid))
 	}
 	return nil

@@ -47,7 +47,7 @@ func (a *api) serveSocket(w http.ResponseWriter, r *http.Request, op string,
 	if r.ProtoMajor != 1 || !strings.EqualFold(r.Header.Get("Upgrade"), "websocket") {
 		w.Header().Set("Upgrade", "websocket")
 		return face.NewError(http.StatusUpgradeRequired,
-			"this is a WebSocket, over HTTP/1.1: ask for the upgrade, or POST an exec")
+			"this path is a WebSocket over HTTP/1.1: request the upgrade, or POST an exec")
 	}
 	if _, err := a.view(r).Sandbox(r.PathValue("id")); err != nil {
 		return err
@@ -171,7 +171,7 @@ func (s *socket) start(share *face.Share) (*apiv1.ExecRequest, error) {
 		return nil, face.BadRequest("first message: want text, a JSON object with the field start")
 	}
 	if len(first.Start.Stdin) > 0 || first.Start.Detach {
-		return nil, face.BadRequest("start: stdin and detach are messages of their own here")
+		return nil, face.BadRequest("start: stdin and detach are messages of their own on a WebSocket")
 	}
 	return first.Start, nil
 }

@@ -60,8 +60,8 @@ class ScopeError(ForkdError):
 class NotSignedError(ForkdError):
     """The snapshot has no signature (not_signed, 403).
 
-    What helps: sign it where it was made (forkd sign), or take it without with trust=off (--trust off) if you
-    know its source.
+    What helps: sign it where it was made (forkd sign), or accept it unsigned with trust=off (--trust off) if
+    you know its source.
     """
 
 
@@ -413,7 +413,7 @@ class NodeFailedError(ForkdError):
 class RegistryFailedError(ForkdError):
     """The registry cannot be used (registry_failed, 502).
 
-    What helps: do what the detail says, and try again: blobs that have arrived are not moved twice.
+    What helps: do what the detail says, and try again: blobs that have arrived are not transferred again.
     """
 
 
