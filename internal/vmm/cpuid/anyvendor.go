@@ -58,11 +58,11 @@ func anyVendor(e []Entry) []Entry {
 	if find(e, leafXSAVE, 0) == nil {
 		return out
 	}
-	avx, off := component(e, 2)
 	return append(out,
 		Entry{Function: leafXSAVE, Index: 0, Flags: FlagIndexed, EAX: has(leafXSAVE, regEAX, portableXCR0),
 			EBX: portableXBytes, ECX: portableXBytes},
 		Entry{Function: leafXSAVE, Index: 1, Flags: FlagIndexed,
 			EAX: word(e, featureWord{function: leafXSAVE, index: 1, reg: regEAX}) & portableXSAVE},
-		Entry{Function: leafXSAVE, Index: 2, Flags: FlagIndexed, EAX: avx, EBX: off})
+		// The AVX state: 256 bytes behind the legacy area and the header.
+		Entry{Function: leafXSAVE, Index: 2, Flags: FlagIndexed, EAX: 256, EBX: 512 + 64})
 }
