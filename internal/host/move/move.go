@@ -149,7 +149,7 @@ func (b *Book) load(id string) error {
 	}
 	e := &entry{Move: *m}
 	if m.Phase == record.MoveGone {
-		b.moves[id] = e
+		b.set(id, e)
 		return os.RemoveAll(b.data(id))
 	}
 	r, err := ledger.ReadSuspended(b.data(id))
@@ -164,7 +164,7 @@ func (b *Book) load(id string) error {
 	if err != nil {
 		b.cfg.Log.Error("a sandbox that is moving cannot be used", "sandbox", id, "reason", err)
 	}
-	b.moves[id] = e
+	b.set(id, e)
 	return nil
 }
 
