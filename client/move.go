@@ -15,14 +15,16 @@ import (
 	v1 "github.com/forkd/forkd/api/v1"
 )
 
-// Moves lists the sandboxes that move between hosts. A router answers for all of its nodes.
+// Moves lists the sandboxes that are moving between hosts, or have moved. A router answers for all
+// of its nodes.
 func (c *Client) Moves(ctx context.Context) (m Moves, err error) {
 	err = c.call(ctx, http.MethodGet, "/v1/moves", nil, &m)
 	return m, err
 }
 
-// MoveStep takes a sandbox through one step of a move. If the client talks to a router, node names the
-// host whose daemon takes the step; a daemon ignores it. Package users need Move only.
+// MoveStep takes a sandbox through one step of a move. If the client talks to a router, node names
+// the host whose daemon takes the step; a daemon ignores node. Users of this package need only
+// Move.
 func (c *Client) MoveStep(ctx context.Context, node, id string, step MoveStep) (m SandboxMove, err error) {
 	if err := checkRegistries(step.RegistryAuth); err != nil {
 		return m, err
@@ -56,20 +58,22 @@ func (h *MoveHost) step(ctx context.Context, id string, step MoveStep) (SandboxM
 	return h.Client.MoveStep(ctx, h.Node, id, step)
 }
 
-// moveTries and movePause say how often Move repeats a step while an earlier request still takes one.
+// moveTries is how many times Move tries the step leave while the sandbox is not suspended yet.
+// movePause is the time between two tries while another request suspends or restores the sandbox.
 const (
 	moveTries = 5
 	movePause = time.Second
 )
 
-// cancelTime bounds how long Move undoes its steps.
+// cancelTime bounds the time that Move takes to undo its steps.
 const cancelTime = time.Minute
 
-// Move moves a sandbox to another host. The sandbox keeps its id. A running sandbox is suspended, and
-// resumed on the other host; any other sandbox stays suspended. The daemon of the other host fetches the
-// files from the daemon of the first host, whose name Move passes to the function registry. The function
-// returns its HOST:PORT. For that the other daemon uses the token of from.Client, which needs the scope
-// admin on both hosts. If both clients talk to a router, from.Node may be empty.
+// Move moves a sandbox to another host. The sandbox keeps its id. A running sandbox is suspended,
+// and resumed on the other host; any other sandbox stays suspended. The daemon of the other host
+// fetches the files from the daemon of the first host. Move calls the callback registry with the
+// first host's name, and the callback returns the HOST:PORT of the first daemon. The other daemon
+// logs in there with the token of from.Client. The tokens of both clients need the scope admin. If
+// both clients talk to a router, from.Node may be empty.
 //
 // If the move fails before the first host has given the sandbox up, Move undoes it. If it fails later,
 // or if this program is killed, call Move again with the same hosts.
@@ -111,7 +115,8 @@ func Move(ctx context.Context, id string, from, to MoveHost,
 	return to.Client.Sandbox(ctx, id)
 }
 
-// leave makes a sandbox leave its host. It reports whether the sandbox was running.
+// leave takes the step leave. If necessary, it suspends the sandbox first. It reports whether the
+// sandbox was running.
 func leave(ctx context.Context, id string, from *MoveHost, to string) (m SandboxMove, running bool, err error) {
 	for try := 1; ; try++ {
 		m, err = from.step(ctx, id, MoveStep{Step: "leave", Node: to})
@@ -161,7 +166,7 @@ func resumeAgain(ctx context.Context, id string, on *MoveHost, running bool) err
 	return err
 }
 
-// CancelMove undoes a move that has not reached the point where the first host gives the sandbox up.
+// CancelMove undoes a move if the first host has not given the sandbox up yet.
 func CancelMove(ctx context.Context, id string, from, to MoveHost) error {
 	if _, err := from.step(ctx, id, MoveStep{Step: "cancel"}); err != nil {
 		return err // the files on the other host may be needed

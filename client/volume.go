@@ -51,8 +51,8 @@ func (c *Client) AttachVolume(ctx context.Context, id string, m VolumeMount) (s 
 	return s, err
 }
 
-// DetachVolume unmounts a volume in a running sandbox. The volume keeps its data. If a program
-// uses the volume, it stays mounted.
+// DetachVolume unmounts a volume in a running sandbox. The volume keeps its data. A volume that a
+// program uses stays mounted.
 func (c *Client) DetachVolume(ctx context.Context, id, volume string) error {
 	return c.call(ctx, http.MethodDelete, sandboxPath(id, "/volumes/"+url.PathEscape(volume)), nil, nil)
 }

@@ -43,9 +43,9 @@ func addFiles(base *os.File) (*os.File, error) {
 	return addProgram(base, embedded.Files, volfiles.Program)
 }
 
-// addProgram makes an initramfs that has an embedded program in addition to the files of base. Linux
-// unpacks several archives one after the other. The base may come from another host and have any
-// size, so it is copied in small parts.
+// addProgram makes an initramfs that has an embedded program in addition to the files of base. The
+// program is in an archive of its own after base: Linux unpacks several archives one after the
+// other. The base may come from another host and have any size, so it is copied in small parts.
 func addProgram(base *os.File, name, path string) (*os.File, error) {
 	program, err := embedded.Open(name)
 	if err != nil {

@@ -1,12 +1,13 @@
-// Command apiserver runs a Kubernetes API server and its etcd in one process, for the tests of
-// package kube. It is the unmodified kube-apiserver with RBAC and admission, but without
+// Command apiserver runs a Kubernetes API server and its etcd in one process, for the tests of the
+// module kube. It is the unmodified kube-apiserver with RBAC and admission, but without
 // controllers, scheduler and kubelets: the tests play their part.
 //
 //	apiserver -dir DIR -port PORT [-- FLAG-OF-KUBE-APISERVER...]
 //
-// DIR keeps etcd's data and all keys, so a second process with the same DIR and PORT goes on where
-// the first one ended. The first start writes DIR/token, the token of a user of the group
-// system:masters, and the server writes DIR/apiserver.crt, by which clients know it.
+// DIR keeps etcd's data and all keys, so a second process with the same DIR and PORT continues
+// where the first one ended. The first start writes DIR/token, the token of a user in the group
+// system:masters. The server writes DIR/apiserver.crt, the certificate by which clients recognize
+// it.
 package main
 
 import (
@@ -72,7 +73,7 @@ func run(dir string, port int, more []string) error {
 		"--service-account-key-file=" + key,
 		"--service-account-signing-key-file=" + key,
 		"--endpoint-reconciler-type=none",
-		// Pods need no service account that a controller would have made.
+		// Without this plugin, pods need no service account, which a controller would have to make.
 		"--disable-admission-plugins=ServiceAccount",
 		"--profiling=false",
 	}, more...))

@@ -94,7 +94,8 @@ func (f *fleet) daemons(ctx context.Context) ([]daemon, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Of several pods of a node, the one that stays counts, and of those the youngest.
+	// If a node has several pods, only one counts: a pod that is not being deleted comes first,
+	// then the youngest.
 	slices.SortFunc(pods.Items, func(a, b corev1.Pod) int {
 		if ends := b.DeletionTimestamp.IsZero(); ends != a.DeletionTimestamp.IsZero() {
 			if ends {
@@ -143,8 +144,8 @@ func portOf(pod *corev1.Pod) int32 {
 
 // connect returns a client of the daemon of a node, after the daemon has confirmed that it is the
 // daemon of this node. Without that, an address that now belongs to another pod could make the
-// operator believe that a sandbox does not exist. The error is errGone or an *unreachableError, or
-// the API server does not answer.
+// operator believe that a sandbox does not exist. The error is errGone, an *unreachableError, or an
+// error of the API server.
 func (f *fleet) connect(ctx context.Context, node string) (*forkd.Client, error) {
 	list, err := f.daemons(ctx)
 	if err != nil {
@@ -286,7 +287,7 @@ func (f *fleet) lacks(node, tag string) bool {
 	return ok && r.node.Has[tag] == placement.Absent
 }
 
-// choose returns the best node for a new sandbox, among the given nodes.
+// choose returns the best node for a new sandbox, among the nodes that the callback accepts.
 func (f *fleet) choose(ctx context.Context, tag, key string, among func(*daemon) bool) (string, error) {
 	list, err := f.daemons(ctx)
 	if err != nil {

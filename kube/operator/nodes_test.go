@@ -15,7 +15,8 @@ import (
 	"github.com/forkd/forkd/kube/api/v1alpha1"
 )
 
-// list returns the router's list of nodes, as far as the nodes belong to the test.
+// list returns the text of the router's list, and the entries in it that belong to nodes of the
+// test.
 func (w *world) list() (text string, nodes map[string]entry) {
 	w.t.Helper()
 	var config corev1.ConfigMap

@@ -2,9 +2,9 @@
 // nodes for `forkd router`.
 //
 // The operator uses the public API of the daemons and the API server, and keeps no state of its
-// own: what it must remember is in the status of an object before it acts. It changes only
-// sandboxes and snapshots that it has made. It does not route requests to sandboxes, which the
-// router does, and does not run daemons, which a DaemonSet does.
+// own: before it acts, it writes what it must remember into the status of an object. It changes
+// only sandboxes and snapshots that it has made. It neither routes requests to sandboxes nor runs
+// daemons: the router and a DaemonSet do this.
 package operator
 
 import (
@@ -37,7 +37,7 @@ type Config struct {
 	RouterTokenFile string // path of the router's token in the router's container; empty: the router needs none
 	RouterURL       string // address of the router for clients; empty: Sandboxes have no URL in their status
 
-	Elect       bool   // take turns with other operators, by a lease
+	Elect       bool   // work only while this operator has the lease, which all operators share
 	HealthBind  string // address of /healthz and /readyz; empty: none
 	MetricsBind string // address of /metrics; empty: none
 }

@@ -20,8 +20,8 @@ const maxMade = 50
 
 // pools keeps the number of unclaimed Sandboxes of each pool. It talks only to the API server.
 //
-// It counts in the API server, not in the cache, so a Sandbox that it has just made counts. One pool
-// is reconciled at a time, and only the leader of the operators does it.
+// It counts the Sandboxes that the API server has, not those in the cache, so a Sandbox that it has
+// just made is included. Only the leader of the operators reconciles pools, one pool at a time.
 type pools struct {
 	kube.Client
 	direct kube.Reader
@@ -76,7 +76,7 @@ func (r *pools) Reconcile(ctx context.Context, req reconcile.Request) (reconcile
 }
 
 // members returns the unclaimed Sandboxes of a pool that are not being deleted. It takes claimed
-// ones out of the pool: they stay when the pool is deleted.
+// Sandboxes out of the pool, so that they stay when the pool is deleted.
 func (r *pools) members(ctx context.Context, p *v1alpha1.SandboxPool) (members []v1alpha1.Sandbox, err error) {
 	var list v1alpha1.SandboxList
 	if err := r.direct.List(ctx, &list, kube.InNamespace(p.Namespace),
@@ -100,8 +100,8 @@ func (r *pools) members(ctx context.Context, p *v1alpha1.SandboxPool) (members [
 	return members, nil
 }
 
-// isAlive reports whether a member of a pool counts. The sandboxes of the others have ended, or
-// have left with their node.
+// isAlive reports whether a member of a pool counts. A member does not count if its sandbox has
+// ended, or has left with its node.
 func isAlive(s *v1alpha1.Sandbox) bool {
 	ready := meta.FindStatusCondition(s.Status.Conditions, v1alpha1.Ready)
 	return s.Status.Phase != v1alpha1.Ended && (ready == nil || ready.Reason != reasonGone)
@@ -120,7 +120,7 @@ func worth(s *v1alpha1.Sandbox) int {
 	return 3
 }
 
-// adjust makes or deletes Sandboxes, and returns how many the pool has then.
+// adjust makes or deletes Sandboxes, and returns the new number of Sandboxes of the pool.
 func (r *pools) adjust(ctx context.Context, p *v1alpha1.SandboxPool, members []v1alpha1.Sandbox, wanted int) (
 	left int, err error) {
 	slices.SortStableFunc(members, func(a, b v1alpha1.Sandbox) int { return worth(&b) - worth(&a) })

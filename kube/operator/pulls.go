@@ -12,12 +12,12 @@ import (
 
 // Bounds on pulls.
 const (
-	maxPulls    = 8                // that run at the same time
+	maxPulls    = 8                // number of pulls at the same time
 	pullTimeout = time.Hour        // of one pull
 	pullPause   = 30 * time.Second // before a failed pull is tried again, unless the interval is shorter
 )
 
-// pullKey names a pull: of a Snapshot to a node.
+// pullKey identifies the pull of a Snapshot to a node.
 type pullKey struct {
 	uid  types.UID
 	node string
@@ -31,8 +31,8 @@ type pull struct {
 	ended  time.Time // valid if done
 }
 
-// pulls runs pulls in the background. If the operator ends, the daemons cancel them and keep the
-// complete files, and the next pull of the same snapshot continues.
+// pulls runs pulls in the background. If the operator ends, the daemons cancel the pulls and keep
+// the files that are complete. The next pull of the same snapshot then continues.
 type pulls struct {
 	places chan struct{}
 	ended  func(uid types.UID) // called when a pull of a Snapshot has ended
@@ -64,7 +64,7 @@ func (p *pulls) forget(key pullKey) {
 	}
 }
 
-// stop cancels the pulls of a Snapshot, and reports whether none runs any more.
+// stop cancels the pulls of a Snapshot, and reports whether all of them have ended.
 func (p *pulls) stop(uid types.UID) (stopped bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

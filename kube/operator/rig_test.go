@@ -38,8 +38,8 @@ import (
 // patience is how long a test waits for something that must happen.
 const patience = 3 * time.Minute
 
-// operatorEnv holds the configuration of an operator. If it is set, the test binary runs as that
-// operator.
+// operatorEnv names the environment variable with the configuration of an operator. If it is set,
+// the test binary runs as that operator.
 const operatorEnv = "FORKD_TEST_OPERATOR"
 
 // process is the configuration of an operator in a process of its own.
@@ -275,7 +275,7 @@ func (w *world) publish() (reference, digest string) {
 	return reference, sent.Digest
 }
 
-// until waits until f returns an empty text, which otherwise says what is missing.
+// until calls f, which returns what is still missing, until the returned text is empty.
 func (w *world) until(what string, f func() string) {
 	w.t.Helper()
 	for end := time.Now().Add(patience); ; time.Sleep(100 * time.Millisecond) {
@@ -300,7 +300,7 @@ func (w *world) get(name string, o kube.Object) bool {
 	return err == nil
 }
 
-// isReady returns the empty text if a condition Ready has the wanted status and reason.
+// isReady returns an empty text if the condition Ready has the wanted status and reason.
 func isReady(list []metav1.Condition, status metav1.ConditionStatus, reason string) string {
 	c := meta.FindStatusCondition(list, v1alpha1.Ready)
 	if c == nil || c.Status != status || c.Reason != reason {

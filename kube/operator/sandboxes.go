@@ -35,8 +35,8 @@ const (
 	nameLabel      = "kube-name"
 )
 
-// settled is the number of intervals between two looks at a sandbox that is as its Sandbox wants.
-// Each look costs the daemon two short requests.
+// settled is the number of intervals between two looks at a sandbox whose state is as its Sandbox
+// wants. Each look costs the daemon two short requests.
 const settled = 6
 
 // Time limits of requests to daemons.
@@ -87,16 +87,16 @@ func waitFor(node string, err error) error {
 
 // sandboxes makes a sandbox for each Sandbox.
 //
-// A Sandbox has at most one sandbox, although the operator may be killed at any time:
+// A Sandbox has at most one sandbox, even if the operator is killed at any time:
 //
 //  1. The operator writes the chosen node into the status. The write fails if another write came
 //     first.
 //  2. It looks on this node for a sandbox with the Sandbox's uid as a label, and takes that one.
-//  3. If there is none, it asks this node for a sandbox, with an Idempotency-Key of the uid.
+//  3. If there is none, it asks this node for a sandbox, with an Idempotency-Key made from the uid.
 //  4. It writes the id into the status.
 //
-// The node in the status changes only if its daemon has refused the request, or was not reached by
-// the first request, or if the node has left the cluster.
+// The node in the status changes in three cases only: its daemon has refused the request, the first
+// attempt to reach the daemon has failed, or the node has left the cluster.
 type sandboxes struct {
 	kube.Client
 	fleet *fleet
@@ -104,7 +104,7 @@ type sandboxes struct {
 }
 
 func (r *sandboxes) setup(mgr ctrl.Manager) error {
-	// A Sandbox that waits for its snapshot.
+	// If a Snapshot changes, all Sandboxes that wait for it are reconciled.
 	waits := handler.EnqueueRequestsFromMapFunc(func(ctx context.Context, snapshot kube.Object) (all []reconcile.Request) {
 		var list v1alpha1.SandboxList
 		if err := r.List(ctx, &list, kube.InNamespace(snapshot.GetNamespace())); err != nil {
@@ -167,8 +167,8 @@ func (r *sandboxes) Reconcile(ctx context.Context, req reconcile.Request) (recon
 	return later(r.save(ctx, &s, before), after)
 }
 
-// later returns the result of a Reconcile. A conflict means that the cache was too old, which is no
-// error: the newer object is already on its way.
+// later returns the result of a Reconcile. A conflict is not an error: the cache was too old, and
+// the newer object is already on its way.
 func later(err error, after time.Duration) (reconcile.Result, error) {
 	if apierrors.IsConflict(err) {
 		return reconcile.Result{RequeueAfter: 100 * time.Millisecond}, nil
@@ -176,7 +176,7 @@ func later(err error, after time.Duration) (reconcile.Result, error) {
 	return reconcile.Result{RequeueAfter: after}, kube.IgnoreNotFound(err)
 }
 
-// save writes the status, if it differs from the argument before. Then it sets before to the status.
+// save writes the status if it differs from *before, and then copies it to *before.
 func (r *sandboxes) save(ctx context.Context, s *v1alpha1.Sandbox, before *v1alpha1.SandboxStatus) error {
 	if equality.Semantic.DeepEqual(&s.Status, before) {
 		return nil
@@ -214,7 +214,8 @@ func (r *sandboxes) ensure(ctx context.Context, s *v1alpha1.Sandbox, before *v1a
 	}
 	c, err := r.fleet.connect(ctx, s.Status.Node)
 	if s.Status.ID == "" && (errors.Is(err, errGone) || isFirst && err != nil) {
-		// Nothing was sent yet, or the sandbox, if there was one, has left with its node.
+		// Either nothing was sent yet, or the node has left the cluster, together with the sandbox
+		// if there was one.
 		err = waitFor(s.Status.Node, err)
 		s.Status.Node = ""
 		return err
@@ -290,7 +291,7 @@ func (r *sandboxes) create(ctx context.Context, c *forkd.Client, s *v1alpha1.San
 	case err == nil:
 		return f.Sandboxes[0].ID, nil
 	case errors.Is(err, forkd.ErrOutcomeUnknown), errors.Is(err, forkd.ErrIdempotencyKeyReused):
-		// The daemon no longer knows what became of the request, and has no sandbox of it.
+		// The daemon no longer knows what became of the request, and has no sandbox from it.
 		s.Status.Attempt++
 	case errors.As(err, &refused):
 		s.Status.Node = "" // nothing was made: another node may accept the request

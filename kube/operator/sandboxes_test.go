@@ -130,8 +130,8 @@ func TestSandbox(t *testing.T) {
 	}
 }
 
-// The operator is killed before or after a daemon makes a sandbox, and before it can write the id
-// into the status. The next operator goes on with the same sandbox.
+// The operator is killed before or after a daemon makes a sandbox, in both cases before the
+// operator can write the id into the status. The next operator goes on with the same sandbox.
 func TestKilledOperator(t *testing.T) {
 	w := newWorld(t, "killed", "a", "b")
 	w.elect = true
@@ -245,7 +245,7 @@ func TestDaemonAway(t *testing.T) {
 	h.proxy, other.proxy = other.proxy, h.proxy
 }
 
-// A sandbox that a client deletes ends its Sandbox. The operator makes no other one.
+// If a client deletes a sandbox, its Sandbox ends. The operator makes no other sandbox for it.
 func TestEnded(t *testing.T) {
 	w := newWorld(t, "ended", "a")
 	w.start()
@@ -329,7 +329,7 @@ func TestUnknownValues(t *testing.T) {
 	w.mode("one", v1alpha1.ModeSuspended)
 }
 
-// The operator's account may do nothing that the operator does not do.
+// The operator's account has no right that the operator does not need.
 func TestAccount(t *testing.T) {
 	w := newWorld(t, "account")
 	operator, err := kube.New(w.account(t), kube.Options{Scheme: w.admin.Scheme()})

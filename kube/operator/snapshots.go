@@ -149,7 +149,7 @@ func (r *snapshots) spread(ctx context.Context, s *v1alpha1.Snapshot, before *v1
 			}
 		}
 	}
-	for _, entry := range entries { // nodes without a daemon, which may come back, or have left the cluster
+	for _, entry := range entries { // nodes without a daemon; they may come back, or have left the cluster
 		s.Status.Nodes = append(s.Status.Nodes, entry)
 	}
 	slices.SortFunc(s.Status.Nodes, func(a, b v1alpha1.SnapshotNode) int { return strings.Compare(a.Name, b.Name) })
@@ -181,7 +181,7 @@ func (r *snapshots) state(s *v1alpha1.Snapshot, node string, entry v1alpha1.Snap
 		entry.State, entry.Message = v1alpha1.NodePulling, ""
 	case one.err == nil:
 		entry.State, entry.Message = v1alpha1.NodeReady, ""
-		if time.Since(one.ended) > askTimeout+2*r.cfg.Interval { // until then, the daemon's last report may be older
+		if time.Since(one.ended) > askTimeout+2*r.cfg.Interval { // until then, the last report may be older than that
 			r.pulls.forget(key)
 		}
 	default:
@@ -295,8 +295,8 @@ func (r *snapshots) removeFrom(ctx context.Context, s *v1alpha1.Snapshot, n v1al
 	ctx, cancel := context.WithTimeout(ctx, forkTimeout)
 	defer cancel()
 	if n.State != v1alpha1.NodeReady {
-		// The operator does not know the end of its pull. If the node has a snapshot with the tag, the
-		// daemon says whether it comes from this artifact.
+		// The operator does not know how its pull ended. If the node has a snapshot with the tag,
+		// the daemon says whether it comes from this artifact.
 		if _, err := c.Snapshot(ctx, s.Status.Tag); errors.Is(err, forkd.ErrSnapshotNotFound) {
 			return nil
 		}

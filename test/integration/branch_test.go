@@ -112,10 +112,10 @@ func TestBranchMidComputation(t *testing.T) {
 	d.removeBranches(t)
 }
 
-// TestBranchChain forks and branches until the chain has ten links, kills the daemon half-way, and
+// TestBranchChain forks and branches until the chain has six links, kills the daemon half-way, and
 // compares every link with its expected state.
 func TestBranchChain(t *testing.T) {
-	const depth = 6 // every mode, twice the mode live and diff; the torture has deeper chains
+	const depth = 6 // live three times, diff twice, full once; the torture has deeper chains
 	d := load(t).start(t)
 	box := d.fork(t, 1)[0]
 	d.value(t, box.ID, "[links := []]")

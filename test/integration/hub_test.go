@@ -16,8 +16,9 @@ import (
 )
 
 // travelling starts a daemon with directories of its own in dir, bakes a small parent there, and
-// makes the snapshot name: a branch of a child that has a note in its memory and on its disk, and a
-// running process. Most of a test's time depends on the size of the snapshot.
+// makes a snapshot with the given name. The snapshot is a branch of a child that has data in its
+// memory, a note on its disk and a running process. The parent is small because the size of the
+// snapshot determines most of a test's time.
 func (f *fixture) travelling(t *testing.T, dir, name string, opts ...option) *daemon {
 	t.Helper()
 	d := f.start(t, append(opts, withState(filepath.Join(dir, "as")), withRAM(filepath.Join(dir, "am")), withPool(0))...)

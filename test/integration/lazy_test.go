@@ -182,8 +182,9 @@ func (d *daemon) deletes(t *testing.T, reg *slowRegistry, ref string) {
 	d.refused(t, []string{"unwanted"}, "fork", "unwanted")
 }
 
-// goesOn lets the registry die while a child runs, and the arrival goes on from a mirror. It does not
-// wait for the rest of the snapshot, as TestMirrorCompletesAnArrival of internal/host/hub does.
+// goesOn lets the registry die while a child runs. The arrival must then go on from a mirror.
+// Unlike TestMirrorCompletesAnArrival of internal/host/hub, goesOn does not wait for the rest of
+// the snapshot.
 func (d *daemon) goesOn(t *testing.T, reg *slowRegistry, ref string) {
 	t.Helper()
 	second := &slowRegistry{Handler: reg.Handler}

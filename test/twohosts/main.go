@@ -118,7 +118,7 @@ func (t *trial) run(ctx context.Context, nameA, nameB string) error {
 }
 
 // startHost starts the emulated host and its daemon, and forwards the registry's address there. The
-// daemon accepts the given token, or a new one if it is empty.
+// daemon accepts the given token or, if it is empty, a new one.
 func (t *trial) startHost(ctx context.Context, name, token, registry string) (*host, error) {
 	h := &host{trial: t, name: name, token: token}
 	cache, err := cachedir.Dir()

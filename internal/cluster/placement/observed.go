@@ -9,8 +9,8 @@ const (
 	assumedRate = 1000 // MiB per second at which a node reads a snapshot from its disk
 )
 
-// Observed returns the Node for what the daemon of a node says about itself, and the size of each
-// snapshot in MiB. The node is Cordoned if the argument says so, or if its daemon has no KVM.
+// Observed turns what a node's daemon says about itself into a Node. It also returns the size of
+// each snapshot, in MiB. The node is Cordoned if the argument says so, or if its daemon has no KVM.
 func Observed(name string, cordoned bool, v *apiv1.Version, host *apiv1.HostMetrics, snapshots []apiv1.Snapshot) (Node,
 	map[string]uint64) {
 	p := Node{Name: name, ReadRate: assumedRate, Has: make(map[string]Heat),

@@ -79,10 +79,10 @@ type Node struct {
 // Policy says how the loads of the nodes count.
 type Policy int
 
-// Spread prefers nodes with a low load, so the loss of a node takes few sandboxes with it. It
-// chooses a node that must first get the snapshot into its memory if the other nodes have a clearly
-// higher load. Pack chooses the node with the highest load among those that can start the request
-// soonest, so some nodes stay empty and can be removed.
+// Spread prefers nodes with a low load, so the loss of a node takes few sandboxes with it. If these
+// nodes must first get the snapshot into their memory, Spread still chooses one of them when the
+// load of the other nodes is clearly higher. Pack chooses the node with the highest load among
+// those that can start the request soonest, so some nodes stay empty and can be removed.
 const (
 	Spread Policy = iota
 	Pack
@@ -112,7 +112,7 @@ const spreadSecs = 2.0
 
 // rank orders the nodes that can take a request. A lower rank is better.
 type rank struct {
-	cost float64 // seconds until the snapshot is in memory; with Spread, also the load in seconds
+	cost float64 // seconds until the snapshot is in memory; with Spread, plus the load, converted to seconds
 	load int     // with Pack, the step of the load with the request, negated
 	hash uint64
 }

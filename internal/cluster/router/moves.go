@@ -15,8 +15,8 @@ import (
 	"github.com/forkd/forkd/internal/host/vmpool"
 )
 
-// maxRepeated is the maximum size, in bytes, of a request's body that is kept, so that the request can be
-// sent to a second node if the sandbox has just moved there.
+// maxRepeated is the maximum size of a body that the router keeps, in bytes. With the body, it can
+// send the request to a second node if the sandbox has just moved there.
 const maxRepeated = 16 << 10
 
 // moved is what a node says about moves.
@@ -48,9 +48,10 @@ func (n *node) moved() moved {
 	return n.status.moved
 }
 
-// ownerOf returns the node that has a sandbox, or nil if the id leads to no node. This is the node that
-// the id names, unless that node says that the sandbox has moved. Only if this node was never heard,
-// the word of another node is enough.
+// ownerOf returns the node that has a sandbox, or nil if the id leads to no node. Usually the id
+// names this node. If the named node says that the sandbox has left, the sandbox is on the only
+// node that claims it or, without such a claim, on the node that the named node gives. If the
+// router has never heard from the named node, the claim of another node is enough.
 func (r *Router) ownerOf(id string) *node {
 	code, err := vmpool.NodeOf(id)
 	if err != nil {
@@ -91,9 +92,9 @@ func (r *Router) named(name string) *node {
 	return nil
 }
 
-// toOwner passes a request on to the node that has a sandbox. If this node answers that the sandbox has
-// moved, the router does not know it yet, and sends the request to the node that the answer names. A
-// request with a long body is sent only once.
+// toOwner passes a request on to the node that has a sandbox. If this node answers that the sandbox
+// has moved, the router had not heard of the move. It then sends the request to the node that the
+// answer names. A request with a long body is sent only once.
 func (r *Router) toOwner(w http.ResponseWriter, req *http.Request, id string) {
 	n := r.ownerOf(id)
 	if n == nil {
@@ -105,7 +106,7 @@ func (r *Router) toOwner(w http.ResponseWriter, req *http.Request, id string) {
 		return
 	}
 	deadlines := http.NewResponseController(w)
-	_ = deadlines.SetReadDeadline(time.Now().Add(bodyTimeout)) // some writers of tests have no deadlines
+	_ = deadlines.SetReadDeadline(time.Now().Add(bodyTimeout)) // some ResponseWriters of tests have no deadlines
 	body, err := io.ReadAll(req.Body)
 	_ = deadlines.SetReadDeadline(time.Time{})
 	if err != nil {
@@ -134,8 +135,8 @@ func (r *Router) toOwner(w http.ResponseWriter, req *http.Request, id string) {
 	}
 }
 
-// hasMoved reports whether a daemon answers that the sandbox has moved. A server in a sandbox can give such
-// an answer too. Then the other node answers that it has no such sandbox.
+// hasMoved reports whether a daemon answers that the sandbox has moved. A server in a sandbox can
+// give such an answer too. The node that it names then answers that it has no such sandbox.
 func hasMoved(resp *http.Response) bool {
 	return resp.StatusCode == http.StatusNotFound && resp.Header.Get(apiv1.NodeHeader) != ""
 }

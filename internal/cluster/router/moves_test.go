@@ -10,7 +10,7 @@ import (
 	"github.com/forkd/forkd/internal/apirig"
 )
 
-// move moves a sandbox through a router, as the command line does.
+// move moves a sandbox through a router, as the CLI does.
 func (c *cluster) move(router int, id, to string) (client.Sandbox, error) {
 	cl := c.clients[router]
 	return client.Move(c.t.Context(), id, client.MoveHost{Client: cl}, client.MoveHost{Client: cl, Node: to},
@@ -19,8 +19,9 @@ func (c *cluster) move(router int, id, to string) (client.Sandbox, error) {
 
 func other(name string) string { return map[string]string{"a": "b", "b": "a"}[name] }
 
-// A sandbox keeps its id, its names and its rules when it moves, and both routers find it at once. It can
-// return, and goes on being found if the node that made it is lost.
+// When a sandbox moves, it keeps its id, its names and its rules, and both routers find it
+// immediately. They also find it if the node that made it is lost. The sandbox can return to that
+// node.
 func TestSandboxMoves(t *testing.T) {
 	c := start(t, apirig.Options{}, "a", "b")
 	id := c.fork(0, client.ForkRequest{Labels: map[string]string{"app": "web"}, Env: map[string]string{"X": "1"},
@@ -80,7 +81,7 @@ func TestSandboxMoves(t *testing.T) {
 	if _, err := c.clients[0].Sandbox(t.Context(), id); err != nil {
 		t.Errorf("the first node is lost: %v", err)
 	}
-	late := routerOf(t, c.file) // this router never heard the lost node
+	late := routerOf(t, c.file) // this router has never heard from the lost node
 	if n := late.ownerOf(id); n == nil || n.Name != to {
 		t.Errorf("a new router sends the sandbox's requests to %v", n)
 	}

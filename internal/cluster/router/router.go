@@ -1,9 +1,10 @@
 // Package router serves the API of several daemons at one address.
 //
-// The id of a sandbox names the node that has made it. If that node does not say that the sandbox has
-// moved, the router passes a request about the sandbox on to the node's daemon. For a new sandbox it
-// chooses a node (see package placement) by what the daemons say about themselves. It merges lists. It
-// keeps no state that would be missing after its death, so several routers can serve the same nodes.
+// The id of a sandbox names the node that has made it. If that node does not say that the sandbox
+// has moved, the router passes a request about the sandbox on to the node's daemon. For a new
+// sandbox it chooses a node (see package placement) by what the daemons say about themselves. It
+// merges lists. It keeps no state that another router would lack, so several routers can serve the
+// same nodes.
 //
 // The router checks no token: it passes the client's token on, and the daemons decide. It uses its
 // own token only to read what the daemons have. It connects only to the nodes in its list.
@@ -147,7 +148,7 @@ func (r *Router) byPath(w http.ResponseWriter, req *http.Request) {
 	}
 }
 
-// haveOneOwner reports whether a list has at least one id, and one node has all sandboxes in it.
+// haveOneOwner reports whether a list of ids is not empty, and one node has all of its sandboxes.
 func (r *Router) haveOneOwner(list []string) bool {
 	if len(list) == 0 {
 		return false

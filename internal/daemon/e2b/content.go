@@ -25,13 +25,13 @@ import (
 // contentRoot is the beginning of the paths of E2B's API for the files of volumes.
 const contentRoot = "volumecontent"
 
-// noContentToken is reported as the token for the files of a volume to a client that needs no
-// token, or that may not use the files. The SDKs require a token.
+// noContentToken is reported as the token for the files of a volume, because the SDKs require a
+// token. It is for clients that need no token, and for clients that may not use the files.
 const noContentToken = "none"
 
-// A token for the files of a volume is contentPrefix, a signature of the volume's ID and of the
-// client, a dot, and the client in base64. It gives the rights that the client has at the time of
-// the request, for this volume only.
+// A token for the files of a volume consists of contentPrefix, a signature of the volume's ID and
+// of the client, a dot, and the client in base64. It gives the rights that the client has at the
+// time of the request, for this volume only.
 const (
 	contentPrefix  = "fv_"
 	contentPurpose = "e2b volume"
@@ -52,8 +52,8 @@ func (a *Server) contentToken(who auth.Principal, id string) string {
 		base64.RawURLEncoding.EncodeToString([]byte(who.Who))
 }
 
-// identifyContent returns the principal of a request for files of a volume, by the token of
-// contentToken. Without such a token, the principal is that of other requests.
+// identifyContent returns the principal of a request for files of a volume. A token of contentToken
+// identifies its client. Without such a token, the request is identified like all other requests.
 func (a *Server) identifyContent(r *http.Request) (auth.Principal, error) {
 	token, isContent := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer "+contentPrefix)
 	if !isContent {
@@ -142,7 +142,8 @@ func bodyError(err error, body *steady) error {
 	return face.BadRequest("the body breaks off before its end")
 }
 
-// sendContent sends an answer. The client may take as long as the request may, but must not stall.
+// sendContent sends an answer. The client has as much time to read it as the whole request has, but
+// must not stall.
 func (a *Server) sendContent(w http.ResponseWriter, r *http.Request, answer volfiles.Answer) error {
 	h := w.Header()
 	h.Set("X-Content-Type-Options", "nosniff")

@@ -110,7 +110,7 @@ func TestContentOfVolumes(t *testing.T) {
 	r.file(v, v.Token, "GET", "/file?path=/none", "", 404)
 	r.file(v, v.Token, "GET", "/file", "", 400)
 	r.file(v, v.Token, "GET", "/other?path=/x", "", 501)
-	r.file(vol{ID: "vol-none"}, r.key["X-API-Key"], "GET", "/file?path=/x", "", 401) // not a token of /v1
+	r.file(vol{ID: "vol-none"}, r.key["X-API-Key"], "GET", "/file?path=/x", "", 401) // this key is not a token of /v1
 	answer, _ := r.send("GET", "/volumecontent/vol-none/file?path=/x", r.key, "")
 	if answer.StatusCode != http.StatusNotFound {
 		t.Errorf("no such volume: %s", answer.Status)
@@ -244,7 +244,7 @@ func TestContentAnsweredEarly(t *testing.T) {
 	r.file(v, v.Token, "DELETE", "/path?path=/x", "", 201) // the VM says so
 }
 
-// If a client sends less than it announces, or sends a body to read, it is the client's error.
+// A body that breaks off before its end is refused, and so is a body of a request that only reads.
 func TestWrongBodiesOfContent(t *testing.T) {
 	f := &filer{files: map[string]string{}}
 	r := startSlots(t, apirig.Options{Files: f.serve})
@@ -272,8 +272,8 @@ func TestWrongBodiesOfContent(t *testing.T) {
 	r.file(v, v.Token, "GET", "/file?path=/x", "body", 400)
 }
 
-// A request that waits is for the volume that it named, and not for another one that has its name
-// when the wait ends.
+// While a request for a volume waits, the volume is removed, and another volume is made with the
+// same name. The request must not use the other volume.
 func TestContentOfARemovedVolume(t *testing.T) {
 	f := &filer{files: map[string]string{"/x": "content"}}
 	r := startSlots(t, apirig.Options{Files: f.serve})
@@ -287,7 +287,7 @@ func TestContentOfARemovedVolume(t *testing.T) {
 	for _, method := range []string{"GET", "PUT"} {
 		calls.Go(func() { r.file(v, v.Token, method, "/file?path=/x", "", 404) })
 	}
-	time.Sleep(500 * time.Millisecond) // until both wait; they are refused also if they come later
+	time.Sleep(500 * time.Millisecond) // until both wait; they are refused even if they come later
 	r.call("DELETE", "/volumes/"+v.ID, "", 204, nil)
 	again := r.createVolume("data")
 	close(release)

@@ -43,7 +43,8 @@ func writeError(w http.ResponseWriter, err error) {
 	writeErrorBody(w, body.Code, body)
 }
 
-// writeErrorBody sends the body of an error: numbers and texts, so that encoding it never fails.
+// writeErrorBody sends the body of an error. The body has only numbers and texts, so encoding it
+// never fails.
 func writeErrorBody(w http.ResponseWriter, status int, body any) {
 	if status == http.StatusTooManyRequests || status == http.StatusServiceUnavailable {
 		w.Header().Set("Retry-After", retryAfter)

@@ -172,7 +172,7 @@ func (s *steady) begin(by time.Time) error {
 }
 
 // done removes the deadline. After the last byte, the server reads in the background to notice that
-// the client has left. A deadline would end that, and with it the request.
+// the client has left. A deadline would end this read, and with it the request.
 func (s *steady) done(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -182,8 +182,9 @@ func (s *steady) done(err error) {
 	}
 }
 
-// stop makes all Reads fail, also one that waits for the client. When it returns, no other goroutine
-// reads, so the handler of the request may end. It reports whether the body has been read to its end.
+// stop makes all Reads fail, including one that waits for the client. When it returns, no other
+// goroutine reads, so the handler of the request may end. It reports whether the body has been read
+// to its end.
 func (s *steady) stop() (whole bool) {
 	s.mu.Lock()
 	if s.stopped = true; s.waits {

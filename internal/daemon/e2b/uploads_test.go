@@ -113,8 +113,8 @@ func (d *deadlines) count() (set int, latest time.Time) {
 	return d.set, d.latest
 }
 
-// When stop returns, no goroutine reads the body or changes the deadline of the connection, which then
-// belongs to other requests.
+// When stop has returned, no goroutine reads the body or changes the deadline of the connection,
+// because the connection then belongs to other requests.
 func TestStopEndsReads(t *testing.T) {
 	here, there := net.Pipe()
 	defer there.Close()

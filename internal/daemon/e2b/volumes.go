@@ -12,9 +12,9 @@ import (
 	"github.com/forkd/forkd/internal/host/volume"
 )
 
-// noContentDomain is reported as the domain of the files of volumes if the daemon has no domain. This
-// domain does not exist, so the client must set E2B_VOLUME_API_URL. Without any domain, the SDKs
-// would send the files to E2B's own servers.
+// noContentDomain is reported as the domain of the files of volumes if the daemon has no domain.
+// The reported domain does not exist, so the client must set E2B_VOLUME_API_URL. Without any
+// domain, the SDKs would send the files to E2B's own servers.
 const noContentDomain = "volumes.forkd.invalid"
 
 // volumeInfo describes a volume in a list.

@@ -10,7 +10,8 @@ import (
 	"github.com/forkd/forkd/internal/host/move"
 )
 
-// SetNode sets the header of an answer with an error, if the error says that a sandbox has moved.
+// SetNode sets the header that names the node of a sandbox, in the answer for an error which says
+// that the sandbox has moved.
 func SetNode(w http.ResponseWriter, err error) {
 	if away := (*failure.AwayError)(nil); errors.As(err, &away) && away.Node != "" {
 		w.Header().Set(apiv1.NodeHeader, away.Node)

@@ -23,7 +23,8 @@ func (a *api) moveRoutes() []route {
 	}
 }
 
-// moves lists the moves of this host. The ids in it tell where sandboxes of other clients are.
+// moves lists the moves of this host. A token with a label prefix cannot read them, because the ids
+// show where sandboxes of other clients are.
 func (a *api) moves(r *http.Request) (out apiv1.Moves, err error) {
 	if err := a.view(r).Limited("the list of all moves"); err != nil {
 		return out, err

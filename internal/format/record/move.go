@@ -15,14 +15,14 @@ const (
 type Move struct {
 	ID    string    `json:"id"`
 	Phase string    `json:"phase"`
-	Node  string    `json:"node"` // name of the other host: where the sandbox goes or, if it arrives, comes from
+	Node  string    `json:"node"` // name of the other host: the destination or, in MoveArriving, the origin
 	Since time.Time `json:"since"`
 	// Key lets the other host run the sandbox. Only the host that the sandbox leaves has it.
 	Key string `json:"key,omitempty"`
 	// Lock is the digest of the key, in hexadecimal. Only the host that the sandbox moves to has it.
 	Lock string `json:"lock,omitempty"`
-	// Was is the host to which the sandbox had moved from here before it began to return; empty if it
-	// had not.
+	// Was is set while a sandbox that has moved away returns to this host. It names the host to
+	// which the sandbox had moved from here.
 	Was string `json:"was,omitempty"`
 }
 

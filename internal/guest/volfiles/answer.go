@@ -214,7 +214,7 @@ func statOf(root *os.Root, name string) (s stat, err error) {
 }
 
 // list returns the entries of a directory, in the order of their paths. With a depth of 1, which is
-// the default, the entries of its directories are not included.
+// the default, the list omits the entries of subdirectories.
 func list(root *os.Root, name, depth string) ([]stat, error) {
 	levels := uint64(1)
 	if depth != "" {
@@ -361,8 +361,8 @@ func write(root *os.Root, name string, content io.Reader, set changes) (_ stat, 
 	return statOf(root, name)
 }
 
-// replace gives a name to a file that has none. Until it has one, nothing of the file is left if the
-// VM is killed: the next mount of the volume frees the file.
+// replace gives a name to a file that has none. If the VM is killed before that, nothing of the
+// file is left: the next mount of the volume frees it.
 func replace(root *os.Root, name string, f *os.File) error {
 	dir, err := root.OpenFile(path.Dir(name), os.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {
@@ -446,8 +446,8 @@ func jsonResponse(status int, body any) *http.Response {
 	return response(status, "application/json", int64(len(p)), io.NopCloser(bytes.NewReader(p)))
 }
 
-// fileResponse returns an answer with the content of a file. The file may be shorter at the end than
-// now, only if the file system is damaged.
+// fileResponse returns an answer with the content of a file. Only if the file system is damaged,
+// the file can have fewer bytes than its size says.
 func fileResponse(f *os.File) *http.Response {
 	info, err := f.Stat()
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// volume is a directory that stands for a mounted volume.
+// volume is a directory that stands in for a mounted volume.
 type volume struct {
 	t    *testing.T
 	dir  string
@@ -173,7 +173,7 @@ func TestWrongRequests(t *testing.T) {
 	}
 }
 
-// While a file arrives, the volume has no other name. So nothing is left if the VM is killed.
+// While a file arrives, it has no name in the volume. So nothing of it is left if the VM is killed.
 func TestNoNameBeforeTheEnd(t *testing.T) {
 	v := newVolume(t)
 	v.call("PUT /file", "path=/d/x&force=true", "former", 201, nil)

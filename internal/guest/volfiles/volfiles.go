@@ -53,8 +53,9 @@ func serve(_ *kmsg.Log, conn net.Conn) error {
 	return nil
 }
 
-// answerOnDisk mounts the volume and answers a request. The caller must call done when it has sent
-// the answer. After a change, the volume is already unmounted.
+// answerOnDisk mounts the volume and answers a request. The caller must call done after it has sent
+// the answer. If the request changes files, the volume is already unmounted when answerOnDisk
+// returns.
 func answerOnDisk(req *http.Request) (resp *http.Response, done func(), err error) {
 	reads := req.Method == http.MethodGet
 	if err := mount(reads); err != nil {

@@ -21,10 +21,10 @@ import (
 // Live is a running sandbox whose volumes change. A volume is attached in the lowest free slot, and
 // leaves its slot free when it is detached.
 //
-// The sandbox's record names the volumes. It names a volume before the VM gets the volume, and
-// until the guest has unmounted it. If the daemon is killed in between, Fit makes the record, the
-// VM and the records of the volumes consistent: afterwards the volume is attached only if both the
-// VM and the record had it.
+// The sandbox's record names the volumes. A volume is in the record before the VM gets it, and
+// stays there until the guest has unmounted it. If the daemon is killed in between, Fit makes the
+// record, the VM and the records of the volumes consistent: afterwards the volume is attached only
+// if both the VM and the record had it.
 type Live struct {
 	*Set
 	VMM    vmpool.VMM
@@ -112,8 +112,8 @@ func (l *Live) put(ctx context.Context, slot int, m Mount) error {
 	return l.VMM.SetVolume(context.WithoutCancel(ctx), 1+slot, f.SizeBytes, d.files)
 }
 
-// slotOf returns the slot of a mounted volume, or -1. If the sandbox writes to the volume and also has
-// a copy of it, which the sandbox has from its snapshot, slotOf returns the slot of the volume itself.
+// slotOf returns the slot of a mounted volume, or -1. If the sandbox writes to the volume and also
+// has a copy of it from its snapshot, slotOf returns the slot of the volume itself.
 func slotOf(mounts []Mount, name string) int {
 	writer := slices.IndexFunc(mounts, func(m Mount) bool { return m.Name == name && m.Mode == record.MountWriter })
 	if writer >= 0 {
@@ -122,10 +122,10 @@ func slotOf(mounts []Mount, name string) int {
 	return slices.IndexFunc(mounts, func(m Mount) bool { return m.Name == name && !m.IsFree() })
 }
 
-// Detach unmounts a volume in the sandbox. The volume then has no writer. If a program uses the
-// volume, or if the guest does not answer, the volume stays attached. The error is a
-// *NotMountedError, a *BusyError, or an *Error. After any other error, the next call of Settle does
-// the rest.
+// Detach unmounts a volume in the sandbox. The volume then has no writer. If the guest refuses,
+// because a program uses the volume (*BusyError), or does not answer (*Error), the volume stays
+// attached. If the sandbox does not have the volume, the error is a *NotMountedError. After any
+// other error, the next call of Settle does the rest.
 func (l *Live) Detach(ctx context.Context, name string) error {
 	slot := slotOf(l.Mounts, name)
 	if slot < 0 {

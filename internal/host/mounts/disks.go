@@ -120,8 +120,8 @@ type Snapshot interface {
 // Disks are the open disks of a sandbox for a VM that is about to run a snapshot.
 type Disks struct {
 	Volumes []chain.Volume
-	// Again has a mount for each of these slots. Mounts with the mode record.MountWriter are volumes that the
-	// snapshot lacks: the present guest must unmount them before the restore.
+	// Again has a mount for each slot in Volumes. Mounts with the mode record.MountWriter are
+	// volumes that the snapshot lacks: the present guest must unmount them before the restore.
 	Again []Mount
 
 	leave   func() // leaves the place that Open has taken; nil if it has taken none

@@ -36,7 +36,8 @@ func Used(mounts []Mount) (list []Mount) {
 	return list
 }
 
-// place returns the mounts with m in the lowest free slot, and this slot.
+// place puts m into the lowest free slot. It returns the new list of mounts and the number of the
+// slot.
 func place(mounts []Mount, m Mount) (list []Mount, slot int) {
 	list = slices.Clone(mounts)
 	if slot = slices.IndexFunc(list, func(m Mount) bool { return m.IsFree() }); slot >= 0 {

@@ -17,9 +17,9 @@ import (
 	"github.com/forkd/forkd/internal/host/vmpool"
 )
 
-// Arrive fetches a sandbox that leaves another host. The reference names the snapshot of its suspended
-// state on that host. The client with the name in who fetches it. The sandbox cannot be used before
-// Activate. Everything in d is hostile until it is checked here.
+// Arrive fetches a sandbox that is leaving another host. The argument from refers to the snapshot
+// of its suspended state on that host, and who is the name of the client that pulls it. The sandbox
+// cannot be used before Activate. Everything in d is hostile until it is checked here.
 func (b *Book) Arrive(ctx context.Context, who, id string, d Departure, from hub.Remote) (record.Move, error) {
 	return b.step(id, func(e *entry) error {
 		if _, err := b.manager.Get(id); err == nil {
@@ -50,8 +50,8 @@ func (b *Book) Arrive(ctx context.Context, who, id string, d Departure, from hub
 	})
 }
 
-// fetch pulls the snapshot of a suspended state, and stores the records of the sandbox and of the move.
-// After an error, nothing stays.
+// fetch pulls the snapshot of a suspended state, and stores the records of the sandbox and of the
+// move. After an error, neither the snapshot nor a record of the arrival stays.
 func (b *Book) fetch(ctx context.Context, who string, r *ledger.Record, from hub.Remote, e *entry) (err error) {
 	got, err := b.hub.Pull(ctx, who, r.SnapshotTag, from.Under(hub.Off).Transient(), func(hub.Progress) {})
 	if err != nil {
@@ -101,7 +101,7 @@ var hostname = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
 // maxOwner bounds the name of a sandbox's owner, in bytes.
 const maxOwner = 256
 
-// check returns the record of a sandbox that is to arrive.
+// check checks a departure, and returns the record in it of the sandbox that is to arrive.
 func (b *Book) check(id string, d *Departure) (*ledger.Record, error) {
 	node, err := vmpool.NodeOf(id)
 	if err != nil || node == (snapshot.Node{}) {
@@ -145,8 +145,9 @@ func (b *Book) check(id string, d *Departure) (*ledger.Record, error) {
 	return &r, nil
 }
 
-// strange returns the name of the first field of a record that no suspended sandbox has which can move.
-// Without this check, the record could name files, snapshots and processes of this host.
+// strange checks that a record has the form of a suspended sandbox that can move. It returns the
+// name of the first wrong field, or "". Without this check, the record could name files, snapshots
+// and processes of this host.
 func strange(id string, r *ledger.Record) string {
 	number, isState := strings.CutPrefix(r.SnapshotTag, stateTag+id+"-")
 	for _, c := range []struct {

@@ -13,9 +13,10 @@ import (
 	"github.com/forkd/forkd/internal/apirig"
 )
 
-// Both daemons are killed between any two durable parts of a move. Afterwards at most one of them lets
-// clients use the sandbox, a repeated move completes, and a cancelled move either returns the sandbox or is
-// refused because the first host has given it up. Nothing is left over.
+// Both daemons are killed between any two durable parts of a move. Afterwards at most one of them
+// lets clients use the sandbox, and a repeated move completes. A cancel either gives the sandbox
+// back to the first host, or is refused because that host has given the sandbox up. Nothing is left
+// over.
 func TestKilledAtEveryPoint(t *testing.T) {
 	var p *pair
 	var points []string
@@ -45,11 +46,11 @@ func TestKilledAtEveryPoint(t *testing.T) {
 	}
 	for i, point := range points {
 		for _, cancels := range []bool{false, true} {
-			if cancels && i > slices.Index(points, "active") { // a move that is complete, except for what is left over
+			if cancels && i > slices.Index(points, "active") { // the first host may still have files
 				continue
 			}
 			t.Run(fmt.Sprintf("%d %s cancels=%v", i, point, cancels), func(t *testing.T) {
-				t.Parallel() // most of the time passes with waiting
+				t.Parallel() // the test mostly waits
 				dirs := [2]string{t.TempDir(), t.TempDir()}
 				for n, dir := range dirs {
 					copyState(t, kept[i][n]+"/.", dir)
@@ -62,7 +63,7 @@ func TestKilledAtEveryPoint(t *testing.T) {
 	}
 }
 
-// copyState copies the state of a daemon as it is now. Files of memory consist almost only of holes.
+// copyState copies the state of a daemon as it is now. Memory files consist almost only of holes.
 func copyState(t *testing.T, from, to string) {
 	t.Helper()
 	if text, err := exec.Command("cp", "-a", "--sparse=auto", from, to).CombinedOutput(); err != nil {

@@ -1,7 +1,7 @@
 // Package move moves suspended sandboxes from one host to another, under the same id.
 //
-// A client with all rights takes the sandbox through these steps. Every step may be repeated, and a
-// daemon may be killed during each of them:
+// A client with all rights takes the sandbox through these steps. The client can repeat every step,
+// and a daemon can be killed during any of them:
 //
 //	the host that it leaves          the host that it moves to
 //	Leave    record: leaving
@@ -90,15 +90,15 @@ type Book struct {
 	once    sync.Once       // fills foreign
 }
 
-// entry is a record, with what keeps the snapshot of the suspended state.
+// entry is a record, and the pin of the snapshot of the suspended state.
 type entry struct {
 	record.Move
 	unpin func() // nil: there is no such snapshot
 }
 
-// Open reads the records, and pins the snapshots of sandboxes that are moving. It undoes an Arrive that
-// a killed daemon has not completed. It must be called before sandbox.Manager.Recover, and before
-// the first step the caller calls Use.
+// Open reads the records, and pins the snapshots of sandboxes that are moving. It undoes an Arrive
+// that a killed daemon has not completed. The caller must call Open before sandbox.Manager.Recover,
+// and Use before the first step.
 func Open(cfg Config) (*Book, error) {
 	if cfg.Fault == nil {
 		cfg.Fault = func(string) {}
@@ -132,8 +132,8 @@ func (b *Book) path(id string) string { return filepath.Join(b.cfg.Dir, id+".jso
 
 func (b *Book) data(id string) string { return filepath.Join(b.cfg.DataDir, id) }
 
-// load reads the record of a sandbox. A record that cannot be read keeps the sandbox from being used:
-// perhaps it runs on another host.
+// load reads the record of a sandbox. If the record cannot be read, the sandbox cannot be used,
+// because it may run on another host.
 func (b *Book) load(id string) error {
 	p, err := os.ReadFile(b.path(id))
 	if err != nil {
@@ -199,7 +199,8 @@ func (b *Book) forget(id string) error {
 	return err
 }
 
-// reverse undoes an Arrive: the sandbox is not here and, if was is not empty, it had moved there.
+// reverse undoes an Arrive. Afterwards the sandbox is not here. If was names a host, the new record
+// says again that the sandbox has moved to that host.
 func (b *Book) reverse(id, was string, since time.Time) error {
 	if err := os.RemoveAll(b.data(id)); err != nil {
 		return err
@@ -211,7 +212,8 @@ func (b *Book) reverse(id, was string, since time.Time) error {
 	return b.write(&entry{Move: record.Move{ID: id, Phase: record.MoveGone, Node: was, Since: since, Key: none}})
 }
 
-// none is the key in the record of a sandbox that has gone, if nothing needs its key any more.
+// none replaces the key in the record of a sandbox that has gone, when nothing needs the key any
+// more.
 const none = "-"
 
 func (b *Book) set(id string, e *entry) {
@@ -300,13 +302,13 @@ func conflict(id, format string, args ...any) error {
 	return &ConflictError{ID: id, Reason: fmt.Sprintf(format, args...)}
 }
 
-// other is the error if a sandbox takes part in another move than the one of the step.
+// other returns the error of a step if the sandbox takes part in another move.
 func (e *entry) other() error {
 	return conflict(e.ID, "it is %q, and the other host is %q: continue or cancel that move first", e.Phase, e.Node)
 }
 
-// step runs one step of a sandbox. It returns the record after the step. Without a record, only the ID in
-// the result is set.
+// step runs one step of a sandbox. It returns the record after the step. If there is no record
+// then, only the ID in the result is set.
 func (b *Book) step(id string, run func(*entry) error) (record.Move, error) {
 	if b.cfg.Node == "" {
 		return record.Move{}, conflict(id, "this daemon has no --node, so ids do not lead to it")
@@ -341,20 +343,20 @@ func (b *Book) step(id string, run func(*entry) error) (record.Move, error) {
 	return e.Move, err
 }
 
-// Departure is what the host that a sandbox moves to must know.
+// Departure has what the new host of a moving sandbox must know.
 type Departure struct {
 	From, To string          // names of the hosts
 	Tag      string          // tag of the suspended state
 	Lock     string          // digest of the key that Commit returns, in hexadecimal
 	Record   json.RawMessage // the record of the suspended sandbox
-	// Digests of the keys from which tokens and signed URLs of the sandbox are derived. They must be
-	// equal on both hosts; otherwise these tokens and URLs would become invalid. Empty: the sandbox
-	// has none.
+	// Digests of the keys from which tokens and signed URLs of the sandbox are derived. The keys
+	// must be equal on both hosts: with another key, the tokens and URLs would become invalid.
+	// Empty: the sandbox has no tokens or no URLs.
 	TokenKey, LinkKey string
 }
 
-// Leave keeps a suspended sandbox from being used, until it has moved to another host or until Cancel. If
-// the sandbox has something that cannot move, the error is a *ConflictError that names it.
+// Leave blocks all use of a suspended sandbox until it has moved to another host, or until Cancel.
+// If the sandbox has something that cannot move, the error is a *ConflictError that names it.
 func (b *Book) Leave(ctx context.Context, id, to string) (m record.Move, d Departure, err error) {
 	m, err = b.step(id, func(e *entry) error {
 		switch e.Phase {
@@ -420,8 +422,8 @@ func (b *Book) movable(i sandbox.Info) error {
 	return err
 }
 
-// isOfE2B reports whether an annotation is one of E2B's API. Annotations of other APIs do not have its
-// field.
+// isOfE2B reports whether an annotation comes from E2B's API. Annotations of other APIs lack the
+// field that it looks for.
 func isOfE2B(annotation json.RawMessage) bool {
 	var mark struct {
 		Timeout *time.Duration `json:"timeout"`
@@ -545,8 +547,8 @@ func (b *Book) Activate(id, key string) (m record.Move, err error) {
 	})
 }
 
-// Cancel undoes Leave or Arrive. After Commit it is refused on the host that the sandbox has left. It
-// does nothing if the sandbox does not move.
+// Cancel undoes Leave or Arrive. After Commit it is refused on the host that the sandbox has left.
+// It does nothing if the sandbox is not moving.
 func (b *Book) Cancel(id string) (record.Move, error) {
 	return b.step(id, func(e *entry) error {
 		switch e.Phase {

@@ -104,7 +104,8 @@ func TestStepsAreOrdered(t *testing.T) {
 	}
 }
 
-// What the other host could not keep is refused before anything changes.
+// If a sandbox has something that the other host could not keep, the move is refused before
+// anything changes.
 func TestRefusedMoves(t *testing.T) {
 	p := newPair(t, apirig.Options{}, client.ForkRequest{})
 	box := func(req client.ForkRequest) string {

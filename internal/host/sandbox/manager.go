@@ -64,8 +64,9 @@ type Config struct {
 	// it is nil, no branch is for all clients.
 	IsParent func(tag string) bool
 
-	// Away returns why a sandbox is not here: a *NotFoundError, or that it is moving or has moved to
-	// another host. Recover does not touch the files of such a sandbox. nil: no sandbox moves.
+	// Away returns why a sandbox is not here: a *NotFoundError, or an error that says that the
+	// sandbox is moving, or has moved, to another host. In the second case, Recover does not touch
+	// its files. If Away is nil, no sandbox moves.
 	Away func(id string) error
 
 	// OpenPrivate permits every client to give sandboxes access to private networks and the host;

@@ -34,10 +34,10 @@ type Contents interface {
 }
 
 // Import fills g with a snapshot from another host and publishes it. artifact.Parse has checked the
-// manifest m. The new snapshot has no policy, labels or sandbox, even if m has them. It is transient
-// only if the caller has set m.Transient, which no artifact has. While Import
-// writes, it calls the function room, which returns an error if the disk has too little free space.
-// If Import returns an error, the caller must call Discard.
+// manifest m. The new snapshot has no policy, labels or sandbox, even if m has them. It is
+// transient only if the caller has set m.Transient: no artifact sets it. While Import writes, it
+// calls the function room, which returns an error if the disk has too little free space. If Import
+// returns an error, the caller must call Discard.
 func (g *Staging) Import(ctx context.Context, m *snapshot.Manifest, files Contents, room func() error) (Info, error) {
 	i := g.importing(ctx, m, files, room)
 	if err := i.addAll(); err != nil {

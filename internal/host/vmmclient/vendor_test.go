@@ -87,7 +87,7 @@ func checkChild(t *testing.T, v *testVM, machine string) {
 	}
 	before := count()
 	t.Logf("the child has counted to %d", before)
-	// sleep needs the timer, and awk the registers for numbers.
+	// The command sleep needs the timer, and awk uses the floating-point registers.
 	if got := v.sh(t, `sleep 1; awk 'BEGIN { for (i = 0; i < 1000; i++) s += sqrt(i); printf "%.3f", s }'`); got != "21065.833" {
 		t.Errorf("the sum is %s", got)
 	}

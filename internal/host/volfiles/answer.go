@@ -8,7 +8,8 @@ import (
 	"sync"
 )
 
-// answerOf returns an answer with a body of JSON. A VM can only give the statuses of filesproto.
+// answerOf returns an answer with a body of JSON. If the VM has sent a status that filesproto does
+// not have, the answer has the status 500.
 func answerOf(status int, body []byte) Answer {
 	switch status {
 	case http.StatusOK, http.StatusCreated, http.StatusNoContent, http.StatusBadRequest, http.StatusNotFound,
@@ -20,8 +21,8 @@ func answerOf(status int, body []byte) Answer {
 }
 
 // source is the body of a client's request. It keeps the error of the client's connection, which
-// would otherwise look like an error of the VM's connection. After end, it reads no more from the
-// client, even if the VM has answered early.
+// would otherwise look like an error of the VM's connection. After a call of the method end, it
+// reads no more from the client, even if the VM has answered early.
 type source struct {
 	io.Reader
 

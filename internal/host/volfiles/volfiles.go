@@ -1,5 +1,5 @@
-// Package volfiles reads and changes the files of volumes that no sandbox needs to mount. It does so
-// in a VM for each request.
+// Package volfiles reads and changes the files of volumes, without a sandbox that mounts them. It
+// starts a VM for each request.
 //
 // The VM boots the kernel and the initramfs of a snapshot that the client can fork, with forkd-files
 // as its init. It has one disk, one connection to the host and no network. To read, the VM gets a
@@ -78,8 +78,8 @@ func New(cfg Config) *Server {
 // Request is a request for files of a volume.
 type Request struct {
 	Volume string       // name
-	ID     string       // the ID that a volume of this name must have when the request gets it
-	Client string       // name of the client, whose VMs are limited
+	ID     string       // the ID that the volume must still have when the request opens it
+	Client string       // name of the client; limits count the VMs of each client
 	Boot   []store.Info // snapshots that the client can fork; the VM boots the kernel of the first usable one
 
 	Method, Path, Query string // see filesproto
@@ -122,9 +122,9 @@ func (e *NoKernelError) Error() string {
 }
 
 // Serve executes a request and passes the answer to the given function. If the request changes
-// files, the change is durable, and the volume has no writer, before Serve calls the function. The
-// error is one of the errors of mounts.Admit, a *NoKernelError, a *BodyError, an error of the function,
-// or an error of the VM.
+// files, Serve calls the function only when the change is durable and the volume has no writer any
+// more. The error is one of the errors of mounts.Admit, a *NoKernelError, a *BodyError, an error of
+// the function, or an error of the VM.
 func (s *Server) Serve(ctx context.Context, req Request, answer func(Answer) error) error {
 	leave, err := s.place.Wait(ctx, owner.FairShare(req.Client, maxVMs))
 	if err != nil {
@@ -171,7 +171,7 @@ func (s *Server) change(ctx context.Context, req *Request, answer func(Answer) e
 	id := volume.FilesWriter + snapshot.NewID()
 	var result Answer
 	err := s.write(ctx, req, id, func(a Answer) error { result = a; return nil })
-	// After an error, the writer may have ended too, and changes nothing any more.
+	// The VM has ended, even after an error, and changes nothing any more.
 	released := s.cfg.Volumes.Release(context.WithoutCancel(ctx), req.Volume, id)
 	if err := errors.Join(err, released); err != nil {
 		return err
@@ -192,8 +192,8 @@ func (s *Server) write(ctx context.Context, req *Request, id string, answer func
 	return s.run(ctx, req, files, answer)
 }
 
-// same returns a *volume.Error unless a disk is of the volume that the request is for. While the
-// request waited, the volume may have been removed, and another one of its name made.
+// same returns a *volume.Error if a disk does not belong to the volume of the request. While the
+// request waited, that volume may have been removed, and another volume made with the same name.
 func (s *Server) same(ctx context.Context, req *Request, disk volume.Disk) error {
 	id, err := s.cfg.Volumes.IDOf(ctx, disk)
 	if err == nil && id != req.ID {

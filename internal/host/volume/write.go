@@ -27,7 +27,8 @@ const (
 	maxLayers = 20
 )
 
-// FilesWriter begins the names of writers that are no sandboxes: requests for the files of a volume.
+// FilesWriter is the prefix of the names of writers that are not sandboxes, but requests for the
+// files of a volume.
 const FilesWriter = "files-"
 
 // InUseError reports that a volume has a writer.

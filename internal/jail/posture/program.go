@@ -27,8 +27,8 @@ func TestProgram(dir string) (string, error) {
 	return path, nil
 }
 
-// SharedProgram returns a function like TestProgram that all tests of a package can share, because
-// compiling takes seconds, and a function that removes the program.
+// SharedProgram returns a function like TestProgram, and a function that removes the program. All
+// tests of a package can share the program, because compiling it takes seconds.
 func SharedProgram() (program func() (string, error), remove func()) {
 	var dir string
 	program = sync.OnceValues(func() (path string, err error) {

@@ -31,8 +31,9 @@ const (
 	// TemplateAnyVendor shows the same Intel processor on hosts of Intel and AMD, with the features
 	// of the portable template that both vendors have.
 	TemplateAnyVendor = "any-vendor"
-	// TemplateAnyVendorEmulated is the any-vendor template without features that need XSAVE, and
-	// without CMPXCHG16B, after which older QEMUs save wrong flags of a nested guest.
+	// TemplateAnyVendorEmulated is the any-vendor template without features that need XSAVE. It
+	// also lacks CMPXCHG16B: after this instruction, older QEMUs save wrong flags of a nested
+	// guest.
 	TemplateAnyVendorEmulated = "any-vendor-emulated"
 )
 

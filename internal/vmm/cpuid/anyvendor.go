@@ -13,13 +13,13 @@ const (
 )
 
 // anyVendor returns the entries of a processor that looks the same on hosts of Intel and AMD: an
-// Intel Skylake-SP. The parameter has the entries of maskPortable or maskV2. The result has those
-// of their features that both vendors have.
+// Intel Skylake-SP. The entries in e come from maskPortable or maskV2. The result has those of
+// their features that both vendors have.
 //
-// The guest sees Intel as the vendor, because Linux then chooses the mitigations of an Intel
-// processor with every vulnerability, which include separate page tables for the kernel. A guest
-// that was booted as AMD would lack them on Intel. In a guest on AMD, the mitigations that only
-// AMD's processors need are missing (docs/architecture.md §10).
+// The guest sees Intel as the vendor. Linux then chooses the mitigations for an Intel processor
+// with every vulnerability. They include separate page tables for the kernel. A guest that was
+// booted as AMD would lack these mitigations on an Intel host. A guest on an AMD host lacks the
+// mitigations that only AMD's processors need (docs/architecture.md §10).
 //
 // The features of sharedKVM need no hypercall. Intel and AMD have different instructions for
 // hypercalls, and Linux chooses one of them at boot.

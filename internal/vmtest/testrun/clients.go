@@ -33,7 +33,7 @@ var fakedGroups = []string{"mcp", "mcp@1.30", "schemathesis", "sdk-python", "sdk
 	"examples@rig", "docker@rig"}
 
 // fakedNice is the niceness of the groups with faked VMs. The emulated hosts determine how long the
-// tests take. So these groups have mainly the CPU time that the emulated hosts leave.
+// tests take. So these groups mainly get the CPU time that the emulated hosts do not use.
 const fakedNice = "5"
 
 // schemathesisDuration and schemathesisSeed make each run of the suite send the same requests, as
@@ -77,7 +77,7 @@ func fakedJob() job {
 // and write out/compat.json.
 const fakedReport = "out/compat-faked.json"
 
-// clients runs scripts/compat with variables for it.
+// clients runs scripts/compat with the given variables in its environment.
 func clients(ctx context.Context, h host, out io.Writer, program []string, env ...string) error {
 	ctx, cancel := context.WithTimeout(ctx, clientsLimit)
 	defer cancel()

@@ -118,9 +118,9 @@ func shardJob(p vmPkg) job {
 func plan(all bool, hosts []host, memory uint64, shards []vmPkg) (jobs, beside []job) {
 	if all {
 		jobs = append(jobs, clientsJob()) // the longest job
-		// An emulated host sometimes waits, for example for a client or for the end of a time limit.
-		// The jobs beside the hosts use this time. Without emulated hosts they have a turn of their
-		// own, because they could disturb tests that look for leaks on this host.
+		// An emulated host sometimes waits, for example for a client or for the end of a time
+		// limit. The jobs beside the hosts use this time. Without emulated hosts, each of these
+		// jobs runs alone, because it could disturb tests that look for leaks on this host.
 		_, here := hosts[0].(thisHost)
 		for _, j := range []job{smokeJob(), fakedJob()} {
 			if here || memory < uint64(len(hosts))*machineMemory+j.memory {
@@ -143,11 +143,11 @@ type lane struct {
 	take   func() (n int, ok bool) // returns the index of the next job
 }
 
-// runJobs distributes the jobs among the hosts. At the same time it runs the jobs beside, which need
-// none of the hosts. It returns the sum of the counts, and the names of failed jobs.
+// runJobs distributes the jobs among the hosts. At the same time it runs the jobs in beside, which
+// need none of the hosts. It returns the sum of the counts, and the names of failed jobs.
 func runJobs(ctx context.Context, hosts []host, jobs []job, beside ...job) (total counts, failed []string) {
 	var mu sync.Mutex
-	// from returns a function that returns the numbers from first to the one before end.
+	// from returns a function whose calls return the numbers first, first+1 and so on, up to end-1.
 	from := func(first, end int) func() (int, bool) {
 		return func() (int, bool) {
 			mu.Lock()

@@ -27,7 +27,7 @@ func main() {
 	}
 }
 
-// configure adds the operator's flags to f, which set fields of the result.
+// configure adds the operator's flags to f. The flags set the fields of the result.
 func configure(f *flag.FlagSet) *operator.Config {
 	cfg := &operator.Config{}
 	f.StringVar(&cfg.Namespace, "namespace", "forkd", "namespace of the daemons")

@@ -25,7 +25,7 @@ func containers(t *testing.T, name string) (corev1.Container, map[string]corev1.
 	for objects := yaml.NewYAMLOrJSONDecoder(file, 4096); ; {
 		var d appsv1.Deployment
 		if err := objects.Decode(&d); err != nil {
-			t.Fatal(err) // also if there is no Deployment
+			t.Fatal(err) // io.EOF if there is no Deployment
 		}
 		if d.Kind != "Deployment" {
 			continue

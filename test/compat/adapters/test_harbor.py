@@ -1,4 +1,4 @@
-"""The environment for Harbor: jobs of its command line with its oracle agent, and what an environment must do."""
+"""The environment for Harbor: jobs of Harbor's CLI with its oracle agent, and what an environment must do."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from forkd.errors import BuildFailed, ForkdError, InvalidArgumentError
 from forkd.integrations.harbor import LABEL, LIST, MAX_OUTPUT, TRIAL, ForkdEnvironment
 
 PATH = "forkd.integrations.harbor:ForkdEnvironment"
-SLOW = 300  # seconds for what takes one, because the host may emulate the CPU
+SLOW = 300  # seconds for an action that usually takes one, because the host may emulate the CPU
 # Faked VMs share all directories but /srv, so Harbor's directories are links to it.
 DIRECTORIES = "mkdir -p /srv/logs /srv/tests /srv/solution"
 LINKS = f"{DIRECTORIES}; for d in logs tests solution; do rm -rf /$d; ln -s /srv/$d /$d; done"
@@ -386,7 +386,7 @@ async def test_trials_share_a_build(make: Make, image: str, daemon: Daemon) -> N
 
 
 async def test_a_branch_with_the_tag_of_a_build_is_not_used(make: Make, image: str) -> None:
-    """Another client of the daemon may have made it."""
+    """Another client of the daemon may have made this branch."""
     files, client = {"Dockerfile": f"FROM {image}\nRUN {DIRECTORIES}\nWORKDIR /srv\n"}, AsyncClient.default()
     first = make(files=files)
     await first.start(False)
@@ -404,7 +404,7 @@ async def test_a_branch_with_the_tag_of_a_build_is_not_used(make: Make, image: s
 
 
 async def test_an_image_by_its_name(make: Make, image: str, tmp_path: Path) -> None:
-    """A name of a snapshot stands for itself, as in FROM. Files of the task without a Dockerfile are uploaded."""
+    """The name of a snapshot means that snapshot, as in FROM. Files of the task without a Dockerfile are uploaded."""
     environment = make(docker_image=image, snapshot=None, workdir="/srv/task")
     (environment.environment_dir / "given").write_text("42")
     await environment.start(False)
@@ -504,7 +504,7 @@ def test_a_job_leaves_no_sandbox(job: Path) -> None:
 
 
 def test_snapshots_of_steps(job: Path) -> None:
-    """Each of them continues from its moment, after the trial."""
+    """After the trial, a fork of each snapshot continues from the moment of that snapshot."""
     answers = {}
     for task in "capitals", "steps":
         for saved in json.loads((trial(job, task)[1] / LIST).read_text()):

@@ -2,16 +2,18 @@
 
     harbor run -p tasks -a oracle -e forkd.integrations.harbor:ForkdEnvironment --ek snapshot_per=step
 
-Each trial runs in a sandbox of its own. It is forked from a snapshot that is built from the task's Dockerfile or
-docker_image once, or from the snapshot that the keyword snapshot names.
+Each trial runs in a sandbox of its own. The sandbox is forked from a snapshot that is built once from the task's
+Dockerfile or docker_image, or from the snapshot that the keyword argument snapshot names.
 
-With snapshot_per="step", the machine is saved before and after the agent's setup and each step of a task (a task
-without steps is one step), with snapshot_per="command" also before every command of the agent. An agent can go back:
+With snapshot_per="step", the machine is saved before and after the agent's setup and each step of a task. A task
+without steps counts as one step. With snapshot_per="command", the machine is also saved before every command of the
+agent, except in the setup. An agent can go back:
 
     await environment.rollback(environment.snapshots[-1].number)
 
-The file forkd-snapshots.json in the trial's directory lists the snapshots. stop deletes them with the sandbox, except
-with keep_snapshots or with Harbor's --no-delete: `forkd fork TAG` then continues from a step.
+The file forkd-snapshots.json in the trial's directory lists the snapshots. The method stop deletes them with
+the sandbox, unless keep_snapshots or Harbor's --no-delete is set. If they are kept, `forkd fork TAG` continues from a
+step.
 """
 
 from __future__ import annotations
@@ -56,8 +58,8 @@ from .._wire import BuildOutput, Limits, Network, SnapshotInfoDetail
 from ._capture import Capture
 
 LABEL, TRIAL = "harbor-environment", "harbor-trial"
-"""The labels of all sandboxes and snapshots of an environment. Their values are unique to the environment, and the
-name of the trial."""
+"""The labels of all sandboxes and snapshots of an environment. The value of the first is unique to the
+environment, and that of the second is the name of the trial."""
 LIST = "forkd-snapshots.json"
 """The file of a trial's directory that lists the snapshots."""
 MAX_OUTPUT = 16 << 20  # bytes of each output of a command; more is discarded
@@ -77,7 +79,7 @@ class StepSnapshot:
     """From 1, in the order of the snapshots."""
     tag: str
     phase: str
-    """The name of a step; for a task without steps "run"; before the steps "setup"."""
+    """The name of a step, "run" in a task without steps, or "setup" before the first step."""
     moment: Literal["before", "after", "command"]
     """Before or after the phase, or before a command in the phase."""
     command: str | None = None
@@ -147,8 +149,8 @@ class ForkdEnvironment(BaseEnvironment):
         return self._sandbox
 
     async def rollback(self, to: int | str) -> None:
-        """Rolls the files, processes and memory of the sandbox back to a snapshot, which is named by its number or its
-        tag. The sandbox keeps its id and its present network policy."""
+        """Rolls the files, processes and memory of the sandbox back to a snapshot, given by its number or its tag. The
+        sandbox keeps its id and its present network policy."""
         found = next((s.tag for s in self.snapshots if to in (s.number, s.tag)), None)
         if found is None:
             raise InvalidArgumentError(f"to: {to!r}: this trial has no such snapshot", field="to")
@@ -267,8 +269,8 @@ class ForkdEnvironment(BaseEnvironment):
             await sandbox.limits.set(new)
 
     async def _built(self, client: AsyncClient, force_build: bool) -> str:
-        """The tag of the snapshot of the task's image, which is built unless it exists. Trials of a process build it
-        once."""
+        """The tag of the snapshot of the task's image. If the snapshot does not exist, it is built, only once for all
+        trials of this process."""
         image = self.task_env_config.docker_image
         if not should_use_prebuilt_docker_image(self.environment_dir, docker_image=image, force_build=force_build):
             image = None
@@ -310,7 +312,7 @@ class ForkdEnvironment(BaseEnvironment):
         self._sandbox = None
 
     async def _kill(self, client: AsyncClient) -> None:
-        """Kills all sandboxes of this environment, also one whose fork was not answered, and deletes its snapshots."""
+        """Kills all sandboxes of this environment, even one whose fork was not answered, and deletes its snapshots."""
         self._sandbox = None
         for sandbox in await client.sandboxes({LABEL: self._id}):
             await sandbox.kill()
@@ -336,7 +338,7 @@ class ForkdEnvironment(BaseEnvironment):
         await self.sandbox.network.set(self._narrowed(network_policy))
 
     def _narrowed(self, policy: NetworkPolicy) -> Network:
-        """The own policy of the snapshot, without what Harbor's policy does not allow."""
+        """The snapshot's own policy, reduced to what Harbor's policy allows."""
         own = self._own
         if policy.network_mode == NetworkMode.PUBLIC or own.mode == "none":
             return own
@@ -367,7 +369,7 @@ class ForkdEnvironment(BaseEnvironment):
                 self._ended = phase
 
     def _next_phase(self) -> _Phase:
-        """The phase that begins now. Harbor makes the directory of a step before it."""
+        """The phase that begins now. Harbor makes the directory of a step before the step begins."""
         self._phases += 1
         with contextlib.suppress(FileNotFoundError):
             new = {path.name for path in self.trial_paths.steps_dir.iterdir()} - self._steps
@@ -377,8 +379,8 @@ class ForkdEnvironment(BaseEnvironment):
         return _Phase("setup" if self._phases == 1 else "run")
 
     async def _save_due(self, command: str | None = None) -> None:
-        """Saves the machine if the next action of Harbor or of the agent begins something. command is a command that
-        this action runs."""
+        """Saves the machine if a snapshot is due before the next action of Harbor or of the agent. command is the
+        command that this action runs, if any."""
         if self._per is None:
             return
         phase = self._phase.get()
@@ -423,8 +425,8 @@ class ForkdEnvironment(BaseEnvironment):
         timeout_sec: int | None = None,
         user: str | int | None = None,
     ) -> ExecResult:
-        """Runs a command with bash, or with sh if the image has no bash. It is killed if it times out, which is a
-        RuntimeError as in Harbor's own environments, and if this call is cancelled."""
+        """Runs a command with bash, or with sh if the image has no bash. The command is killed if it
+        times out or if this call is cancelled. A timeout raises a RuntimeError, as in Harbor's own environments."""
         await self._save_due(command)
         return await self._exec(command, cwd, env, timeout_sec, user)
 
@@ -515,7 +517,7 @@ class ForkdEnvironment(BaseEnvironment):
 def _sink(
     capture: Capture, stream: OutputStream, emit: OutputCallback | None
 ) -> Capture | Callable[[bytes], Awaitable[None]]:
-    """A callback for output that keeps it, and passes it on as text."""
+    """A callback that keeps output, and passes it on as text."""
     if emit is None:
         return capture
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
