@@ -124,8 +124,9 @@ func slotOf(mounts []Mount, name string) int {
 
 // Detach unmounts a volume in the sandbox. The volume then has no writer. If the guest refuses,
 // because a program uses the volume (*BusyError), or does not answer (*Error), the volume stays
-// attached. If the sandbox does not have the volume, the error is a *NotMountedError. After any
-// other error, the next call of Settle does the rest.
+// attached. If the sandbox does not have the volume, the error is a *NotMountedError. If the change
+// cannot be recorded, the guest mounts the volume again. If the VMM does not give the disk up, the
+// next call of Settle does the rest.
 func (l *Live) Detach(ctx context.Context, name string) error {
 	slot := slotOf(l.Mounts, name)
 	if slot < 0 {
