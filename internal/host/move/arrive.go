@@ -8,6 +8,7 @@ import (
 	"regexp"
 	"strings"
 	"time"
+	"unicode"
 
 	"github.com/forkd/forkd/internal/format/record"
 	"github.com/forkd/forkd/internal/format/snapshot"
@@ -31,6 +32,9 @@ func (b *Book) Arrive(ctx context.Context, who, id string, d Departure, from hub
 		r, err := b.check(id, &d)
 		if err != nil {
 			return err
+		}
+		if b.isOpen(id, d.Lock) {
+			return nil // it has arrived and was activated, and has ended or moved on since
 		}
 		was := ""
 		switch e.Phase {
@@ -86,7 +90,7 @@ func (b *Book) fetch(ctx context.Context, who string, r *ledger.Record, from hub
 		err = ledger.WriteSuspended(b.data(e.ID), r)
 	}
 	if err != nil {
-		return errors.Join(err, b.reverse(e.ID, e.Was, e.Since))
+		return errors.Join(err, b.reverse(&e.Move))
 	}
 	b.cfg.Store.Cool(r.SnapshotTag)
 	return nil
@@ -100,6 +104,13 @@ var hostname = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
 
 // maxOwner bounds the name of a sandbox's owner, in bytes.
 const maxOwner = 256
+
+// maxAhead is how far the clock of another host may be ahead of this host's clock.
+const maxAhead = 24 * time.Hour
+
+// isPlausible reports whether a time can be in a record. Other times, such as the year 10000, would make
+// the lists with the sandbox unreadable for clients.
+func isPlausible(t time.Time) bool { return t.UTC().Year() >= 2000 && t.UTC().Year() < 9999 }
 
 // check checks a departure, and returns the record in it of the sandbox that is to arrive.
 func (b *Book) check(id string, d *Departure) (*ledger.Record, error) {
@@ -159,10 +170,11 @@ func strange(id string, r *ledger.Record) string {
 		{"snapshot_id", snapshot.CheckID(r.SnapshotID) != nil},
 		{"origin", snapshot.CheckTag(r.Origin) != nil},
 		{"hostname", !hostname.MatchString(r.Hostname)},
-		{"owner", len(r.Owner) > maxOwner},
+		{"owner", len(r.Owner) > maxOwner || strings.ContainsFunc(r.Owner, unicode.IsControl)},
 		{"pid", r.PID != 0},
 		{"protocol", r.Protocol != 0},
-		{"created", r.Created.IsZero()},
+		{"created", !isPlausible(r.Created) || time.Until(r.Created) > maxAhead},
+		{"expires", !r.Expires.IsZero() && !isPlausible(r.Expires)},
 		{"top", r.Top != ""},
 		{"tops", r.Tops < 0},
 		{"frozen", len(r.Frozen) > 0},

@@ -26,7 +26,6 @@ import (
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
-	"crypto/subtle"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -155,7 +154,7 @@ func (b *Book) load(id string) error {
 	r, err := ledger.ReadSuspended(b.data(id))
 	switch {
 	case errors.Is(err, fs.ErrNotExist) && m.Phase == record.MoveArriving: // the daemon was killed during Arrive
-		return b.reverse(id, m.Was, m.Since)
+		return b.reverse(m)
 	case errors.Is(err, fs.ErrNotExist) && m.Phase == record.MoveLeaving: // it was deleted while Leave began
 		return b.forget(id)
 	case err == nil:
@@ -199,17 +198,19 @@ func (b *Book) forget(id string) error {
 	return err
 }
 
-// reverse undoes an Arrive. Afterwards the sandbox is not here. If was names a host, the new record
-// says again that the sandbox has moved to that host.
-func (b *Book) reverse(id, was string, since time.Time) error {
-	if err := os.RemoveAll(b.data(id)); err != nil {
+// reverse undoes an Arrive: the sandbox is not here and, if m.Was is not empty, it had moved there.
+func (b *Book) reverse(m *record.Move) error {
+	if err := b.close(m.ID, m.Lock); err != nil {
+		return err
+	}
+	if err := os.RemoveAll(b.data(m.ID)); err != nil {
 		return err
 	}
 	b.cfg.Fault("reverse")
-	if was == "" {
-		return b.forget(id)
+	if m.Was == "" {
+		return b.forget(m.ID)
 	}
-	return b.write(&entry{Move: record.Move{ID: id, Phase: record.MoveGone, Node: was, Since: since, Key: none}})
+	return b.write(&entry{Move: record.Move{ID: m.ID, Phase: record.MoveGone, Node: m.Was, Since: m.Since, Key: none}})
 }
 
 // none replaces the key in the record of a sandbox that has gone, when nothing needs the key any
@@ -422,13 +423,15 @@ func (b *Book) movable(i sandbox.Info) error {
 	return err
 }
 
-// isOfE2B reports whether an annotation comes from E2B's API. Annotations of other APIs lack the
-// field that it looks for.
+// isOfE2B reports whether an annotation is one of E2B's API. Annotations of Docker's API and of builds have
+// other fields. One that has fields of both would let a sandbox act as a container, with ports of the host.
 func isOfE2B(annotation json.RawMessage) bool {
 	var mark struct {
-		Timeout *time.Duration `json:"timeout"`
+		Timeout *time.Duration  `json:"timeout"`
+		Docker  json.RawMessage `json:"docker"`
+		Build   json.RawMessage `json:"build"`
 	}
-	return json.Unmarshal(annotation, &mark) == nil && mark.Timeout != nil
+	return json.Unmarshal(annotation, &mark) == nil && mark.Timeout != nil && mark.Docker == nil && mark.Build == nil
 }
 
 // departure describes a sandbox that is leaving or has left.
@@ -517,36 +520,6 @@ func (b *Book) Free(id string) (record.Move, error) {
 	})
 }
 
-// Activate makes a sandbox that has arrived an ordinary suspended sandbox of this host. The key proves
-// that the other host has given it up.
-func (b *Book) Activate(id, key string) (m record.Move, err error) {
-	return b.step(id, func(e *entry) error {
-		if e.Phase == "" {
-			_, err := b.manager.Get(id)
-			return err // nil: it was activated before
-		}
-		if e.Phase != record.MoveArriving {
-			return e.other()
-		}
-		if subtle.ConstantTimeCompare([]byte(lockOf(key)), []byte(e.Lock)) != 1 {
-			return conflict(id, "key: it is not the key that the other host reveals when it gives this sandbox up")
-		}
-		if err := b.forget(id); err != nil {
-			return err
-		}
-		b.cfg.Fault("active")
-		if err := b.manager.Adopt(id); err != nil {
-			return fmt.Errorf("the sandbox has arrived, and can be used after a restart of the daemon: %w", err)
-		}
-		b.adopted(id)
-		b.cfg.Done(Arrived)
-		if e.unpin != nil {
-			e.unpin()
-		}
-		return nil
-	})
-}
-
 // Cancel undoes Leave or Arrive. After Commit it is refused on the host that the sandbox has left.
 // It does nothing if the sandbox is not moving.
 func (b *Book) Cancel(id string) (record.Move, error) {
@@ -555,7 +528,7 @@ func (b *Book) Cancel(id string) (record.Move, error) {
 		case "":
 			return nil
 		case record.MoveArriving:
-			if err := b.reverse(id, e.Was, e.Since); err != nil {
+			if err := b.reverse(&e.Move); err != nil {
 				return err
 			}
 		case record.MoveLeaving:

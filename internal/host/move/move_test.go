@@ -224,6 +224,12 @@ func TestHostileDepartures(t *testing.T) {
 		"env":             set("sandbox.env", map[string]any{"A=B": "b"}),
 		"hook":            set("sandbox.hooks", map[string]any{"after_fork": map[string]any{"args": []any{}}}),
 		"annotation":      set("sandbox.annotation", map[string]any{"docker": map[string]any{}}),
+		"two annotations": set("sandbox.annotation", map[string]any{"timeout": 1, "Docker": map[string]any{}}),
+		"of a build":      set("sandbox.annotation", map[string]any{"timeout": 1, "build": "x"}),
+		"year 10000":      set("sandbox.created", "9999-12-31T23:59:59-23:59"),
+		"future":          set("sandbox.created", "2900-01-01T00:00:00Z"),
+		"year -1":         set("sandbox.expires", "0000-01-01T00:00:00+23:59"),
+		"owner's line":    set("sandbox.owner", "a\nb"),
 		"memory":          set("sandbox.memory_bytes", 1<<20),
 		"limits":          set("sandbox.limits", map[string]any{"cpus": -1}),
 	} {
@@ -274,4 +280,48 @@ func TestHostileDepartures(t *testing.T) {
 		t.Fatal(err)
 	}
 	runs(t, p.b, p.id)
+}
+
+// A key opens a sandbox only once. Whoever repeats the steps of a move later gets no copy of a sandbox that
+// runs on another host by then, and no sandbox back that has ended.
+func TestRepeatedStepsMakeNoCopy(t *testing.T) {
+	p := newPair(t, apirig.Options{}, client.ForkRequest{})
+	if _, err := p.a.Suspend(t.Context(), p.id); err != nil {
+		t.Fatal(err)
+	}
+	arriveAt := func(from *apirig.Rig, d *client.Departure) client.MoveStep {
+		registry := from.Server.Listener.Addr().String()
+		return client.MoveStep{Step: "arrive", Departure: d, Registry: registry,
+			RegistryAuth: map[string]client.RegistryAuth{registry: {Username: "x", Password: apirig.Token}}}
+	}
+	d := step(t, p.a, p.id, "", client.MoveStep{Step: "leave", Node: "b"}).Departure
+	step(t, p.b, p.id, "", arriveAt(p.a, d))
+	key := step(t, p.a, p.id, "", client.MoveStep{Step: "commit"}).Key
+	step(t, p.b, p.id, "", client.MoveStep{Step: "activate", Key: key})
+	step(t, p.a, p.id, "", client.MoveStep{Step: "free"})
+	from, to := p.hosts()
+	back := func(string) (string, error) { return p.b.Server.Listener.Addr().String(), nil }
+	if _, err := client.Move(t.Context(), p.id, to, from, back); err != nil {
+		t.Fatal(err)
+	}
+	// The first host has the same suspended state again, so only the key is old.
+	step(t, p.b, p.id, "", arriveAt(p.a, d))
+	step(t, p.b, p.id, "", client.MoveStep{Step: "activate", Key: key})
+	if on := p.where(); on != "a" {
+		t.Fatalf("clients can use the sandbox on %q", on)
+	}
+
+	d = step(t, p.a, p.id, "", client.MoveStep{Step: "leave", Node: "b"}).Departure
+	step(t, p.b, p.id, "", arriveAt(p.a, d))
+	key = step(t, p.a, p.id, "", client.MoveStep{Step: "commit"}).Key
+	step(t, p.b, p.id, "", client.MoveStep{Step: "activate", Key: key}) // the step free fails
+	if err := p.b.Kill(t.Context(), p.id); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.move(); codeOf(err) != "sandbox_not_found" {
+		t.Errorf("repeat the move of a sandbox that was deleted: %v", err)
+	}
+	if on := p.where(); on != "" || len(states(p.a)) > 0 || len(states(p.b)) > 0 {
+		t.Errorf("after its deletion, the sandbox is on %q; states %v %v", on, states(p.a), states(p.b))
+	}
 }
