@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	apiv1 "github.com/forkd/forkd/api/v1"
 	"github.com/forkd/forkd/internal/daemon/auth"
 )
 
@@ -88,6 +89,7 @@ func (p *Proxy) hasToken(authorization string) bool {
 func contain(resp *http.Response, in *http.Request, route *Route) {
 	h := resp.Header
 	h.Del(ErrorHeader)
+	h.Del(apiv1.NodeHeader) // a router would send the request to the node that the guest names
 	if !route.isDaemons() {
 		ownCookies(resp)
 		h.Del("Clear-Site-Data") // "cookies" means the cookies of all subdomains, including those of other sandboxes

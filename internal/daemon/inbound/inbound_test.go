@@ -13,6 +13,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	apiv1 "github.com/forkd/forkd/api/v1"
 )
 
 const seen = "/v1/sandboxes/" + id + "/proxy/80"
@@ -137,6 +139,7 @@ func TestWhatTheClientSees(t *testing.T) {
 		h["Set-Cookie"] = []string{"a=1; Domain=example; Path=/p; HttpOnly", "b=2; Secure; SameSite=Lax", "=; =",
 			"c=3; Domain=.sandboxes.example"}
 		h.Set(ErrorHeader, "true")
+		h.Set(apiv1.NodeHeader, "b")
 		h.Set("Content-Security-Policy", "default-src *")
 		h.Set("Location", "/v1/forks")
 		h.Set("X-Own", "yes")
@@ -149,7 +152,7 @@ func TestWhatTheClientSees(t *testing.T) {
 		if err != nil || resp.StatusCode != http.StatusTemporaryRedirect {
 			t.Fatalf("%v, %v", resp, err)
 		}
-		if h := resp.Header; h.Get("X-Own") != "yes" || h.Get(ErrorHeader) != "" {
+		if h := resp.Header; h.Get("X-Own") != "yes" || h.Get(ErrorHeader) != "" || h.Get(apiv1.NodeHeader) != "" {
 			t.Errorf("headers %v", h)
 		}
 		return resp.Header
