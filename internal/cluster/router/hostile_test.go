@@ -2,6 +2,7 @@ package router
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -25,6 +26,8 @@ type fake struct {
 	url  string
 	name string           // the --node of its daemon
 	list http.HandlerFunc // answers lists of sandboxes
+	// The member of its list of moves; empty: there are none.
+	moves string
 
 	mu       sync.Mutex
 	requests []*http.Request // all but those of the router itself
@@ -36,6 +39,8 @@ func (f *fake) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		fmt.Fprintf(w, `{"node": %q, "host_memory_mib": 1000}`, f.name)
 	case req.UserAgent() == "forkd-router" && req.URL.Path == "/v1/host/metrics":
 		fmt.Fprint(w, `{"cpus": 2}`)
+	case req.URL.Path == "/v1/moves":
+		fmt.Fprintf(w, `{"nodes": [%s]}`, cmp.Or(f.moves, `{"moves": []}`))
 	case req.UserAgent() == "forkd-router":
 		fmt.Fprint(w, `[]`)
 	default:

@@ -219,7 +219,7 @@ func (l *merge) read(ctx context.Context, s *source) (*answer, error) {
 	if s.bytes += more; l.held.Add(more) > 2*int64(l.r.listBytes) {
 		return nil, errTooLong
 	}
-	var raw []json.RawMessage
+	var raw members[json.RawMessage]
 	if err = json.Unmarshal(a.body, &raw); err == nil {
 		err = l.take(s, raw, a.header.Get("Link") != "", limit)
 	}

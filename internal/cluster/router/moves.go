@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/http"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	apiv1 "github.com/forkd/forkd/api/v1"
@@ -16,7 +17,8 @@ import (
 )
 
 // maxRepeated is the maximum size of a body that the router keeps, in bytes. With the body, it can
-// send the request to a second node if the sandbox has just moved there.
+// send the request to a second node if the sandbox has just moved there. It also bounds the answer of
+// the first node.
 const maxRepeated = 16 << 10
 
 // moved is what a node says about moves.
@@ -27,9 +29,9 @@ type moved struct {
 }
 
 // movedOf reads a node's answer about moves.
-func movedOf(list *apiv1.Moves) moved {
+func movedOf(list *movesAnswer) moved {
 	m := moved{known: true, away: make(map[string]string), foreign: make(map[string]bool)}
-	for _, n := range list.Nodes {
+	if n := list.Nodes[0]; n != nil {
 		for _, s := range n.Moves {
 			if s.Phase != "leaving" { // in this phase, the node still has the sandbox
 				m.away[s.ID] = s.Node
@@ -120,7 +122,7 @@ func (r *Router) toOwner(w http.ResponseWriter, req *http.Request, id string) {
 		}
 		return req
 	}
-	a := &attempt{node: n, refused: hasMoved, most: maxHeld}
+	a := &attempt{node: n, refused: hasMoved, most: maxRepeated}
 	r.try(w, again(), a)
 	switch {
 	case a.err != nil:
@@ -135,8 +137,8 @@ func (r *Router) toOwner(w http.ResponseWriter, req *http.Request, id string) {
 	}
 }
 
-// hasMoved reports whether a daemon answers that the sandbox has moved. A server in a sandbox can
-// give such an answer too. The node that it names then answers that it has no such sandbox.
+// hasMoved reports whether a daemon answers that the sandbox has moved. Daemons remove the header from
+// answers of servers in sandboxes.
 func hasMoved(resp *http.Response) bool {
 	return resp.StatusCode == http.StatusNotFound && resp.Header.Get(apiv1.NodeHeader) != ""
 }
@@ -156,6 +158,23 @@ func (r *Router) step(w http.ResponseWriter, req *http.Request, id string) {
 	r.send(w, req, n)
 }
 
+// mayLeave reports whether a sandbox can be on its way from a node that says so. As in ownerOf, the node that
+// the id names decides. Otherwise a hostile node could take part in moves of other nodes' sandboxes.
+func (r *Router) mayLeave(id string, from *node) bool {
+	code, err := vmpool.NodeOf(id)
+	if err != nil {
+		return false
+	}
+	nodes := r.list()
+	i := slices.IndexFunc(nodes, func(n *node) bool { return n.code == code })
+	if i < 0 || nodes[i] == from {
+		return true
+	}
+	m := nodes[i].moved()
+	_, away := m.away[id]
+	return away || !m.known
+}
+
 // moves answers with the moves of all nodes. It includes nodes that do not answer.
 func (r *Router) moves(w http.ResponseWriter, req *http.Request) {
 	leave, err := wait(r.lists, req)
@@ -166,23 +185,33 @@ func (r *Router) moves(w http.ResponseWriter, req *http.Request) {
 	ctx, cancel := context.WithTimeout(req.Context(), r.listTimeout)
 	defer cancel()
 	nodes := r.list()
-	answers, _ := each(nodes, func(n *node) (*answer, error) { return r.hold(ctx, req, n, r.pageBytes) })
+	var held atomic.Int64
+	answers, _ := each(nodes, func(n *node) (*answer, error) {
+		a, err := r.hold(ctx, req, n, r.pageBytes)
+		if err == nil && held.Add(int64(len(a.body))) > int64(r.listBytes) {
+			return nil, errTooLong
+		}
+		return a, err
+	})
 	out := apiv1.Moves{Nodes: []apiv1.NodeMoves{}}
 	for i, a := range answers {
-		own := apiv1.NodeMoves{Error: "it does not answer"}
-		var list apiv1.Moves
+		own := apiv1.NodeMoves{Node: nodes[i].Name, URL: nodes[i].base.String(), Moves: []apiv1.Move{}}
+		var list movesAnswer
 		switch {
 		case a == nil:
+			own.Error = "it does not answer, or its list is too long"
 		case a.status != http.StatusOK:
 			a.send(w) // for example, because the token has too few rights
 			return
-		case json.Unmarshal(a.body, &list) != nil || len(list.Nodes) != 1:
+		case json.Unmarshal(a.body, &list) != nil || list.Nodes[0] == nil:
 			own.Error = "its answer is not one of a daemon"
 		default:
-			own = list.Nodes[0]
-		}
-		if own.Node, own.URL = nodes[i].Name, nodes[i].base.String(); own.Moves == nil {
-			own.Moves = []apiv1.Move{}
+			own.Foreign = list.Nodes[0].Foreign
+			for _, m := range list.Nodes[0].Moves {
+				if m.Phase == "gone" || m.Phase == "arriving" || r.mayLeave(m.ID, nodes[i]) {
+					own.Moves = append(own.Moves, m)
+				}
+			}
 		}
 		out.Nodes = append(out.Nodes, own)
 	}

@@ -1,7 +1,13 @@
 package router
 
 import (
+	"encoding/json"
+	"errors"
+	"fmt"
 	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"reflect"
 	"strings"
 	"testing"
@@ -102,5 +108,53 @@ func TestSandboxMoves(t *testing.T) {
 	}
 	if err := c.clients[0].Kill(t.Context(), id); err != nil {
 		t.Error(err)
+	}
+}
+
+// A node cannot take part in moves of sandboxes of another node, and its lists of moves are bounded.
+func TestHostileMoves(t *testing.T) {
+	own, others, gone := idOn("evil"), idOn("good"), idOn("good")
+	good := &fake{name: "good", moves: fmt.Sprintf(`{"moves": [{"id": %q, "phase": "gone", "node": "evil"}]}`, gone)}
+	evil := &fake{name: "evil"}
+	var list []string
+	for _, id := range []string{own, others, gone} {
+		list = append(list, fmt.Sprintf(`{"id": %q, "phase": "left", "node": "x"}`, id))
+	}
+	evil.moves = `{"moves": [` + strings.Join(list, ",") + strings.Repeat(",{}", 2*maxMembers) + `], "foreign": [` +
+		strings.Repeat(`"",`, 2*maxMembers) + `""]}`
+	path, token := filepath.Join(t.TempDir(), "nodes.json"), filepath.Join(t.TempDir(), "token")
+	var nodes []entry
+	for _, f := range []*fake{good, evil} {
+		server := httptest.NewServer(f)
+		t.Cleanup(server.Close)
+		nodes = append(nodes, entry{Name: f.name, URL: server.URL, TokenFile: token})
+	}
+	text, err := json.Marshal(file{nodes})
+	if err = errors.Join(err, os.WriteFile(path, text, 0o600), os.WriteFile(token, []byte("x"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	router := routerOf(t, path)
+	if n := router.ownerOf(others); n == nil || n.Name != "good" {
+		t.Errorf("requests for the sandbox of another node go to %v", n)
+	}
+	server := httptest.NewServer(router)
+	t.Cleanup(server.Close)
+	resp, body := get(t, "GET", server.URL+"/v1/moves", "token", "", nil)
+	var all client.Moves
+	if err := json.Unmarshal([]byte(body), &all); err != nil || len(all.Nodes) != 2 {
+		t.Fatalf("%s %.200s", resp.Status, body)
+	}
+	for _, n := range all.Nodes {
+		if len(n.Moves) > maxMembers || len(n.Foreign) > maxMembers {
+			t.Errorf("%s: %d moves, %d foreign sandboxes", n.Node, len(n.Moves), len(n.Foreign))
+		}
+		for _, m := range n.Moves {
+			if n.Node == "evil" && m.ID != own && m.ID != gone {
+				t.Errorf("a node lists the move %+v", m)
+			}
+		}
+		if n.Error != "" || len(n.Moves) == 0 {
+			t.Errorf("%s: %+v", n.Node, n)
+		}
 	}
 }

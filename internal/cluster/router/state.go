@@ -21,7 +21,8 @@ const (
 	pause       = 200 * time.Millisecond // between two rounds of questions, even if clients ask for unknown snapshots
 	pollTimeout = 5 * time.Second        // for all questions to one node
 	maxPolls    = 64                     // nodes that are asked at the same time
-	maxState    = 32 << 20               // bytes of one answer
+	maxState    = 32 << 20               // bytes of one answer with a list
+	maxFacts    = 1 << 20                // bytes of another answer
 	maxToken    = 4 << 10                // bytes of a file with a token
 )
 
@@ -171,13 +172,13 @@ func (r *Router) askAll(ctx context.Context) {
 }
 
 // ask asks a node about itself.
-func (n *node) ask(ctx context.Context) (p placement.Node, sizes map[string]uint64, moves *apiv1.Moves, err error) {
-	moves = new(apiv1.Moves)
+func (n *node) ask(ctx context.Context) (p placement.Node, sizes map[string]uint64, moves *movesAnswer, err error) {
+	moves = new(movesAnswer)
 	var v apiv1.Version
 	var host apiv1.HostMetrics
-	var snapshots []apiv1.Snapshot
+	var snapshots members[apiv1.Snapshot]
 	for path, out := range map[string]any{"/version": &v, "/v1/host/metrics?since=10s": &host,
-		"/v1/snapshots": &snapshots, movesPath: moves} {
+		snapshotsPath: &snapshots, movesPath: moves} {
 		if err := n.get(ctx, path, out); err != nil {
 			return p, nil, nil, err
 		}
@@ -189,8 +190,11 @@ func (n *node) ask(ctx context.Context) (p placement.Node, sizes map[string]uint
 	return p, sizes, moves, nil
 }
 
-// movesPath is the path of the list of moves. Daemons of earlier releases do not have it.
-const movesPath = "/v1/moves"
+// Paths of lists. Daemons of earlier releases do not have the list of moves.
+const (
+	snapshotsPath = "/v1/snapshots"
+	movesPath     = "/v1/moves"
+)
 
 // get asks a node with the router's own token.
 func (n *node) get(ctx context.Context, path string, out any) error {
@@ -218,7 +222,11 @@ func (n *node) get(ctx context.Context, path string, out any) error {
 		return fmt.Errorf("GET %s: status %d: the router's token needs the scope read, without a label prefix", path,
 			resp.StatusCode)
 	}
-	if err := json.NewDecoder(io.LimitReader(resp.Body, maxState)).Decode(out); err != nil {
+	most := int64(maxFacts)
+	if path == snapshotsPath || path == movesPath {
+		most = maxState
+	}
+	if err := json.NewDecoder(io.LimitReader(resp.Body, most)).Decode(out); err != nil {
 		return fmt.Errorf("GET %s: answer: %w", path, err)
 	}
 	return nil
