@@ -49,11 +49,8 @@ func TestToolsAreDescribed(t *testing.T) {
 		}
 		properties, _ := input["properties"].(map[string]any)
 		_, takesID := properties["sandbox_id"]
-		if without := []string{"list_snapshots", "list_sandboxes", "spawn_sandboxes", "create_snapshot",
-			"delete_snapshot", "volumes"}; takesID == slices.Contains(
-			without,
-			tool.Name,
-		) {
+		without := []string{"list_snapshots", "list_sandboxes", "spawn_sandboxes", "create_snapshot", "delete_snapshot"}
+		if takesID == slices.Contains(without, tool.Name) {
 			t.Errorf("%s: takes sandbox_id: %v", tool.Name, takesID)
 		}
 	}

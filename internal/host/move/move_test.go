@@ -282,8 +282,8 @@ func TestHostileDepartures(t *testing.T) {
 	runs(t, p.b, p.id)
 }
 
-// A key opens a sandbox only once. Whoever repeats the steps of a move later gets no copy of a sandbox that
-// runs on another host by then, and no sandbox back that has ended.
+// A key opens a sandbox only once. A client that repeats the steps of a move later gets no copy of a
+// sandbox that runs on another host by then. It also does not bring back a sandbox that has ended.
 func TestRepeatedStepsMakeNoCopy(t *testing.T) {
 	p := newPair(t, apirig.Options{}, client.ForkRequest{})
 	if _, err := p.a.Suspend(t.Context(), p.id); err != nil {
