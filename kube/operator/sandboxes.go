@@ -293,7 +293,7 @@ func (r *sandboxes) create(ctx context.Context, c *forkd.Client, s *v1alpha1.San
 	case errors.Is(err, forkd.ErrOutcomeUnknown), errors.Is(err, forkd.ErrIdempotencyKeyReused):
 		// The daemon no longer knows what became of the request, and has no sandbox from it.
 		s.Status.Attempt++
-	case errors.As(err, &refused):
+	case errors.As(err, &refused) && refused.Code != "": // without a code, it is not an answer of the daemon
 		s.Status.Node = "" // nothing was made: another node may accept the request
 	}
 	return "", waitFor(node, err)
@@ -317,9 +317,14 @@ func requestFor(s *v1alpha1.Sandbox) forkd.ForkRequest {
 
 // observe applies the operating mode to a sandbox that exists, and writes its state into the status.
 func (r *sandboxes) observe(ctx context.Context, c *forkd.Client, s *v1alpha1.Sandbox) error {
+	asking, stop := context.WithTimeout(ctx, askTimeout) // a daemon that hangs must not keep a worker for long
+	defer stop()
+	info, err := c.Sandbox(asking, s.Status.ID)
+	if err == nil && info.Labels[uidLabel] != string(s.UID) {
+		return waiting(reasonRefused, "the sandbox %s has no label %s of this Sandbox", s.Status.ID, uidLabel)
+	}
 	ctx, cancel := context.WithTimeout(ctx, suspendTimeout)
 	defer cancel()
-	info, err := c.Sandbox(ctx, s.Status.ID)
 	suspend := s.Spec.OperatingMode == v1alpha1.ModeSuspended
 	switch {
 	case err != nil:
@@ -335,7 +340,7 @@ func (r *sandboxes) observe(ctx context.Context, c *forkd.Client, s *v1alpha1.Sa
 	if err != nil {
 		return waitFor(s.Status.Node, err)
 	}
-	s.Status.State, s.Status.Mode = info.State, s.Spec.OperatingMode
+	s.Status.State, s.Status.Mode = short(info.State), s.Spec.OperatingMode
 	switch info.State {
 	case "exited":
 		return end(s, "the VM has exited: "+info.ExitReason)
@@ -366,25 +371,55 @@ func (r *sandboxes) remove(ctx context.Context, s *v1alpha1.Sandbox) error {
 	if node == "" || !controllerutil.ContainsFinalizer(s, finalizer) {
 		return nil // no node was asked for a sandbox
 	}
+	moved, err := r.removeFrom(ctx, s, node)
+	if err != nil || !moved {
+		return err
+	}
+	list, err := r.fleet.daemons(ctx)
+	if err != nil {
+		return err
+	}
+	for _, d := range list {
+		if _, err := r.removeFrom(ctx, s, d.node); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// removeFrom deletes the sandbox of a Sandbox on one node. It also reports whether the sandbox has moved from
+// there to another node.
+func (r *sandboxes) removeFrom(ctx context.Context, s *v1alpha1.Sandbox, node string) (moved bool, err error) {
 	c, err := r.fleet.connect(ctx, node)
 	if errors.Is(err, errGone) {
-		return nil
+		return false, nil
 	}
 	if err != nil {
-		return waitFor(node, err)
+		return false, waitFor(node, err)
 	}
 	list, err := find(ctx, c, s)
 	if err != nil {
-		return waitFor(node, err)
+		return false, waitFor(node, err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, forkTimeout)
 	defer cancel()
 	for _, sandbox := range list {
 		if err := c.Kill(ctx, sandbox.ID); err != nil && !errors.Is(err, forkd.ErrSandboxNotFound) {
-			return waitFor(node, err)
+			return false, waitFor(node, err)
 		}
 	}
-	return nil
+	if len(list) > 0 || s.Status.ID == "" {
+		return false, nil
+	}
+	// A sandbox that is moving is in no list.
+	_, err = c.Sandbox(ctx, s.Status.ID)
+	switch {
+	case errors.Is(err, forkd.ErrSandboxMoved):
+		return true, nil
+	case err == nil, errors.Is(err, forkd.ErrSandboxNotFound):
+		return false, nil // nil: its label has changed, or it is the sandbox of another object
+	}
+	return false, waitFor(node, err)
 }
 
 // keyed returns a client whose requests have an Idempotency-Key.
