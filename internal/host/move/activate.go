@@ -33,6 +33,9 @@ func (b *Book) Activate(id, key string) (m record.Move, err error) {
 }
 
 func (b *Book) activate(e *entry) error {
+	if err := b.complete(e.ID); err != nil {
+		return err // the other host still has the files
+	}
 	if err := b.open(e.ID, e.Lock); err != nil {
 		return err
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/forkd/forkd/internal/host/hub"
 	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/ledger"
+	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/host/vmpool"
 )
 
@@ -42,10 +43,10 @@ func (b *Book) Arrive(ctx context.Context, who, id string, d Departure, from hub
 		case record.MoveGone:
 			was = e.Node
 		case record.MoveArriving:
-			if e.Lock == d.Lock {
-				return nil
+			if e.Lock != d.Lock {
+				return e.other()
 			}
-			return e.other()
+			return b.renounce(e, b.complete(id))
 		default:
 			return e.other()
 		}
@@ -94,6 +95,33 @@ func (b *Book) fetch(ctx context.Context, who string, r *ledger.Record, from hub
 	}
 	b.cfg.Store.Cool(r.SnapshotTag)
 	return nil
+}
+
+// complete returns an error if this host does not have the files of a sandbox that has arrived. On a full
+// disk, an Arrive may have failed and not have removed its record.
+func (b *Book) complete(id string) error {
+	r, err := ledger.ReadSuspended(b.data(id))
+	if err == nil && !b.cfg.Store.Has(r.SnapshotTag, r.SnapshotID) {
+		err = &store.NotFoundError{Tag: r.SnapshotTag}
+	}
+	if err != nil {
+		return conflict(id, "this host has lost its files: fetch them again (arrive): %v", err)
+	}
+	return nil
+}
+
+// renounce undoes an Arrive if why is not nil. It returns why.
+func (b *Book) renounce(e *entry, why error) error {
+	if why == nil {
+		return nil
+	}
+	if err := b.reverse(&e.Move); err != nil {
+		return errors.Join(why, err)
+	}
+	if e.unpin != nil {
+		e.unpin()
+	}
+	return why
 }
 
 // stateTag is the beginning of the tag of each suspended state, see package sandbox.

@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/forkd/forkd/client"
@@ -63,11 +64,22 @@ func TestKilledAtEveryPoint(t *testing.T) {
 	}
 }
 
-// copyState copies the state of a daemon as it is now. Memory files consist almost only of holes.
+// copyState copies the state of a daemon as it is now. Memory files consist almost only of holes. The
+// daemon may be deleting a snapshot, and then cp looks for files that are gone.
 func copyState(t *testing.T, from, to string) {
 	t.Helper()
-	if text, err := exec.Command("cp", "-a", "--sparse=auto", from, to).CombinedOutput(); err != nil {
-		t.Errorf("%v: %s", err, text)
+	for try := 0; ; try++ {
+		text, err := exec.Command("cp", "-a", "--sparse=auto", from, to).CombinedOutput()
+		if err == nil {
+			return
+		}
+		if try == 3 || !strings.Contains(string(text), "No such file") {
+			t.Errorf("%v: %s", err, text)
+			return
+		}
+		if err := os.RemoveAll(to); err != nil {
+			t.Error(err)
+		}
 	}
 }
 

@@ -147,24 +147,28 @@ func (b *Book) load(id string) error {
 		m = &record.Move{ID: id, Phase: unread}
 	}
 	e := &entry{Move: *m}
-	if m.Phase == record.MoveGone {
-		b.set(id, e)
-		return os.RemoveAll(b.data(id))
+	b.set(id, e)
+	if err := b.settle(e); err != nil { // for example, a full disk: the other sandboxes are not affected
+		b.cfg.Log.Error("a sandbox that is moving cannot be used", "sandbox", id, "reason", err)
 	}
-	r, err := ledger.ReadSuspended(b.data(id))
+	return nil
+}
+
+// settle completes or undoes what a killed daemon has begun. It pins the snapshot of a sandbox that is moving.
+func (b *Book) settle(e *entry) error {
+	if e.Phase == record.MoveGone {
+		return os.RemoveAll(b.data(e.ID))
+	}
+	r, err := ledger.ReadSuspended(b.data(e.ID))
 	switch {
-	case errors.Is(err, fs.ErrNotExist) && m.Phase == record.MoveArriving: // the daemon was killed during Arrive
-		return b.reverse(m)
-	case errors.Is(err, fs.ErrNotExist) && m.Phase == record.MoveLeaving: // it was deleted while Leave began
-		return b.forget(id)
+	case errors.Is(err, fs.ErrNotExist) && e.Phase == record.MoveArriving: // the daemon was killed during Arrive
+		return b.reverse(&e.Move)
+	case errors.Is(err, fs.ErrNotExist) && e.Phase == record.MoveLeaving: // it was deleted while Leave began
+		return b.forget(e.ID)
 	case err == nil:
 		e.unpin, err = b.cfg.Store.Pin(r.SnapshotTag)
 	}
-	if err != nil {
-		b.cfg.Log.Error("a sandbox that is moving cannot be used", "sandbox", id, "reason", err)
-	}
-	b.set(id, e)
-	return nil
+	return err
 }
 
 // unread is the phase of a record that cannot be read.

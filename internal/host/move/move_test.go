@@ -3,15 +3,21 @@ package move_test
 import (
 	"encoding/json"
 	"errors"
+	"log/slog"
 	"net/http"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/forkd/forkd/client"
 	"github.com/forkd/forkd/internal/apirig"
 	"github.com/forkd/forkd/internal/daemon/auth"
+	"github.com/forkd/forkd/internal/format/record"
 	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/move"
 	"github.com/forkd/forkd/internal/host/vmpool"
 )
 
@@ -323,5 +329,53 @@ func TestRepeatedStepsMakeNoCopy(t *testing.T) {
 	}
 	if on := p.where(); on != "" || len(states(p.a)) > 0 || len(states(p.b)) > 0 {
 		t.Errorf("after its deletion, the sandbox is on %q; states %v %v", on, states(p.a), states(p.b))
+	}
+}
+
+// If the new host has lost the files that it has fetched, it says so instead of using up the key, after which the
+// first host would remove its files.
+func TestLostFilesAreFetchedAgain(t *testing.T) {
+	p := newPair(t, apirig.Options{}, client.ForkRequest{})
+	if _, err := p.a.Suspend(t.Context(), p.id); err != nil {
+		t.Fatal(err)
+	}
+	registry := p.a.Server.Listener.Addr().String()
+	d := step(t, p.a, p.id, "", client.MoveStep{Step: "leave", Node: "b"}).Departure
+	arrive := client.MoveStep{Step: "arrive", Departure: d, Registry: registry,
+		RegistryAuth: map[string]client.RegistryAuth{registry: {Username: "x", Password: apirig.Token}}}
+	step(t, p.b, p.id, "", arrive)
+	key := step(t, p.a, p.id, "", client.MoveStep{Step: "commit"}).Key
+	if err := os.RemoveAll(filepath.Join(filepath.Dir(p.b.TokenFile), "data", p.id)); err != nil {
+		t.Fatal(err)
+	}
+	step(t, p.b, p.id, "conflict", client.MoveStep{Step: "activate", Key: key})
+	step(t, p.b, p.id, "conflict", arrive) // gives up what is left
+	p.b.Store.Quiesce()
+	if _, err := p.move(); err != nil {
+		t.Fatal(err)
+	}
+	runs(t, p.b, p.id)
+}
+
+// If a move cannot be undone at the start of the daemon, for example on a full disk, the daemon starts anyway.
+func TestStartWithoutRoom(t *testing.T) {
+	dir, id := t.TempDir(), vmpool.IDPrefix+snapshot.NodeOf("a").NewID()
+	p, err := record.EncodeMove(&record.Move{ID: id, Phase: record.MoveArriving, Node: "a", Since: time.Now(), Lock: "x"})
+	if err == nil {
+		err = os.WriteFile(filepath.Join(dir, id+".json"), p, 0o600)
+	}
+	if err == nil {
+		err = os.MkdirAll(filepath.Join(dir, id+".x.opened", "cannot be removed"), 0o700)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := move.Open(move.Config{Dir: dir, DataDir: t.TempDir(), KeyDir: dir, Node: "b",
+		Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if list := b.List(); len(list) != 1 || b.Away(id) == nil {
+		t.Errorf("the daemon has forgotten the move: %+v", list)
 	}
 }
