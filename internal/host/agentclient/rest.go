@@ -20,8 +20,11 @@ const (
 // the file system before ctx ends, and within a minute. The end of ctx does not cancel f. When f
 // has returned, AtRest thaws the file system, even if f has failed. For the thaw, lasting takes the
 // place of ctx. If it is unknown whether the freeze has failed, AtRest also thaws the file system.
+//
+// The caller must be the only one that freezes this guest. So if the file system is frozen already,
+// a daemon has frozen it that was killed meanwhile. AtRest then ends that freeze and begins its own.
 func (c *Client) AtRest(ctx, lasting context.Context, f func() error) error {
-	err := within(ctx, restTimeout, "come to rest (run sync in it before)", c.Freeze)
+	err := within(ctx, restTimeout, "come to rest (run sync in it before)", c.freezeAnew)
 	if refused := (*Error)(nil); errors.As(err, &refused) {
 		return err // nothing was frozen
 	}
@@ -31,6 +34,16 @@ func (c *Client) AtRest(ctx, lasting context.Context, f func() error) error {
 		return err
 	}
 	return errors.Join(f(), within(lasting, wakeTimeout, "end its rest", c.Thaw))
+}
+
+// freezeAnew freezes the file system. If the guest refuses, but had frozen it before, freezeAnew thaws
+// it and tries again.
+func (c *Client) freezeAnew(ctx context.Context) error {
+	err := c.Freeze(ctx)
+	if refused := (*Error)(nil); !errors.As(err, &refused) || c.Thaw(ctx) != nil {
+		return err
+	}
+	return c.Freeze(ctx)
 }
 
 // within adds a deadline to a call of f, because f waits for the guest. If f has failed and ctx has

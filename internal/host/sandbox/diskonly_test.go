@@ -220,6 +220,38 @@ func TestRestThatFails(t *testing.T) {
 	}
 }
 
+// A daemon was killed while a guest's file system was frozen. The next daemon's branch must not fail
+// because of that, and it must freeze the file system itself.
+func TestRestOfAKilledDaemon(t *testing.T) {
+	w := newWorld(t, 0)
+	defer w.stop()
+	id := w.source(t)
+	var mu sync.Mutex
+	var ops []agentproto.Op
+	frozen := true
+	w.vmms.Told = func(req agentproto.Request) error {
+		mu.Lock()
+		defer mu.Unlock()
+		freeze := req.Op == agentproto.OpFreeze
+		if !freeze && req.Op != agentproto.OpThaw {
+			return nil
+		}
+		ops = append(ops, req.Op)
+		if frozen == freeze {
+			return fmt.Errorf("%s: the file system is so already", req.Op)
+		}
+		frozen = freeze
+		return nil
+	}
+	w.branch(t, id, "disk", vm.BranchDisk)
+	mu.Lock()
+	defer mu.Unlock()
+	want := []agentproto.Op{agentproto.OpFreeze, agentproto.OpThaw, agentproto.OpFreeze, agentproto.OpThaw}
+	if !slices.Equal(ops, want) {
+		t.Errorf("the guest was asked for %v, want %v", ops, want)
+	}
+}
+
 // A disk-only branch of a paused sandbox fails, because a paused guest cannot freeze its file
 // system. If the VMM fails, the file system is thawed.
 func TestBranchOfTheDiskRefused(t *testing.T) {
