@@ -153,12 +153,12 @@ func (f *fleet) connect(ctx context.Context, node string) (*forkd.Client, error)
 	}
 	i := slices.IndexFunc(list, func(d daemon) bool { return d.node == node })
 	if i < 0 {
-		err := f.direct.Get(ctx, types.NamespacedName{Name: node}, &corev1.Node{})
+		exists, err := f.hasNode(ctx, node)
 		switch {
-		case apierrors.IsNotFound(err):
-			return nil, errGone
 		case err != nil:
 			return nil, err
+		case !exists:
+			return nil, errGone
 		}
 		return nil, &unreachableError{node, errors.New("it has no pod with a daemon")}
 	}
@@ -176,6 +176,12 @@ func (f *fleet) connect(ctx context.Context, node string) (*forkd.Client, error)
 		return nil, &unreachableError{node, err}
 	}
 	return c, nil
+}
+
+// hasNode asks the API server whether a node exists.
+func (f *fleet) hasNode(ctx context.Context, node string) (bool, error) {
+	err := f.direct.Get(ctx, types.NamespacedName{Name: node}, &corev1.Node{})
+	return !apierrors.IsNotFound(err), kube.IgnoreNotFound(err)
 }
 
 // client returns the client for an address, with the token that is in the file now.

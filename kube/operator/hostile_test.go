@@ -14,7 +14,10 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	kube "sigs.k8s.io/controller-runtime/pkg/client"
 
 	forkd "github.com/forkd/forkd/client"
@@ -75,7 +78,11 @@ func (f *fakes) List(_ context.Context, out kube.ObjectList, _ ...kube.ListOptio
 	return nil
 }
 
-func (f *fakes) Get(context.Context, kube.ObjectKey, kube.Object, ...kube.GetOption) error {
+// Get knows all nodes except those whose names begin with "gone".
+func (f *fakes) Get(_ context.Context, key kube.ObjectKey, _ kube.Object, _ ...kube.GetOption) error {
+	if strings.HasPrefix(key.Name, "gone") {
+		return apierrors.NewNotFound(schema.GroupResource{}, key.Name)
+	}
 	return nil
 }
 
@@ -150,5 +157,30 @@ func TestAnswerOfAProxy(t *testing.T) {
 		if s.Status.ID, err = r.create(t.Context(), c, s); err == nil || s.Status.Node != want {
 			t.Errorf("node %s: %+v, %v", node, s.Status, err)
 		}
+	}
+}
+
+// noServer is a client whose changes of statuses succeed.
+type noServer struct{ kube.Client }
+
+func (noServer) Status() kube.SubResourceWriter { return noStatus{} }
+
+type noStatus struct{ kube.SubResourceWriter }
+
+func (noStatus) Update(context.Context, kube.Object, ...kube.SubResourceUpdateOption) error {
+	return nil
+}
+
+// The status of a Snapshot forgets nodes that have left the cluster, and keeps nodes whose daemon is away.
+func TestNodesThatHaveLeft(t *testing.T) {
+	_, sandboxes := newFakes(t)
+	r := &snapshots{Client: noServer{}, fleet: sandboxes.fleet, cfg: &Config{}, pulls: newPulls(func(types.UID) {})}
+	s := &v1alpha1.Snapshot{Status: v1alpha1.SnapshotStatus{Digest: "sha256:x", Nodes: []v1alpha1.SnapshotNode{
+		{Name: "away", State: v1alpha1.NodeReady}, {Name: "gone-1", State: v1alpha1.NodeReady}}}}
+	if err := r.spread(t.Context(), s, s.Status.DeepCopy()); err != nil {
+		t.Fatal(err)
+	}
+	if n := s.Status.Nodes; len(n) != 1 || n[0].Name != "away" {
+		t.Errorf("%+v", n)
 	}
 }

@@ -149,8 +149,14 @@ func (r *snapshots) spread(ctx context.Context, s *v1alpha1.Snapshot, before *v1
 			}
 		}
 	}
-	for _, entry := range entries { // nodes without a daemon; they may come back, or have left the cluster
-		s.Status.Nodes = append(s.Status.Nodes, entry)
+	for _, entry := range entries { // nodes without a daemon, which may come back
+		exists, err := r.fleet.hasNode(ctx, entry.Name)
+		if err != nil {
+			return err
+		}
+		if exists { // otherwise the status would have all nodes that there ever were, and become too large
+			s.Status.Nodes = append(s.Status.Nodes, entry)
+		}
 	}
 	slices.SortFunc(s.Status.Nodes, func(a, b v1alpha1.SnapshotNode) int { return strings.Compare(a.Name, b.Name) })
 	judge(s)
