@@ -64,8 +64,8 @@ func TestKilledAtEveryPoint(t *testing.T) {
 	}
 }
 
-// copyState copies the state of a daemon as it is now. Memory files consist almost only of holes. The
-// daemon may be deleting a snapshot, and then cp looks for files that are gone.
+// copyState copies the state of a daemon as it is now. Memory files consist almost only of holes. If the
+// daemon is deleting a snapshot, cp may look for files that are gone.
 func copyState(t *testing.T, from, to string) {
 	t.Helper()
 	for try := 0; ; try++ {

@@ -166,7 +166,9 @@ func (b *Book) settle(e *entry) error {
 	case errors.Is(err, fs.ErrNotExist) && e.Phase == record.MoveLeaving: // it was deleted while Leave began
 		return b.forget(e.ID)
 	case err == nil:
-		e.unpin, err = b.cfg.Store.Pin(r.SnapshotTag)
+		unpin, err := b.cfg.Store.Pin(r.SnapshotTag)
+		b.set(e.ID, &entry{e.Move, unpin})
+		return err
 	}
 	return err
 }
