@@ -265,7 +265,7 @@ func TestEnded(t *testing.T) {
 	w.gone(one)
 }
 
-// The API server is killed and started again. The operator, or the one that follows it, goes on.
+// The API server is killed and started again. The operator, or its successor, continues.
 func TestAPIServerRestarts(t *testing.T) {
 	w := newWorld(t, "api", "a")
 	w.start()

@@ -76,7 +76,7 @@ type Book struct {
 	// +checklocks:mu
 	moves map[string]*entry // by id of the sandbox; an entry is never changed, only replaced
 	// +checklocks:mu
-	busy map[string]bool // ids of sandboxes of which a step is in progress
+	busy map[string]bool // ids of sandboxes with a step in progress
 	// +checklocks:mu
 	foreign map[string]bool // see Foreign; it may have ids of sandboxes that no longer exist
 	once    sync.Once       // fills foreign

@@ -472,7 +472,7 @@ class ForkdEnvironment(BaseEnvironment):
                 return name
         return str(user)
 
-    # Files. New files belong to the user for whom Harbor uploads them.
+    # Files. Uploaded files belong to Harbor's default user.
 
     async def upload_file(self, source_path: Path | str, target_path: str) -> None:
         """Uploads a file of at most 1 GiB, with its permissions if it is executable."""
