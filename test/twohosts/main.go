@@ -3,15 +3,19 @@
 // Host a builds a snapshot and pushes it to a registry on this host. Host b has nothing, forks the
 // snapshot from the registry, and runs Python in the child before a tenth of the bytes has come. A
 // router on this host then serves both hosts' daemons, and an unmodified E2B SDK creates 20
-// sandboxes through it and runs commands in each. The command exits with 1 if something is not as
-// it should be.
+// sandboxes through it and runs commands in each. All sandboxes of host a move to host b, with their
+// memory, and the SDK goes on with them. The command exits with 1 if something is not as it should
+// be.
 //
-// In the emulated hosts, the registry's address is localhost:5000. A second mode of this program
-// listens there and passes the connections on: `twohosts forward LISTEN TO`.
+// Other modes of this program run in the emulated hosts. `twohosts forward LISTEN TO` passes
+// connections on: the registry's address is localhost:5000 there, and the daemon of host a has the
+// address localhost:7001 on host b. `twohosts get FILE` and `twohosts put FILE` copy a file from or
+// to the emulated host.
 package main
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -24,6 +28,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -34,6 +39,7 @@ import (
 
 	"github.com/forkd/forkd/client"
 	"github.com/forkd/forkd/internal/cachedir"
+	"github.com/forkd/forkd/internal/emu/machineapi"
 )
 
 const (
@@ -44,6 +50,8 @@ const (
 	sum       = "numpy.arange(100000).sum()" // what the children compute
 	sumIs     = "4999950000"
 	sandboxes = 20
+	daemonA   = "localhost:7001"                    // the address of host a's daemon on host b
+	tokensKey = machineapi.StateDir + "/tokens.key" // the key of the tokens of E2B's sandboxes
 )
 
 func main() {
@@ -63,6 +71,19 @@ func run(ctx context.Context) error {
 	switch args := flag.Args(); {
 	case len(args) == 3 && args[0] == "forward":
 		return forward(ctx, args[1], args[2])
+	case len(args) == 2 && args[0] == "get":
+		p, err := os.ReadFile(args[1])
+		if err != nil {
+			return err
+		}
+		_, err = os.Stdout.Write(p)
+		return err
+	case len(args) == 2 && args[0] == "put":
+		p, err := io.ReadAll(os.Stdin)
+		if err != nil {
+			return err
+		}
+		return os.WriteFile(args[1], p, 0o600)
 	case len(args) == 2:
 		t := trial{forkd: *forkd, python: *python}
 		return t.run(ctx, args[0], args[1])
@@ -103,11 +124,11 @@ func (t *trial) run(ctx context.Context, nameA, nameB string) error {
 	if err != nil {
 		return err
 	}
-	a, err := t.startHost(ctx, nameA, "", address)
+	a, err := t.startHost(ctx, nameA, address, nil)
 	if err != nil {
 		return err
 	}
-	b, err := t.startHost(ctx, nameB, a.token, address)
+	b, err := t.startHost(ctx, nameB, address, a)
 	if err != nil {
 		return err
 	}
@@ -118,24 +139,33 @@ func (t *trial) run(ctx context.Context, nameA, nameB string) error {
 }
 
 // startHost starts the emulated host and its daemon, and forwards the registry's address there. The
-// daemon accepts the given token or, if it is empty, a new one.
-func (t *trial) startHost(ctx context.Context, name, token, registry string) (*host, error) {
-	h := &host{trial: t, name: name, token: token}
+// daemon accepts the same tokens as the host first, if there is one.
+func (t *trial) startHost(ctx context.Context, name, registry string, first *host) (*host, error) {
+	h := &host{trial: t, name: name}
 	cache, err := cachedir.Dir()
 	if err != nil {
 		return nil, err
 	}
 	file := filepath.Join(cache, "machine", name, "daemon", "token")
-	if token != "" {
+	if first != nil {
 		if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
 			return nil, err
 		}
-		if err := os.WriteFile(file, []byte(token+"\n"), 0o600); err != nil {
+		if err := os.WriteFile(file, []byte(first.token+"\n"), 0o600); err != nil {
 			return nil, err
 		}
 	}
 	if _, err := h.cli(ctx, "machine", "start", "--hang-limit", "5m"); err != nil {
 		return nil, err
+	}
+	if first != nil {
+		key, err := first.inside(ctx, nil, "get", tokensKey).Output()
+		if err != nil {
+			return nil, fmt.Errorf("read %s of %s: %w", tokensKey, first.name, err)
+		}
+		if err := h.inside(ctx, bytes.NewReader(key), "put", tokensKey).Run(); err != nil {
+			return nil, fmt.Errorf("write %s of %s: %w", tokensKey, name, err)
+		}
 	}
 	if _, err := h.cli(ctx, "ls"); err != nil { // starts the daemon
 		return nil, err
@@ -159,13 +189,30 @@ func (t *trial) startHost(ctx context.Context, name, token, registry string) (*h
 	if h.Client, err = client.New(h.url, h.token); err != nil {
 		return nil, err
 	}
-	self, err := os.Executable()
-	if err != nil {
-		return nil, err
+	forwards := map[string]string{inHosts: registry}
+	if first != nil {
+		forwards[daemonA] = strings.TrimPrefix(first.url, "http://")
 	}
-	_, port, _ := net.SplitHostPort(registry)
-	cmd := h.command(ctx, "machine", "exec", "--copy", "--", self, "forward", inHosts, net.JoinHostPort(thisHost, port))
-	return h, t.start(cmd)
+	for listen, to := range forwards {
+		_, port, err := net.SplitHostPort(to)
+		if err != nil {
+			return nil, err
+		}
+		if err := t.start(h.inside(ctx, nil, "forward", listen, net.JoinHostPort(thisHost, port))); err != nil {
+			return nil, err
+		}
+	}
+	return h, nil
+}
+
+// inside returns a command that runs this program in the emulated host.
+func (h *host) inside(ctx context.Context, stdin io.Reader, args ...string) *exec.Cmd {
+	cmd := h.command(ctx, append([]string{"machine", "exec", "--copy", "--", "/proc/self/exe"}, args...)...)
+	if self, err := os.Executable(); err == nil {
+		cmd.Args[slices.Index(cmd.Args, "/proc/self/exe")] = self
+	}
+	cmd.Stdin = stdin
+	return cmd
 }
 
 // command returns a command of the CLI for this host.
@@ -262,7 +309,7 @@ func arrived(ctx context.Context, h *host) error {
 }
 
 // together starts a router for both hosts, and runs an E2B program that has many sandboxes. Each
-// host must have some of them.
+// host must have some of them. Then all of them move to host b.
 func (t *trial) together(ctx context.Context, a, b *host) error {
 	url, err := t.startRouter(ctx, a, b)
 	if err != nil {
@@ -288,25 +335,43 @@ func (t *trial) together(ctx context.Context, a, b *host) error {
 	if strings.TrimSpace(line) != "created" {
 		return errors.Join(fmt.Errorf("many.py says %q", line), cmd.Wait())
 	}
-	total := 0
-	for _, h := range []*host{a, b} {
-		list, err := h.Sandboxes(ctx)
-		if err != nil {
-			return err
-		}
-		fmt.Printf("host %s has %d sandboxes\n", h.name, len(list))
-		if len(list) == 0 {
-			return fmt.Errorf("host %s has no sandbox", h.name)
-		}
-		total += len(list)
+	ids, err := a.ids(ctx)
+	if err != nil {
+		return err
 	}
-	if total != sandboxes {
-		return fmt.Errorf("the hosts have %d sandboxes, not %d", total, sandboxes)
+	others, err := b.ids(ctx)
+	if err != nil {
+		return err
+	}
+	fmt.Printf("host %s has %d sandboxes, host %s has %d\n", a.name, len(ids), b.name, len(others))
+	if len(ids) == 0 || len(others) == 0 || len(ids)+len(others) != sandboxes {
+		return fmt.Errorf("want %d sandboxes, some on each host", sandboxes)
+	}
+	for _, id := range ids {
+		start := time.Now()
+		cmd := a.command(ctx, "move", id, b.name, "--registry", daemonA)
+		cmd.Env = append(cmd.Env, "FORKD_MACHINE=", "FORKD_URL="+url, "FORKD_TOKEN="+a.token)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("move %s: %w\n%s", id, err, out)
+		}
+		fmt.Printf("moved %s to %s (%.1f s)\n", id, b.name, time.Since(start).Seconds())
+	}
+	if others, err = b.ids(ctx); err != nil || len(others) != sandboxes {
+		return fmt.Errorf("host %s has %d sandboxes, not %d; %w", b.name, len(others), sandboxes, err)
 	}
 	if err := stdin.Close(); err != nil { // many.py goes on
 		return err
 	}
 	return cmd.Wait()
+}
+
+// ids returns the ids of the sandboxes on the host.
+func (h *host) ids(ctx context.Context) (ids []string, err error) {
+	list, err := h.Sandboxes(ctx)
+	for _, s := range list {
+		ids = append(ids, s.ID)
+	}
+	return ids, err
 }
 
 // startRouter starts `forkd router` for the hosts and returns its URL.

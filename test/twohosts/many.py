@@ -1,7 +1,7 @@
 """Creates many sandboxes with E2B's SDK, unmodified, and runs a command in each: many.py TEMPLATE NUMBER.
 
-Prints "created" when all sandboxes have kept their own number, and waits for the end of standard input. Then it reads the
-numbers again and kills the sandboxes.
+Each sandbox keeps its number in a file and in the memory of a process. When all are checked, the program prints
+"created" and waits for the end of standard input. Then it checks the numbers again and kills the sandboxes.
 """
 
 import sys
@@ -11,15 +11,22 @@ from e2b import Sandbox
 template, number = sys.argv[1], int(sys.argv[2])
 
 
+def start(sandbox: Sandbox, i: int) -> None:
+    sandbox.files.write("/tmp/own", f"{i}\n", user="root", request_timeout=300)
+    process = f"n={i}; while sleep 0.2; do echo $n >/tmp/next; mv /tmp/next /tmp/memory; done"
+    sandbox.commands.run(process, background=True, user="root", timeout=0, request_timeout=300)
+
+
 def check(sandbox: Sandbox, i: int) -> None:
-    out = sandbox.commands.run("cat /tmp/own; python3 -c 'print(6 * 7)'", user="root", timeout=300).stdout
-    assert out == f"{i}\n42\n", (sandbox.sandbox_id, out)
+    command = "rm -f /tmp/memory; until [ -s /tmp/memory ]; do sleep 0.1; done; cat /tmp/memory /tmp/own"
+    out = sandbox.commands.run(command, user="root", timeout=300, request_timeout=300).stdout
+    assert out == f"{i}\n{i}\n", (sandbox.sandbox_id, out)
 
 
 sandboxes = [Sandbox.create(template, timeout=3600, request_timeout=300) for _ in range(number)]
 try:
     for i, sandbox in enumerate(sandboxes):
-        sandbox.files.write("/tmp/own", f"{i}\n", user="root", request_timeout=300)
+        start(sandbox, i)
         check(sandbox, i)
     print("created", flush=True)
     sys.stdin.read()
