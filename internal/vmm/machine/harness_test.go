@@ -216,6 +216,11 @@ func (h *host) newVM(t *testing.T) *testVM {
 		}
 		if t.Failed() {
 			t.Logf("console:\n%s", vmtest.LastLines(v.console.text, 40))
+			select {
+			case e := <-v.exited:
+				t.Logf("the machine stopped: %v %s", e.Reason, e.Detail)
+			default:
+			}
 		}
 	})
 	return v
