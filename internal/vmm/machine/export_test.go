@@ -2,6 +2,7 @@ package machine
 
 import (
 	"errors"
+	"fmt"
 	"io"
 )
 
@@ -27,6 +28,20 @@ func (m *Machine) closeDevices() error {
 		errs = append(errs, s.transport.Close())
 		if c, ok := s.dev.(io.Closer); ok {
 			errs = append(errs, c.Close())
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// DeviceErrors returns, for each device that has failed, the reason for its DEVICE_NEEDS_RESET.
+func (m *Machine) DeviceErrors() error {
+	var errs []error
+	for i, s := range m.slots {
+		if s == nil {
+			continue
+		}
+		if err := s.transport.Err(); err != nil {
+			errs = append(errs, fmt.Errorf("device %d: %w", i, err))
 		}
 	}
 	return errors.Join(errs...)

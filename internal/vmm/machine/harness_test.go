@@ -211,6 +211,9 @@ func (h *host) newVM(t *testing.T) *testVM {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("devices: %v", v.DeviceErrors())
+		}
 		if err := v.Close(); err != nil {
 			t.Error(err)
 		}
