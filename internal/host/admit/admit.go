@@ -101,15 +101,15 @@ type Host struct {
 // of microseconds to compute the figure, which is long for a fork.
 const askEvery = 100 * time.Millisecond
 
-// New returns a Host without VMs. The private disk tops of sandboxes are in dir. The call ended()
-// waits until killed VMs have given back their memory. The Host makes this call if the host has too
-// little memory. If the result is true, the Host checks the memory again.
+// New returns a Host without VMs. The private disk tops of sandboxes are in dir. The Host calls
+// ended when the host has too little memory. This function waits until killed VMs have given back
+// their memory, and reports whether any have; if so, the Host checks the memory again.
 func New(rules Rules, dir string, ended func() bool) *Host {
 	return &Host{rules: rules, dir: dir, available: memAvailable, room: FreeBytes, ended: ended}
 }
 
-// again(check) returns the result of check(). If check refuses for lack of memory, and memory has
-// been given back since, check is called a second time.
+// again returns the result of check. If check refuses for lack of memory, but killed VMs have since
+// given memory back, again calls check a second time.
 func (h *Host) again(check func() error) error {
 	err, refused := check(), (*Error)(nil)
 	if !errors.As(err, &refused) || refused.Code != CodeHostMemory || !h.ended() {
@@ -210,8 +210,8 @@ func (r *Rules) Room(memory uint64, disk *os.File) error {
 // than the reserve.
 func (r *Rules) RoomOnDisk(disk *os.File) error { return r.RoomForFiles(disk, 0) }
 
-// RoomForFiles is like RoomOnDisk, but the reserve must still be free after this many more bytes
-// are used.
+// RoomForFiles is like RoomOnDisk, but for a caller that is about to write the given number of
+// bytes. The reserve must still be free after that.
 func (r *Rules) RoomForFiles(disk *os.File, bytes uint64) error {
 	if r.DiskReserve == 0 && bytes == 0 {
 		return nil

@@ -32,10 +32,10 @@ var (
 	listing   = bound{8 << 20, maxListed + 1, 20 * maxListed}
 )
 
-// objectSize and valueSize say how many bytes the decoded form of an answer takes for each object
-// and for each value, in addition to the answer itself. These bytes count against Client.Keep. An
-// object of three bytes becomes a protobuf message, a value of this package, a value of the API,
-// and JSON.
+// objectSize and valueSize are estimates, in bytes, of the memory that each object and each value
+// of an answer takes when decoded. Client.Keep is asked for this memory. The estimates are high,
+// because even an object of three bytes becomes a protobuf message, a value of this package, a
+// value of the API, and JSON.
 const (
 	objectSize = 256
 	valueSize  = 16

@@ -31,8 +31,8 @@ const (
 	// not read cannot block the owner's commands and file transfers.
 	maxHeld = 64
 	// maxOwner limits the connections to the guests of one owner, open and closed. The limits on
-	// concurrent requests permit fewer open connections, so only guests that do not read let an
-	// owner reach maxOwner.
+	// concurrent requests permit fewer open connections, so an owner reaches maxOwner only with
+	// guests that do not read.
 	maxOwner = 2048
 	maxAll   = 4096 // limits the connections to all guests, open and closed
 	// An owner with fewer than fewOwner connections gets another one even above maxAll. A guest
@@ -41,8 +41,8 @@ const (
 	fewGuest = 4
 )
 
-// Owners counts the connections to guests, for each owner of sandboxes. The zero value has none. Its
-// methods may be called concurrently.
+// Owners counts the connections to guests, for each owner of sandboxes. The zero value is ready to
+// use. Its methods may be called concurrently.
 type Owners struct {
 	mu  sync.Mutex
 	of  map[string]int

@@ -10,19 +10,20 @@ import (
 // Limits on how long the guest may take to freeze and thaw its file system.
 const (
 	restTimeout = time.Minute // limit for a freeze, which writes the whole page cache to the disk
-	// limit for a thaw; a freeze does not last longer, so after this time the agent has thawed the
-	// file system in any case
+	// limit for a thaw; the agent itself ends every freeze within this time
 	wakeTimeout  = 30 * time.Second
 	abortTimeout = 5 * time.Second // limit for a thaw after a freeze that failed or took too long
 )
 
 // AtRest calls f while the guest's root file system is frozen, see Freeze. The guest must freeze
 // the file system before ctx ends, and within a minute. The end of ctx does not cancel f. When f
-// has returned, AtRest thaws the file system, even if f has failed. For the thaw, lasting takes the
-// place of ctx. If it is unknown whether the freeze has failed, AtRest also thaws the file system.
+// has returned, AtRest thaws the file system, even if f has failed. The thaw uses the context
+// lasting, because ctx may have ended. If it is unknown whether the freeze has failed, AtRest also
+// thaws the file system.
 //
-// The caller must be the only one that freezes this guest. So if the file system is frozen already,
-// a daemon has frozen it that was killed meanwhile. AtRest then ends that freeze and begins its own.
+// No other caller may freeze this guest at the same time. So if the file system is already frozen,
+// an earlier daemon has frozen it and was killed before the thaw. AtRest then ends that freeze and
+// begins its own.
 func (c *Client) AtRest(ctx, lasting context.Context, f func() error) error {
 	err := within(ctx, restTimeout, "come to rest (run sync in it before)", c.freezeAnew)
 	if refused := (*Error)(nil); errors.As(err, &refused) {

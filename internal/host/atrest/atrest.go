@@ -96,8 +96,9 @@ func (c *Crypter) Encrypt(ctx context.Context, tag string) (r Result, err error)
 	return r, nil
 }
 
-// maxRounds bounds how often Encrypt looks for more snapshots. While it encrypts a snapshot, a
-// client can fork the snapshot and make a branch, whose layers are then unencrypted.
+// maxRounds bounds how often Encrypt looks for more snapshots. While Encrypt works on one snapshot,
+// a client can fork another snapshot of the family and branch the child. The layers of this branch
+// are unencrypted.
 const maxRounds = 8
 
 // begin returns the snapshots of a family that have files to encrypt.
@@ -246,7 +247,7 @@ func (w *work) count(suffix string) error {
 			}
 			continue
 		}
-		if ours[list[0].owner] { // the other links belong, for example, to a sandbox that the store does not know
+		if ours[list[0].owner] { // a sandbox that the store does not know may have the other links, for example
 			return &store.EncryptedError{Tag: list[0].member.Tag, Reason: fmt.Sprintf("its file %s has %d other links, which "+
 				"would keep the old content: end the sandboxes that come from it", list[0].name, has[i].Nlink-links[i])}
 		}

@@ -1,8 +1,11 @@
-// Package backlog limits the memory layers that are only in RAM. Such layers cannot be dropped before
-// they are on disk, and memory is copied faster than a disk can write. Branches that find no room
-// wait in a queue.
+// Package backlog limits the memory layers that are only in RAM. Such layers cannot be dropped
+// before they are on disk, and memory is copied faster than a disk can write. Branches that find no
+// room wait in a queue.
 //
-// It neither makes layers nor writes them to disk.
+// A sandbox whose branches build on each other has a line: the memory layers of these branches. The
+// sandbox runs from the layers in its line, so they stay in RAM as long as it runs.
+//
+// The package neither makes layers nor writes them to disk.
 package backlog
 
 import (
@@ -22,9 +25,9 @@ import (
 )
 
 // share limits the memory layers of one owner that are only in RAM. Together these layers may take
-// at most share times as many bytes as are still free in RAM. The layers in the lines of the
-// owner's sandboxes are included. So a single owner can take three quarters of the RAM, and two
-// owners can take three sevenths each. Another owner, or a suspension, always finds some room.
+// at most three times the RAM that is still free. The lines of the owner's sandboxes are included.
+// So a single owner can take three quarters of the RAM, and two owners can take three sevenths
+// each. Another owner, or a suspension, always finds some room.
 const share = 3
 
 // maxWait is how long a branch waits for room in RAM.
@@ -84,9 +87,8 @@ type room struct {
 	in    chan struct{} // closed when the room is assigned
 }
 
-// Error reports that there is no room in RAM for the memory of a branch. Earlier branches take this
-// room, because they are not on disk yet or because sandboxes of the same owner use them. Sizes are
-// in bytes.
+// Error reports that there is no room in RAM for the memory of a branch. Earlier branches fill the
+// RAM: they are not on disk yet, or sandboxes of the same owner use them. Sizes are in bytes.
 type Error struct {
 	Need  uint64
 	Own   uint64 // layers of the owner that are to be written to disk
@@ -110,10 +112,10 @@ func (e *Error) Error() string {
 
 func (e *Error) Unwrap() error { return e.Flush }
 
-// Reserve reserves room for the memory layer of a branch. The maximum size of the layer in bytes is
-// most. If a layer of this size does not fit at once, and exact is not nil, Reserve calls exact for
-// a better estimate. Reserve waits until the disk has caught up with the branches of the owner, but
-// no longer than b.Wait. If this time passes, or if the disk cannot be written, the error is an
+// Reserve reserves room for the memory layer of a branch. The layer takes at most the given number
+// of bytes. If a layer of this size does not fit at once, and exact is not nil, Reserve calls exact
+// for a better estimate. Reserve waits until the disk has caught up with the branches of the owner,
+// but no longer than b.Wait. If this time passes, or if writing to the disk fails, the error is an
 // *Error. If no other layer is to be written to disk, and sandboxes of the owner have no lines, the
 // branch is never refused. The caller calls release when the snapshot is published or abandoned.
 func (b *Backlog) Reserve(ctx context.Context, owner string, most uint64, exact func() (uint64, error)) (
@@ -321,8 +323,8 @@ func (b *Backlog) stuck(w *room) error {
 	return nil
 }
 
-// isDiskFull reports whether the disk lacks room for w. If a layer of another owner does not fit on
-// the disk, a smaller layer may still fit.
+// isDiskFull reports whether the disk lacks room for w. Each layer has its own answer: the disk may
+// have room for a smaller layer.
 func (b *Backlog) isDiskFull(w *room) bool {
 	free, err := b.FreeDisk()
 	return err != nil || free < w.bytes+reserve.Bytes

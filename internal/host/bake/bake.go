@@ -340,8 +340,8 @@ func (b *bake) boot(ctx context.Context) error {
 }
 
 // join connects the parent to the network. If the request names no policy, the parent can reach
-// nothing. If it could, its guest might fetch data that no client has requested, and every child
-// would have the data.
+// nothing. This prevents that its guest fetches data that no client has requested, which every
+// child would then have.
 func (b *bake) join() (err error) {
 	setting := netclient.Isolated()
 	if b.req.Network != nil {

@@ -63,8 +63,8 @@ func (b *bake) defaults() snapshot.Defaults {
 
 // inheritDefaults gives the guest the default user and directory of the snapshot from which the
 // parent was booted. Warm-up steps run earlier, as root. If the disk no longer has the user's
-// account, the agent's default user remains. Without this exception, such a disk could never be
-// booted again.
+// account, the guest keeps the agent's default user. An error here would make such a disk
+// impossible to boot.
 func (b *bake) inheritDefaults(ctx context.Context) error {
 	d := b.defaults()
 	if d.User == "" && d.Dir == "" {

@@ -41,7 +41,7 @@ type Request struct {
 	Limits      vm.Limits          // default for children; zero: the limits of From
 	Hooks       snapshot.Hooks     // hooks of children; zero: the hooks of From
 	Encrypt     bool               // encrypt the snapshot; the parent's disk is in RAM until then
-	Strict      bool               // children are strict (see unique.Strict), as they always are if From is strict
+	Strict      bool               // children are strict (see unique.Strict); they always are if From is strict
 	Warmup      time.Duration      // time limit of each warm-up step; 0 means 600 s
 	Transient   bool               // the parent is booted for a fork; the snapshot is deleted after its last sandbox
 }

@@ -10,7 +10,8 @@ import (
 	"time"
 )
 
-// Place is the place of an object in the order: by age, and among objects of the same time by ID.
+// Place is the place of an object in the order. Older objects come first, and objects with the same
+// time are ordered by their IDs.
 type Place struct {
 	Created time.Time
 	ID      string
@@ -20,8 +21,8 @@ func (p Place) compare(q Place) int {
 	return cmp.Or(p.Created.Compare(q.Created), strings.Compare(p.ID, q.ID))
 }
 
-// Set holds the objects, each with its own ID. The zero Set is empty. The user of a Set guards it
-// with a lock, even for methods that only look up objects, because every method may change the Set.
+// Set holds the objects, each with its own ID. The zero Set is empty. The caller must hold a lock
+// even for methods that only look up objects, because every method may change the Set.
 type Set[V any] struct {
 	byID  map[string]*member[V]
 	order []*member[V]

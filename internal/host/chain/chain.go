@@ -1,7 +1,13 @@
-// Package chain composes the layers of a new snapshot from the layers of the snapshot below it and
+// Package chain composes the layers of a new snapshot from the layers of its parent snapshot and
 // the layers that a sandbox has written since. It also decides when layers are merged, because a
 // snapshot must not have too many layers. It reads and writes existing layer files, whose formats
 // are in packages memlayer and disklayer. The caller decides which snapshot is published, and when.
+//
+// A layer has the memory or the disk blocks that one snapshot adds to those of its parent. An
+// extent is a range of guest memory with the position of its bytes in a layer. A top is a disk
+// layer of a running sandbox: the sandbox writes to its last top, and each branch freezes that top
+// and adds an empty one. A line is a series of branches of one sandbox, in which the memory layer
+// of each branch builds on the layer of the previous branch.
 package chain
 
 import (
@@ -21,7 +27,7 @@ import (
 // large.
 const (
 	MaxDepth   = 32  // maximum number of layers of a snapshot; a snapshot on top of so many layers becomes self-contained
-	MaxLine    = 16  // maximum number of memory layers in a sandbox's line of branches; see EndLine
+	MaxLine    = 16  // maximum number of memory layers in a sandbox's line; see EndLine
 	maxRewrite = 2   // maximum size of a line's layers, which stay in RAM, as a multiple of the guest's memory
 	MaxTops    = 16  // maximum number of a sandbox's frozen tops: each costs the VMM a descriptor, a bitmap and a lookup
 	maxExtents = 256 // maximum number of extents in a snapshot's memory map: each costs every fork one mmap
@@ -33,8 +39,9 @@ const (
 //
 // To limit the number of extents, Memory copies some pages from the parent's layers to the new
 // layer. If the parent already has MaxDepth layers, Memory copies all pages that the new layer
-// lacks, and the new snapshot inherits no layers. The extents have no layer numbers yet, and have
-// passed memlayer.CheckSaved. If ctx ends, Memory stops and returns ctx's error.
+// lacks, and the new snapshot inherits no layers. The given extents have no layer numbers yet. The
+// caller has checked them with memlayer.CheckSaved. If ctx ends, Memory stops and returns ctx's
+// error.
 func Memory(ctx context.Context, own *os.File, extents []vm.Extent, parent *store.Lease) ([]vm.Extent, []snapshot.File,
 	error) {
 	lower, layers := parent.Extents(), parent.Layers()
@@ -53,11 +60,11 @@ func Memory(ctx context.Context, own *os.File, extents []vm.Extent, parent *stor
 	return memlayer.Overlay(lower, memlayer.Fill(extents, fill)), slices.Clone(parent.Manifest().Memory), nil
 }
 
-// EndLine reports whether the next branch of a sandbox ends its line of rebases. A branch that ends
-// the line is based on the snapshot that the sandbox was forked from, and holds all pages written
-// since the fork. The parameter rebased is the branch that the sandbox was last rebased onto, or
-// nil. The guest's memory has the given size. EndLine also returns the disk usage of the layers in
-// the line, in bytes.
+// EndLine reports whether the next branch of a sandbox ends its line. A branch that ends the line
+// builds on the snapshot that the sandbox was forked from, and holds all pages written since the
+// fork. The parameter rebased is the branch that the sandbox was last rebased onto, or nil. The
+// guest's memory has the given size. EndLine also returns the disk usage of the layers in the line,
+// in bytes.
 func EndLine(st *store.Store, rebased *record.Rebased, memory uint64) (end bool, bytes uint64) {
 	if rebased == nil {
 		return false, 0
@@ -68,8 +75,8 @@ func EndLine(st *store.Store, rebased *record.Rebased, memory uint64) (end bool,
 
 // LineBytes returns the maximum number of bytes that a sandbox shares with the branches in its
 // line. The first lease is for the latest branch, and the second lease is for the snapshot from
-// which the sandbox runs. LineBytes counts the memory that is in layers of the branch, but not in
-// layers of that snapshot.
+// which the sandbox runs. LineBytes counts the memory for which the branch has a layer that the
+// snapshot does not have.
 func LineBytes(line, from *store.Lease) (bytes uint64) {
 	inherited := from.Manifest().Memory
 	for _, e := range line.Extents() {
@@ -141,10 +148,10 @@ func MergeTops(inherited, tops int) bool {
 // snapshot would otherwise inherit too many layers.
 func MergeDisk(inherited int) bool { return inherited >= MaxDepth }
 
-// DiskLayers returns the disk layers that a new snapshot of a sandbox inherits. These are the
-// inherited layers, which belong to the snapshot below, and all tops of the sandbox except the last
-// top. The last top becomes the new snapshot's own layer. For each top, owners has the ID of the
-// snapshot for which the top was frozen.
+// DiskLayers returns the disk layers that a new snapshot of a sandbox inherits. These are the given
+// inherited layers, which belong to the parent snapshot, and all tops of the sandbox except the
+// last top. The last top becomes the new snapshot's own layer. For each top, owners has the ID of
+// the snapshot for which the top was frozen.
 func DiskLayers(inherited []snapshot.File, tops []*os.File, owners []string) ([]snapshot.File, error) {
 	layers := slices.Clone(inherited)
 	for i, f := range tops[:len(tops)-1] {

@@ -14,8 +14,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// Source describes the sandbox that a snapshot was branched from: how the sandbox was branched, and
-// the settings that children inherit.
+// Source describes the sandbox that a snapshot was branched from. It says how the sandbox was
+// branched, and which settings children inherit.
 type Source struct {
 	Branch  snapshot.Branch
 	Network *snapshot.Network

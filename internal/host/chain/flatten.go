@@ -32,7 +32,7 @@ const copyBuffer = 1 << 20
 
 // copyExtent copies one extent of src to the same place in dst. It also copies zeros, because a
 // layer must have no holes inside its extents. On tmpfs, the first access to a hole through a
-// mapping allocates a page. If there were no room for the page, the access would kill the VM.
+// mapping allocates a page. If tmpfs has no room for the page, the access kills the VM.
 func copyExtent(ctx context.Context, dst, src *os.File, e vm.Extent, buf []byte) error {
 	for at, end := int64(e.Offset), int64(e.Offset+e.Length); at < end; {
 		if err := ctx.Err(); err != nil {

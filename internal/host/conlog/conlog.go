@@ -1,8 +1,8 @@
-// Package conlog reads the serial console of a sandbox while it is written. It continues when the
-// sandbox gets another VM.
+// Package conlog reads the serial console of a sandbox while a VMM writes it. When the sandbox gets
+// another VM, reading continues with that VM's console.
 //
-// It reads the rings that VMMs write (package console). The caller provides a function that returns
-// the sandbox's present VM.
+// Each VMM writes the console to a ring, which is a file of fixed size (package console). The
+// caller provides a function that returns the sandbox's present VM.
 package conlog
 
 import (
@@ -46,8 +46,8 @@ func (l *Log) Close() {
 	l.ring.Close() // only returns an error if l.ring is nil
 }
 
-// Begin returns the present content of the console. It may be called once, before Next. Then Next
-// returns the output that follows.
+// Begin returns the present content of the console. It may be called once, before the first call of
+// Next. Next then returns only later output.
 func (l *Log) Begin() (console.Text, error) {
 	text, _, err := l.look()
 	l.seen = text.Written

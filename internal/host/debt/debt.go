@@ -15,17 +15,17 @@ const (
 	Trust             // the guest must trust the CA for hosts of secrets
 )
 
-// Debts holds messages for one guest: of each kind, only the latest message. So messages do not
-// accumulate if the network of a paused sandbox changes repeatedly. The zero value is ready to use.
-// Methods may be called concurrently.
+// Debts holds messages for one guest. It keeps only the latest message of each kind, so messages do
+// not accumulate if the network of a paused sandbox changes repeatedly. The zero value is ready to
+// use. Methods may be called concurrently.
 type Debts struct {
 	mu sync.Mutex
 	// +checklocks:mu
 	owed map[Kind]func()
 }
 
-// Owe stores tell until the next call of Pay, which calls it. Owe replaces an earlier function of
-// the same kind.
+// Owe stores the function tell, which sends a message, until Pay calls it. A stored function of the
+// same kind is replaced.
 func (d *Debts) Owe(kind Kind, tell func()) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

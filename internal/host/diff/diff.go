@@ -2,9 +2,9 @@
 // differences, or passes on a tar archive that the VM makes of them.
 //
 // The VM boots the kernel and the initramfs of one of the snapshots, with forkd-diff as its init.
-// It has one connection to the host, no network, and both disks. Each disk has an empty layer on
-// top for the writes of a mount. The two disks may have layers in common. The disks can differ only
-// in the ranges for which a layer that they do not share has data. Package diff sends these ranges
+// It has one connection to the host, no network, and both disks. Mounting a disk writes to it, so
+// each disk gets an empty layer on top for these writes. The two disks may share layers. They can
+// differ only in the ranges for which an unshared layer has data. Package diff sends these ranges
 // to forkd-diff, and does not read the file systems on the disks itself. The VM is killed at the
 // end, and on every error.
 package diff
@@ -116,7 +116,7 @@ func (r *Result) Omitted() uint64 {
 	return all - min(all, uint64(len(r.Entries)))
 }
 
-// add adds an entry if its memory, in bytes, is at most *more, and subtracts this memory from
+// add adds an entry if the entry takes at most *more bytes of memory. It subtracts these bytes from
 // *more.
 func (r *Result) add(e *diffproto.Entry, more *int) {
 	const fixed = 512 // bytes of an Entry without its strings
@@ -125,7 +125,7 @@ func (r *Result) add(e *diffproto.Entry, more *int) {
 		n += len(name) + 16
 	}
 	if n > *more {
-		*more = 0 // a shorter entry later is not added either, because readers would not expect a gap
+		*more = 0 // after this, no shorter entry is added either, because readers do not expect a gap
 		return
 	}
 	*more -= n
@@ -283,7 +283,7 @@ func talk(ctx context.Context, conn net.Conn, ask func(context.Context, net.Conn
 	switch {
 	case failed == nil || ctx.Err() != nil:
 		return err
-	case err == nil: // forkd-diff has compared only a part of the ranges
+	case err == nil: // the answer came before all ranges were sent, so forkd-diff has compared only some of them
 		return fmt.Errorf("tell forkd-diff what may differ: %w", failed)
 	case errors.Is(failed, net.ErrClosed):
 		return err

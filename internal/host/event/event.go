@@ -3,9 +3,9 @@
 //
 // Emit never waits for followers. If the ring is full, Emit drops the oldest event of the owner
 // with the most events, so no owner can displace the events of others. If events are dropped before
-// a follower has read them, the follower learns that it missed events. A follower that begins at an
-// id of another ring, for example of an earlier daemon, also learns that it missed events. Nothing
-// is written to disk. The callers of Emit decide what an event contains.
+// a follower has read them, the follower learns that it missed events. The same happens to a
+// follower that begins at an id of another ring, for example that of an earlier daemon. Nothing is
+// written to disk. The callers of Emit decide what an event contains.
 package event
 
 import (
@@ -85,7 +85,7 @@ type Ring struct {
 	news chan struct{} // closed when the next event is emitted
 }
 
-// use counts stored events and their bytes.
+// use counts the stored events, and the bytes of memory that they take.
 type use struct{ events, bytes int }
 
 // queue has the stored events of one owner.

@@ -62,7 +62,7 @@ func (e *UnconfirmedError) Error() string {
 func (e *UnconfirmedError) Unwrap() error { return e.Err }
 
 // FamilyError reports that a sandbox cannot continue from the state of a snapshot or of another
-// sandbox, because that state descends from another booted VM.
+// sandbox, because that state comes from a different parent, which was booted separately.
 type FamilyError struct{ ID, From string }
 
 func (e *FamilyError) Error() string {

@@ -1,11 +1,12 @@
-// Package fanout tries several ways to continue from one state of a sandbox. It branches the sandbox
-// once, forks children of the branch, and runs a command in each child. Then it keeps all children, the
-// first child whose command succeeds, the child with the highest score of a judge, or none. It can also
-// promote the winner into the source.
+// Package fanout tries several ways to continue from one state of a sandbox. It branches the
+// sandbox once, forks children of the branch, and runs a command in each child. Then it keeps all
+// children, the first child whose command succeeds, the child with the highest score of a judge, or
+// none. It can also promote the winner: the sandbox that was branched, the source, then continues
+// from the winner's state.
 //
-// It is an operation on a tenancy.View and keeps no state. The fork is provisional until the end: if the
-// daemon dies, the next daemon kills the children and removes the branch. The caller passes commands to
-// guests and bounds the number of children.
+// It is an operation on a tenancy.View and keeps no state. The fork is provisional until the end of
+// the operation: if the daemon dies before that, the next daemon kills the children and removes the
+// branch. The caller passes commands to guests and bounds the number of children.
 package fanout
 
 import (
@@ -157,8 +158,7 @@ type PanicError struct {
 
 func (e *PanicError) Error() string { return "internal error: the daemon's log has the details" }
 
-// KeptError says that the promotion has failed. The winner stays, because its work would otherwise
-// be lost.
+// KeptError says that the promotion has failed. The winner was not killed, so its work is not lost.
 type KeptError struct {
 	ID  string // id of the winner
 	Err error
@@ -217,8 +217,8 @@ func Run(ctx context.Context, host Host, exec Exec, source string, req Request, 
 	return out, nil
 }
 
-// runAll runs the commands and judges of all children concurrently. A panic in one of their goroutines
-// would crash the daemon, so it stops all commands and becomes an error.
+// runAll runs the commands and judges of all children concurrently. If one of their goroutines
+// panics, runAll stops all commands and returns an error, so that the daemon does not crash.
 func (t *try) runAll(ctx context.Context) error {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)

@@ -7,9 +7,9 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// Arrival connects the users of served files with the code that fetches missing parts. If the parts
-// will never arrive, it tells the users. If no user needs the parts any more, it tells that code.
-// It is nil for files that were complete from the start.
+// Arrival connects the users of served files with the fetcher: the code that fetches the missing
+// parts of these files. It tells the users if the parts will never arrive, and tells the fetcher if
+// no user needs the parts any more. An Arrival is nil for files that were complete from the start.
 type Arrival struct {
 	lost  chan struct{}
 	err   error         // valid after lost is closed
@@ -25,7 +25,7 @@ func NewArrival(kill func()) *Arrival {
 	return &Arrival{lost: make(chan struct{}), kill: kill, stop: make(chan struct{}), ended: make(chan struct{})}
 }
 
-// Cancel asks the code that fetches the parts to stop, and waits until it has called End.
+// Cancel asks the fetcher to stop, and waits until the fetcher has called End.
 func (a *Arrival) Cancel() {
 	a.once.Do(func() { close(a.stop) })
 	<-a.ended
@@ -93,7 +93,8 @@ func (a *Arrival) Err() error {
 	}
 }
 
-// Explain returns the reason why a VM with the files ended: Err or, if that is nil, exit.
+// Explain returns the reason why a VM that uses the files has ended. This is Err or, if Err is nil,
+// the given exit.
 func (a *Arrival) Explain(exit vm.Exit) vm.Exit {
 	if err := a.Err(); err != nil {
 		return vm.Exit{Reason: vm.ExitInternal, Detail: err.Error()}

@@ -1,9 +1,10 @@
-// Package feeder starts forkd-feed processes, which serve the files of a snapshot while its frames
-// arrive, and is their client.
+// Package feeder starts forkd-feed processes and is their client. A forkd-feed process serves the
+// files of a snapshot that is still arriving from a registry. Each file is decompressed from a
+// blob, and a blob consists of frames, which arrive one by one.
 //
-// It fetches nothing: the caller fetches and verifies frames, writes them to the blobs, and tells
-// forkd-feed. The files are in a FUSE file system without a mount point. forkd-feed exits when all
-// other processes, usually VMMs, have closed these files.
+// The package fetches nothing: the caller fetches and verifies frames, writes them to the blobs,
+// and tells forkd-feed. The files are in a FUSE file system without a mount point. forkd-feed exits
+// when all other processes, usually VMMs, have closed these files.
 package feeder
 
 import (
@@ -31,8 +32,8 @@ type Program struct {
 }
 
 // Limits of a process's cgroup. The process keeps the indexes of the blobs, which have at most 32
-// MiB packed, and decodes few frames at a time. The page cache of the blobs counts too, but the
-// kernel reclaims it. A working process has about ten threads.
+// MiB packed, and decodes few frames at a time. The cgroup's memory includes the page cache of the
+// blobs, which the kernel reclaims when needed. A working process has about ten threads.
 const (
 	memoryMiB = 256
 	maxPIDs   = 128
@@ -87,8 +88,8 @@ func (e *UnsupportedError) Error() string {
 func (e *UnsupportedError) Unwrap() error { return e.Err }
 
 // Start starts a process that serves the given files. If the host lacks FUSE, or the daemon may not
-// use it, the error is an *UnsupportedError. For each frame that a reader waits for, need is called
-// once. It must not block.
+// use it, the error is an *UnsupportedError. Start arranges that need is called once for each frame
+// that a reader waits for. The function need must not block.
 func (p Program) Start(files []File, need func(feedproto.Frame)) (_ *Feeder, err error) {
 	m, err := mount()
 	if err != nil {
@@ -104,8 +105,8 @@ func (p Program) Start(files []File, need func(feedproto.Frame)) (_ *Feeder, err
 	if err != nil {
 		return nil, errors.Join(err, control.Close())
 	}
-	_ = theirs.Close()     // otherwise the daemon would not notice the process's end
-	_ = m.requests.Close() // otherwise readers would wait for ever if the process were killed
+	_ = theirs.Close()     // while the daemon has this end open, it does not notice the end of the process
+	_ = m.requests.Close() // while the daemon has this open, readers wait for ever if the process is killed
 	f := &Feeder{control: control, process: started, ended: make(chan struct{}),
 		tell: make(chan feedproto.Message, maxTold)}
 	go func() {
@@ -200,7 +201,7 @@ func (f *Feeder) receive(need func(feedproto.Frame)) {
 func (f *Feeder) Ended() <-chan struct{} { return f.ended }
 
 // send sends the queued messages. It runs in its own goroutine, so a process that does not receive
-// its messages blocks nothing else.
+// its messages blocks no other goroutine.
 func (f *Feeder) send() {
 	for {
 		select {
@@ -216,7 +217,8 @@ func (f *Feeder) send() {
 	}
 }
 
-// told is queued like a message, but not sent: it marks that all earlier messages have been sent.
+// told is queued like a message, but not sent. When it reaches the head of the queue, all earlier
+// messages have been sent.
 type told struct {
 	feedproto.Whole
 	sent chan struct{}

@@ -11,7 +11,7 @@ import (
 
 // mounted is a FUSE file system without a mount point.
 type mounted struct {
-	requests *os.File // the server's end
+	requests *os.File // the connection to the FUSE server
 	root     int      // the root directory
 }
 
@@ -51,9 +51,9 @@ func mount() (_ *mounted, err error) {
 	return m, nil
 }
 
-// open opens the file with the given number, which has the given length. The server must answer
-// requests already. It is not trusted: instead of the file, it could offer a link to a file of the
-// host, or a FIFO on which the daemon would block.
+// open opens the file with the given number and size. The FUSE server must already answer requests.
+// The server is not trusted: instead of the file, it may offer a link to a file of the host, or a
+// FIFO on which the daemon would block.
 func (m *mounted) open(n int, size uint64) (_ *os.File, err error) {
 	name := strconv.Itoa(n)
 	fd, err := unix.Openat(m.root, name, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_NOCTTY, 0)

@@ -10,10 +10,10 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// learners is how many children must report the pages that they have written. A single child may
-// not be typical. While the host reads pages of the first child from disk, that child stays awake
-// so long that its kernel may start another worker thread. In that case the child writes forty
-// pages more than its siblings.
+// learners is how many children must report the pages that they have written. The report of one
+// child is not enough: while the host reads pages of the first child from disk, that child stays
+// awake so long that its kernel may start another worker thread. The child then writes forty pages
+// more than its siblings.
 const learners = 3
 
 // maxAsked is the maximum number of children that are asked for their pages. It is larger than the

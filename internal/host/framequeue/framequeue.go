@@ -1,6 +1,10 @@
-// Package framequeue decides in which order the frames of blobs are fetched: first the frames that
-// readers wait for, and hot frames, then all other frames in the background. It fetches nothing
-// itself.
+// Package framequeue decides in which order the frames of a snapshot are fetched from a registry. A
+// blob is a compressed file of the snapshot, and a frame is a part of a blob that can be
+// decompressed on its own. Readers are the processes that read the snapshot before all frames have
+// arrived; forkd-feed, the feeder, decompresses frames for them.
+//
+// First come the frames that readers wait for, and the hot frames: those that the first forks of
+// the snapshot need. All other frames follow in the background. The package fetches nothing itself.
 package framequeue
 
 import (
@@ -19,14 +23,14 @@ import (
 type Blob struct {
 	Digest   digest.Digest
 	Frames   *artifact.Frameset
-	Complete bool // all frames are there already
+	Complete bool // all frames have arrived already
 }
 
 // blob is a blob whose frames arrive in any order.
 type blob struct {
 	Blob
-	have []bool // frames that are there, or on their way; nil if the blob is complete
-	left int    // first frame that the background has not taken
+	have []bool // frames that have arrived or are being fetched; nil if the blob is complete
+	left int    // number of the first frame that the background has not fetched
 }
 
 // size returns the size of the frames first to end-1, in bytes.
@@ -44,7 +48,7 @@ type Queue struct {
 	count func(awaited bool, bytes int64)
 
 	mu      sync.Mutex
-	answer  func(feedproto.Frame) error // tells the feeder that a frame is there; nil before Start
+	answer  func(feedproto.Frame) error // tells the feeder that a frame has arrived; nil before Start
 	waiting map[feedproto.Frame]bool    // frames that a reader waits for
 	came    map[feedproto.Frame]bool    // frames that have arrived
 	todo    []feedproto.Frame           // needed frames that nothing fetches yet
@@ -53,8 +57,9 @@ type Queue struct {
 	wake    chan struct{}               // has a value if todo may have frames
 }
 
-// New returns a Queue. A frame names its blob by the index in blobs. When a frame has arrived,
-// count is called with the size of the frame, and with whether a reader waited. It must not block.
+// New returns a Queue. A frame names its blob by the index in blobs. When a frame has arrived, the
+// Queue calls count with the frame's size, and with true if a reader waited for the frame. The
+// function count must not block.
 func New(blobs []Blob, count func(awaited bool, bytes int64)) *Queue {
 	q := &Queue{count: count, waiting: make(map[feedproto.Frame]bool), came: make(map[feedproto.Frame]bool),
 		last: time.Now(), wake: make(chan struct{}, 1)}
@@ -75,8 +80,8 @@ func (q *Queue) Start(answer func(feedproto.Frame) error) {
 	q.answer = answer
 }
 
-// Exists reports whether a frame exists. The feeder is not trusted: it decodes what the registry has
-// sent.
+// Exists reports whether a frame exists. The feeder asks for frames, but is not trusted, because it
+// decodes data from a registry.
 func (q *Queue) Exists(f feedproto.Frame) bool {
 	return int(f.File) < len(q.blobs) && int(f.Frame) < q.blobs[f.File].Frames.Len()
 }
@@ -138,9 +143,9 @@ func (q *Queue) take() (f feedproto.Frame, ok bool) {
 	return f, true
 }
 
-// The background fetches about as many bytes with one request as arrive in runTime. A longer
-// request would delay a reader that needs the last frame of the request, because it must wait for
-// all of the frames.
+// The background chooses the size of each request so that its frames arrive within runTime. A
+// longer request delays a reader that needs the last frame of the request, because the reader must
+// wait for all of its frames.
 const (
 	runTime  = time.Second / 4
 	firstRun = 128 << 10 // size of the first request, in bytes
@@ -196,14 +201,14 @@ const (
 	lull, most           = 1, 3  // before each other request
 )
 
-// Fetcher fetches the frames first to end-1 of a blob, and calls came(frame) after each frame. The
-// parameter blob is the index of the blob.
+// Fetcher fetches the frames first to end-1 of a blob. It calls came with the number of each frame
+// that has arrived. The parameter blob is the index of the blob.
 type Fetcher func(ctx context.Context, blob, first, end int, came func(frame int)) error
 
 // Run fetches all frames by calling fetch: first hot frames and frames that readers need, then all
 // other frames in the background. Before each request, the background waits until all hot frames
 // were requested, and no reader has needed a frame for lull*quiet. It never waits longer than
-// most*quiet.
+// most*quiet. Before its first request, it waits longer (firstLull, firstMost).
 func (q *Queue) Run(ctx context.Context, quiet time.Duration, fetch Fetcher) error {
 	g, ctx := errgroup.WithContext(ctx)
 	done := make(chan struct{}) // closed when the background has fetched all that was left
@@ -295,7 +300,7 @@ func (q *Queue) SetHot(list artifact.Hot) error {
 	var hot []hotRun
 	for n, in := range q.blobs {
 		if in.have == nil {
-			continue // all of its frames are there
+			continue // all of its frames have arrived
 		}
 		runs, err := list.Of(in.Digest, in.Frames.Len())
 		if err != nil {

@@ -1,6 +1,6 @@
 // Package hardlink makes links to the layers that snapshots, suspended states and volumes share. A
-// file system limits the number of links to a file: ext4 permits 65,000, XFS and tmpfs about 4,000
-// million.
+// file system limits the number of links to a file: ext4 permits 65,000 links, XFS and tmpfs about
+// 4,000 million.
 package hardlink
 
 import (
@@ -13,8 +13,8 @@ import (
 	"github.com/forkd/forkd/internal/host/fileid"
 )
 
-// Link is like os.Link. If the file has as many links as its file system permits, the error says what to
-// do.
+// Link is like os.Link. If the file has as many links as its file system permits, the error
+// suggests a remedy.
 func Link(from, to string) error { return explain(os.Link(from, to)) }
 
 // File makes a link to an open file, at the given path. If the file already has this path, File

@@ -70,8 +70,8 @@ type Task struct {
 var ErrLost = errors.New("the connection to the VM is lost")
 
 // ErrFull means that the host's file system that contains a VM's disk is full. The VM is then
-// paused. Run does not wait for space, because during the wait the VM's data would fill the disk,
-// and sandboxes would be paused too.
+// paused. Run does not wait for space, because the data of the waiting VM fills the disk, and
+// sandboxes on this disk are paused too.
 var ErrFull = fmt.Errorf("the host's disk is full: %w", syscall.ENOSPC)
 
 // Run boots a VM for a task and waits for the end of the task. No VM is left when it returns. If the VM
@@ -132,8 +132,8 @@ func watched(ctx context.Context, v vmpool.VMM) (running context.Context, fail c
 	return running, fail, func() { fail(nil); unwatch(); forget() }
 }
 
-// isRefused reports whether the VM has refused the task. A later error, such as the end of the client's
-// connection, explains no more than the refusal.
+// isRefused reports whether the VM has refused the task. The refusal is then the error to return: a
+// later error, such as the end of the client's connection, is only its consequence.
 func isRefused(err error) bool {
 	var refused *invalid.Error
 	return errors.As(err, &refused)

@@ -7,8 +7,8 @@
 // number of points for minutes of all sandboxes together. The history of a sandbox is deleted with
 // the sandbox, and when the daemon exits.
 //
-// A point has the time since the recorder was made, and not the time of the clock. So if the clock
-// is set, all points move with it: a point of a minute ago remains a point of a minute ago.
+// A point stores the time since the recorder was made, and not the time of day. So if the host's
+// clock is set, a point that was measured a minute ago still counts as a minute old.
 package history
 
 import (
@@ -225,7 +225,8 @@ func (r *Recorder) Began() time.Time {
 	return r.origin
 }
 
-// followClockLocked moves all points if the clock was set.
+// followClockLocked notices that the clock was set, and then moves the times of all points by the
+// same amount.
 //
 // +checklocks:r.mu
 func (r *Recorder) followClockLocked() {

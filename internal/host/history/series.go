@@ -22,17 +22,17 @@ type series struct {
 	n    int       // number of points in the current minute
 	at   cell      // time of the latest point in the current minute
 
-	looked  time.Duration // when the subject was last read
-	resting bool          // the subject did not run when it was last read
+	looked  time.Duration // when the sandbox was last read
+	resting bool          // the sandbox did not run when it was last read
 }
 
 func newSeries(kinds []kind) *series {
 	return &series{kinds: kinds, second: ring{width: len(kinds)}, minute: ring{width: len(kinds)}}
 }
 
-// add adds a reading. Growth is measured from the previous reading, so the first reading makes no
-// point. The first reading after a rest makes no point either. The same is true for a reading whose
-// totals are lower than before, because the process that had the old totals has ended.
+// add adds a reading. Growth is measured from the previous reading, so three readings make no
+// point: the first one, the first after a rest, and a reading whose totals are lower than before.
+// Totals become lower when the process that had the old totals has ended.
 func (s *series) add(at time.Duration, reading []float64, mostMinutes int) {
 	last, passed := s.last, at-s.lastAt
 	s.last, s.lastAt = reading, at
@@ -82,7 +82,8 @@ func (s *series) ofMinute() []float32 {
 	return values
 }
 
-// rest is called for a subject that does not run. It reports whether the series has become empty.
+// rest is called instead of add while the sandbox does not run. It reports whether the series has
+// become empty.
 func (s *series) rest(at time.Duration) (empty bool) {
 	s.last = nil
 	now := cellOf(at)

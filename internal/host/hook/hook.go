@@ -111,9 +111,9 @@ func (e *failedError) Error() string {
 
 func (e *failedError) Unwrap() error { return e.err }
 
-// run runs a command in a goroutine. Its errors are of type *failedError. After run has returned,
-// the goroutine can continue for the seconds that it takes to kill the command, because a guest
-// need not answer.
+// run runs a command in a goroutine. Its errors are of type *failedError. The goroutine may outlive
+// the call by a few seconds, because killing the command needs an answer of the guest, which may
+// not come.
 func run(ctx context.Context, dial agentclient.DialFunc, h *snapshot.Hook, at Point) error {
 	limit := time.Duration(h.TimeoutSecs) * time.Second
 	wait, cancel := context.WithTimeout(ctx, limit)

@@ -1,5 +1,6 @@
-// Package hotlist keeps lists of hot frames of the snapshots of this host, so that they travel with the
-// snapshots: in archives, to registries, and to other daemons.
+// Package hotlist keeps lists of hot frames: the parts of a compressed snapshot that its first
+// forks need. It has a list for each snapshot of this host, and the list travels with the snapshot:
+// in archives, to registries, and to other daemons.
 //
 // A list is only a hint (see artifact.Hot). So a damaged list is treated like a missing list.
 package hotlist

@@ -81,7 +81,7 @@ func (h *Hub) pullLazily(ctx context.Context, who, tag string, r Remote, on func
 	}
 	var answered atomic.Bool
 	report := func(p Progress) {
-		if !answered.Load() { // after the answer, the client has gone
+		if !answered.Load() { // the client has gone, because PullLazily has answered
 			on(p)
 		}
 	}
@@ -111,7 +111,8 @@ func (h *Hub) pullLazily(ctx context.Context, who, tag string, r Remote, on func
 	return Pulled{o.Artifact, info, o.Verdict, a.pull.arrived.Load()}, nil
 }
 
-// lazyPull is a snapshot on its way, from the time when its description is known.
+// lazyPull is a snapshot that is arriving. It exists as soon as the snapshot's description is
+// known.
 type lazyPull struct {
 	*pull
 	served  []*incoming // blobs of the files that the feeder serves

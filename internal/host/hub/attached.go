@@ -142,7 +142,7 @@ func (h *Hub) detachOthers() error {
 		if id, _, err := h.cfg.Store.Version(i.Tag); err == nil {
 			ids = append(ids, id)
 		} else if i.Damage != "" {
-			return nil // the damaged snapshot may have signatures, and can be mended
+			return nil // a damaged snapshot may have signatures, and needs them after its repair
 		}
 	}
 	err = h.hot.Retain(ids)

@@ -166,9 +166,9 @@ func (c *cache) pushedBy(who string, d digest.Digest) string {
 	return c.path("pushed", digest.FromString(string(d)+" "+who).Encoded())
 }
 
-// forgetParts removes the records and the blobs of the packed files of a deleted snapshot. Records
-// and blobs of files that another snapshot also has stay: has(digest) reports whether a snapshot
-// has a file with this digest.
+// forgetParts removes the records and the blobs of the packed files of a deleted snapshot. It keeps
+// the records and blobs of files that another snapshot also has. The function has reports whether
+// any snapshot has a file with the given digest.
 func (c *cache) forgetParts(gone *snapshot.Manifest, has func(digest string) bool) (err error) {
 	for _, p := range artifact.Parts(gone) {
 		if !has(p.Digest) {

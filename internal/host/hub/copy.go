@@ -185,7 +185,8 @@ func (a *arriving) Close() error {
 	return err
 }
 
-// finishTime is the maximum time for the documents that follow the blobs.
+// finishTime is the maximum time for writing the manifest, the signatures and the tag, which follow
+// the blobs.
 const finishTime = 15 * time.Minute
 
 // finish writes the manifest, the signatures and the tag. The manifest comes first, because a registry may refuse

@@ -79,8 +79,8 @@ func (s referrer) putHot(ctx context.Context, out *remote.Pusher, repo name.Repo
 	return s.put(ctx, out, repo, oci.DescriptorEmptyJSON.Data)
 }
 
-// recordHot returns the list of hot frames of a snapshot that is being pushed: the frames that both of
-// two first runs needed for their first answers.
+// recordHot returns the list of hot frames of a snapshot that is being pushed. It lets the snapshot
+// run twice until its first answer, and lists the frames that both runs needed.
 func (p *push) recordHot(a *artifact.Artifact) (s referrer, list artifact.Hot, err error) {
 	if a.Snapshot.DiskOnly() {
 		return s, nil, invalid.Errorf("record_hot", "the snapshot has no memory")

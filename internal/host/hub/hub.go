@@ -1,6 +1,12 @@
-// Package hub moves snapshots between the store and other hosts, in archives and through OCI registries. It also copies
-// snapshots from one registry to another, and provides the artifacts of local snapshots to other daemons, which pull
-// them as if this daemon were a registry.
+// Package hub moves snapshots between the store and other hosts, in archives and through OCI
+// registries. It also copies snapshots from one registry to another. Other daemons can pull local
+// snapshots from this daemon as from a registry.
+//
+// An artifact is a snapshot in the form in which it travels: a manifest and a blob for each file. A
+// blob is compressed in frames, and its index says where each frame begins. To pack a snapshot is
+// to make these blobs. A snapshot is arriving while it can be forked, but some of its frames are
+// still in the registry. Meanwhile a forkd-feed process, the feeder, serves its files. The frames
+// that the first forks need are hot.
 //
 // A snapshot from outside is hostile until its digests are verified, and Trust says whether a
 // trusted key must have signed it. Its network policy comes from this daemon, never from the

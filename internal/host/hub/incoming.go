@@ -13,8 +13,7 @@ import (
 	"github.com/forkd/forkd/internal/host/framequeue"
 )
 
-// incoming is a blob whose frames arrive in any order, or whose frames are all there. Its index is
-// there.
+// incoming is a blob with its index. Its frames arrive in any order, or have all arrived.
 type incoming struct {
 	b      artifact.Blob
 	f      *os.File
@@ -22,7 +21,7 @@ type incoming struct {
 	fresh  bool // the file has a temporary name, and close removes it
 }
 
-// readIncoming returns a blob of the cache, all of whose frames are there.
+// readIncoming returns a blob of the cache, which has all its frames.
 func readIncoming(f *os.File, b artifact.Blob) (*incoming, error) {
 	p := make([]byte, b.IndexBytes)
 	_, err := f.ReadAt(p, b.Size-b.IndexBytes)

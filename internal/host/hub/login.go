@@ -21,7 +21,7 @@ func (h *Hub) CheckLogin(ctx context.Context, field, host string, l registry.Log
 	if err != nil {
 		return err
 	}
-	// Registries without tokens have not seen the credentials yet.
+	// A registry that issues no tokens has not checked the credentials yet.
 	return c.failed(c.again(ctx, func() error {
 		resp, err := c.get(ctx, url.URL{Scheme: reg.Scheme(), Host: reg.RegistryStr(), Path: "/v2/"}, "", 0, 0)
 		if err != nil {

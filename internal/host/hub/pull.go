@@ -142,7 +142,8 @@ func (c *conn) document(ctx context.Context, kind, id, accept string, limit int6
 	return p, err
 }
 
-// documentAt is document for a URL. It also returns the header of the answer.
+// documentAt is like document, but requests the document at a URL. It also returns the header of
+// the answer.
 func (c *conn) documentAt(ctx context.Context, u url.URL, accept string, limit int64) ([]byte, http.Header, error) {
 	ctx = context.WithValue(ctx, blobKey{}, true) // this method limits the size itself
 	resp, err := c.get(ctx, u, accept, 0, 0)
@@ -254,7 +255,7 @@ type pull struct {
 }
 
 // leastRate is the minimum mean rate of a pull or a copy, in bytes per second, over each period of
-// Hub.pace. A slower registry would hold places and disk space for days.
+// Hub.pace. A slower transfer can hold its place and its disk space for days.
 const leastRate = 64 << 10
 
 // longest is the maximum time of a pull or a copy. In practice, only copies of very large snapshots

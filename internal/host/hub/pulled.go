@@ -13,8 +13,8 @@ import (
 	"github.com/forkd/forkd/internal/host/store"
 )
 
-// Reusing returns r with another rule for its pulls: if the snapshot with the tag came from the
-// same artifact, a pull returns this snapshot. If another snapshot has the tag, the pull returns an
+// Reusing returns r with another rule for a tag that is taken. If the snapshot with the tag came
+// from the artifact to pull, a pull returns this snapshot. Otherwise the pull returns an
 // *OtherError.
 func (r Remote) Reusing() Remote { r.reuse = true; return r }
 
@@ -26,7 +26,7 @@ func (r Remote) NewTag(tag string) string {
 	return tag
 }
 
-// OtherError reports that a snapshot has the tag of the snapshot to pull, and is not known to come from
+// OtherError reports that the tag for a pull is taken by a snapshot that is not known to come from
 // the same artifact.
 type OtherError struct {
 	Tag       string

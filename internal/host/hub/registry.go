@@ -95,7 +95,8 @@ var (
 	errSlow = errors.New("the transfer is too slow: less than 64 KiB per second in ten minutes")
 	errLong = errors.New("the transfer takes longer than a day; another try continues with the remaining files")
 	errLed  = errors.New("it redirects an upload twice")
-	// The error of a source that has a mirror. It is not temporary.
+	// The error of a slow source that has a mirror. The request is not repeated, because the mirror
+	// is used instead.
 	errLeft = errors.New("it is too slow: it has sent less than 64 KiB per second, or no answer, for some seconds")
 )
 

@@ -124,7 +124,7 @@ func (s *sender) uploadOne(ctx context.Context, out *remote.Pusher, to name.Repo
 	err := out.Upload(ctx, to, send)
 	unread := l.begin(nil)
 	if err != nil {
-		if unread != nil { // the reason for the registry's answer to an incomplete request
+		if unread != nil { // the registry has refused an incomplete request; this is why the request was incomplete
 			return unread
 		}
 		return err
@@ -161,8 +161,8 @@ type layer struct {
 	sent    int64
 }
 
-// begin sets the present try. If its argument is nil, the present try ends, and begin returns an error if the content
-// could not be read.
+// begin sets the present try. If the argument is nil, the present try ends. In this case, begin
+// returns the error of reading the content, if there was one.
 func (l *layer) begin(try *reading) (unread error) {
 	l.trying.Lock()
 	defer l.trying.Unlock()

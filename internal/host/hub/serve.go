@@ -32,14 +32,14 @@ var (
 	ErrNoBlob  = errors.New("the snapshot has no such blob")
 )
 
-// packings holds the packings for other daemons. A packing goes on if its client leaves, so that the
-// client can ask again.
+// packings holds the compressions of snapshots for other daemons. A packing continues if its client
+// disconnects, so that the client can ask again.
 type packings struct {
 	mu   sync.Mutex
 	jobs map[string]*packing // running packings, and finished packings that have described a snapshot
 }
 
-// packing is the work for the description of a snapshot, or for one of its blobs. The key in
+// packing is the compression of a snapshot for its description, or of one of its blobs. The key in
 // packings.jobs is the ID of the snapshot, followed by the digest of the blob if there is one.
 type packing struct {
 	done     chan struct{} // closed at the end
@@ -189,7 +189,7 @@ func (h *Hub) OpenBlob(ctx context.Context, who, tag string, d digest.Digest) (*
 	if c := h.cached(a.Blobs[i]); c != nil {
 		return c, nil
 	}
-	return nil, ErrPacking // the cache has dropped the blob at once
+	return nil, ErrPacking // the cache has already dropped the new blob
 }
 
 // cached opens a blob in the cache. It returns nil if the cache does not have the blob.

@@ -37,8 +37,8 @@ func ParseMirror(field, repository string) (Remote, error) {
 // mirrors.
 func (r Remote) Or(mirrors ...Remote) Remote { r.mirrors = mirrors; return r }
 
-// sources are the repositories with the blobs of a snapshot. A blob has the same digest everywhere, so
-// it does not matter which of them sends it.
+// sources are the repositories with the blobs of a snapshot. A blob has the same digest everywhere,
+// so any of the repositories can send it.
 type sources struct {
 	hub *Hub
 

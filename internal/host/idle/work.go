@@ -9,8 +9,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// Bounds of Guest.Works. A guest that does not answer within askLimit counts as a guest in which no
-// program holds the lock (see agentproto.BusyFile).
+// Bounds of Guest.Works. If a guest does not answer within askLimit, Works assumes that no program
+// in the guest holds the lock (see agentproto.BusyFile).
 const (
 	window    = time.Second // time for which the processor time is measured
 	busyShare = 4           // a guest works if it uses more than 1/busyShare of one CPU

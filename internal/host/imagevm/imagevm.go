@@ -240,8 +240,8 @@ func pass(ctx context.Context, w *watchdog, conn net.Conn, stream func(context.C
 	return vmpool.Cause(ctx, err)
 }
 
-// isRefused reports whether forkd-unpack has refused the stream. A later error, such as the end of
-// the client's connection, explains no more than the refusal.
+// isRefused reports whether forkd-unpack has refused the stream. Then the refusal is the error to
+// return: a later error, such as the end of the client's connection, is only its consequence.
 func isRefused(err error) bool {
 	var refused *invalid.Error
 	return errors.As(err, &refused)

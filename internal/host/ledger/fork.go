@@ -12,13 +12,13 @@ import (
 	"github.com/forkd/forkd/internal/format/snapshot"
 )
 
-// Fork is a fork whose children are not yet handed out to a client. While the file of the fork
-// exists, a starting daemon kills every child whose record names the fork. Removing the file hands
-// out all children together, in one step.
+// Fork is a fork whose children no client may use yet. While the file of the fork exists, a
+// starting daemon kills every child whose record names the fork. Removing the file hands out all
+// children in one step: from then on clients may use them.
 type Fork struct {
 	ID      string // empty: the only child is handed out when its record is written
 	path    string
-	durable bool // the file survives a reboot, and its removal does too
+	durable bool // the file is written and removed durably, so that a reboot does not undo either
 }
 
 // ForkPrefix is the prefix of the names of forks' files. The file of a provisional fork is in the

@@ -62,7 +62,7 @@ type Record struct {
 	Top      string // file name in the data directory
 	Tops     int
 	Count    int
-	Suspends int // number of suspensions; a suspended state that is newer than a VM's record has a different number
+	Suspends int // number of suspensions; tells whether a suspended state is newer than the record of a VM
 
 	Volumes []durable.Mount // volumes that the sandbox has mounted; the index of a volume is the number of its slot
 

@@ -1,7 +1,7 @@
 // Package loglimit limits the lines of the daemon's log that clients or guests can cause, so that they
 // cannot fill a disk.
 //
-// It counts the lines that it leaves out. It does not decide which lines need a limit.
+// It counts the lines that it omits. It does not decide which lines need a limit.
 package loglimit
 
 import (
@@ -25,7 +25,7 @@ const (
 // Lines limits lines of one kind. Its methods may be called concurrently.
 type Lines struct {
 	limiter *rate.Limiter
-	leftOut atomic.Int64 // number of lines that were left out since the latest written line
+	leftOut atomic.Int64 // number of lines that were omitted since the latest written line
 }
 
 // New returns a Lines that permits perSecond lines per second in the long run. After a time without
@@ -34,8 +34,8 @@ func New(perSecond float64, atOnce int) *Lines {
 	return &Lines{limiter: rate.NewLimiter(rate.Limit(perSecond), atOnce)}
 }
 
-// Log writes a line. If there were too many lines, Log leaves the line out and counts it. The field
-// left_out has the number of lines that were left out before this line.
+// Log writes a line. If there were too many lines, Log omits the line and counts it. The field
+// left_out of a line has the number of lines that were omitted before it.
 func (l *Lines) Log(to *slog.Logger, level slog.Level, msg string, args ...any) {
 	if !l.limiter.Allow() {
 		l.leftOut.Add(1)

@@ -1,6 +1,10 @@
 // Package mounts gives volumes to sandboxes. It opens the disks for a VM, and tells the guest to
 // mount and unmount them. Package volume stores the volumes, and package sandbox decides the order
 // of the steps.
+//
+// A volume is a disk with a name, which outlives the sandboxes that use it. A machine has a fixed
+// number of volume slots, each for one volume. The disk of a volume consists of layers. The VM
+// writes only to the last layer, the top.
 package mounts
 
 import (

@@ -12,9 +12,9 @@ import (
 	"github.com/forkd/forkd/internal/format/record"
 )
 
-// Activate makes a sandbox that has arrived an ordinary suspended sandbox of this host. The key proves
-// that the other host has given it up. A key opens a sandbox only once: if it has done so before,
-// Activate does nothing, even if the sandbox has ended or moved on since.
+// Activate makes a sandbox that has arrived an ordinary suspended sandbox of this host. The key
+// proves that the other host has given up the sandbox. A key works only once: if it was used
+// before, Activate does nothing, even if the sandbox has since ended or moved on.
 func (b *Book) Activate(id, key string) (m record.Move, err error) {
 	return b.step(id, func(e *entry) error {
 		lock := lockOf(key)
@@ -63,7 +63,7 @@ func (b *Book) activated(id, lock string) error {
 	if err := b.adopt(id); !errors.Is(err, fs.ErrNotExist) {
 		return err // nil: an earlier Activate has failed at this point
 	}
-	return nil // it has ended since
+	return nil // the sandbox has ended since
 }
 
 func (b *Book) adopt(id string) error {
@@ -74,9 +74,9 @@ func (b *Book) adopt(id string) error {
 	return nil
 }
 
-// mark is the path of an empty file. The file says that a sandbox was opened here with the key of a
-// lock. It stays. Without it, someone who repeats the steps of a move would get a copy of a sandbox that
-// has ended here, or that runs on the host to which it has moved since.
+// mark is the path of an empty file. The file says that a sandbox was activated here with the key
+// of a lock. The file is kept. Without it, someone who repeats the steps of a move would get a copy
+// of a sandbox that has ended here, or that runs on the host to which it has moved since.
 func (b *Book) mark(id, lock string) string { return filepath.Join(b.cfg.Dir, id+"."+lock+".opened") }
 
 func (b *Book) isOpen(id, lock string) bool {

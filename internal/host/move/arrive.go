@@ -25,7 +25,7 @@ import (
 func (b *Book) Arrive(ctx context.Context, who, id string, d Departure, from hub.Remote) (record.Move, error) {
 	return b.step(id, func(e *entry) error {
 		if _, err := b.manager.Get(id); err == nil {
-			return nil // it has arrived and was activated
+			return nil // the sandbox has arrived and was activated
 		}
 		if e.Phase == "" && b.manager.Has(id) {
 			return conflict(id, "this daemon has left alone a sandbox with this id ('forkd doctor' says why)")
@@ -35,7 +35,7 @@ func (b *Book) Arrive(ctx context.Context, who, id string, d Departure, from hub
 			return err
 		}
 		if b.isOpen(id, d.Lock) {
-			return nil // it has arrived and was activated, and has ended or moved on since
+			return nil // the sandbox has arrived and was activated, and has ended or moved on since
 		}
 		was := ""
 		switch e.Phase {
@@ -97,8 +97,8 @@ func (b *Book) fetch(ctx context.Context, who string, r *ledger.Record, from hub
 	return nil
 }
 
-// complete returns an error if this host does not have the files of a sandbox that has arrived. On a full
-// disk, an Arrive may have failed and not have removed its record.
+// complete returns an error if this host does not have the files of a sandbox that has arrived. An
+// earlier Arrive may have failed on a full disk, without removing its record.
 func (b *Book) complete(id string) error {
 	r, err := ledger.ReadSuspended(b.data(id))
 	if err == nil && !b.cfg.Store.Has(r.SnapshotTag, r.SnapshotID) {
@@ -136,8 +136,8 @@ const maxOwner = 256
 // maxAhead is how far the clock of another host may be ahead of this host's clock.
 const maxAhead = 24 * time.Hour
 
-// isPlausible reports whether a time can be in a record. Other times, such as the year 10000, would make
-// the lists with the sandbox unreadable for clients.
+// isPlausible reports whether a time can be in a record. A time such as the year 10000 makes every
+// list with the sandbox unreadable for clients.
 func isPlausible(t time.Time) bool { return t.UTC().Year() >= 2000 && t.UTC().Year() < 9999 }
 
 // check checks a departure, and returns the record in it of the sandbox that is to arrive.

@@ -100,8 +100,9 @@ func (b *Book) movable(i sandbox.Info) error {
 	return err
 }
 
-// isOfE2B reports whether an annotation is one of E2B's API. Annotations of Docker's API and of builds have
-// other fields. One that has fields of both would let a sandbox act as a container, with ports of the host.
+// isOfE2B reports whether an annotation is one of E2B's API. Annotations of Docker's API and of
+// builds have other fields. An annotation with fields of both makes a sandbox act as a container,
+// with ports of the host.
 func isOfE2B(annotation json.RawMessage) bool {
 	var mark struct {
 		Timeout *time.Duration  `json:"timeout"`

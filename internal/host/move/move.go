@@ -11,10 +11,11 @@
 //	Free     record: gone, no files
 //
 // A sandbox without a record is an ordinary sandbox. While there is a record, the sandbox is in no
-// list, and no request reaches it. Leave makes a random key. Commit reveals it, and Activate needs it.
-// So the sandbox can be resumed on the new host only after the old host has given it up for ever, even
-// if two clients move it at the same time. Until Free, the old host has everything that is needed to
-// repeat Arrive. Cancel undoes Leave and Arrive, but not Commit.
+// list, and no request reaches it. Leave makes a random key, and gives the new host its digest, the
+// lock. Commit reveals the key, and Activate needs it. So the sandbox can be resumed on the new
+// host only after the old host has given it up for ever, even if two clients move it at the same
+// time. Until Free, the old host has everything that is needed to repeat Arrive. Cancel undoes
+// Leave and Arrive, but not Commit.
 //
 // The record "gone" stays. It tells clients and routers where the sandbox is.
 //
@@ -156,7 +157,7 @@ func (b *Book) settle(e *entry) error {
 	switch {
 	case errors.Is(err, fs.ErrNotExist) && e.Phase == record.MoveArriving: // the daemon was killed during Arrive
 		return b.reverse(&e.Move)
-	case errors.Is(err, fs.ErrNotExist) && e.Phase == record.MoveLeaving: // it was deleted while Leave began
+	case errors.Is(err, fs.ErrNotExist) && e.Phase == record.MoveLeaving: // the sandbox was deleted while Leave began
 		return b.forget(e.ID)
 	case err == nil:
 		unpin, err := b.cfg.Store.Pin(r.SnapshotTag)
@@ -197,7 +198,8 @@ func (b *Book) forget(id string) error {
 	return err
 }
 
-// reverse undoes an Arrive: the sandbox is not here and, if m.Was is not empty, it had moved there.
+// reverse undoes an Arrive, and removes the sandbox's files from this host. If m.Was is not empty,
+// the sandbox had moved away to that host before, and the record says so again.
 func (b *Book) reverse(m *record.Move) error {
 	if err := b.close(m.ID, m.Lock); err != nil {
 		return err
@@ -236,7 +238,7 @@ func (b *Book) Away(id string) error {
 		return &sandbox.NotFoundError{ID: id}
 	case e.Phase == record.MoveGone:
 		return &failure.AwayError{ID: id, Node: e.Node}
-	case e.Phase == record.MoveArriving && e.Was != "": // it is still on the host that it returns from
+	case e.Phase == record.MoveArriving && e.Was != "": // the sandbox is still on the host that it returns from
 		return &failure.AwayError{ID: id, Node: e.Node}
 	}
 	return &failure.AwayError{ID: id}

@@ -25,8 +25,8 @@ type authority struct {
 	pem []byte // the certificate as PEM
 }
 
-// keptAuthority keeps the authority from its first use on. It does not keep an error, for example
-// that the disk is full: the next call tries again.
+// keptAuthority keeps the authority from its first use on. It does not keep an error, such as a
+// full disk: the next call tries again.
 type keptAuthority struct {
 	mu sync.Mutex
 	// +checklocks:mu

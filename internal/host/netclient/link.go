@@ -150,8 +150,8 @@ const maxFormer = 1
 
 // renewLocked connects the VM to the present forkd-net, if the VM was connected to an earlier one.
 // If the VM does not use its new frame socket yet, Ready or handOver calls renewLocked again. Until
-// then, forkd-net does not get its end. So if the daemon ends, all VMs that the next daemon finds
-// at forkd-net use their sockets.
+// then, forkd-net does not get the other end of the socket. So every VM that the next daemon finds
+// attached to forkd-net uses its socket.
 func (l *Link) renewLocked() {
 	n := l.c.conn
 	if n == nil || l.conn == n {

@@ -94,7 +94,7 @@ func (c *Client) start() (*conn, error) {
 	}
 	proc, err := startIn(leaf, process.Spec{Name: Name, Bin: c.cfg.Bin,
 		Env: env, Record: c.path(recordFile), Files: []*os.File{listenerFile}, Jail: c.cfg.Jail, Online: true})
-	_ = listenerFile.Close() // otherwise the daemon would not notice if forkd-net exits before it accepts
+	_ = listenerFile.Close() // while the daemon has this open, it does not notice if forkd-net exits before it accepts
 	if err != nil {
 		return nil, errors.Join(err, ctl.Close(), leaf.Remove())
 	}

@@ -86,7 +86,7 @@ func (o Owner) Label(labels map[string]string) (map[string]string, error) {
 type ClosedError struct {
 	Field  string // name of the field in the API
 	Who    string // name of the owner; empty if unknown
-	Reason string // what the policy would open
+	Reason string // what the policy opens
 }
 
 func (e *ClosedError) Error() string {

@@ -65,8 +65,8 @@ func (m *Manager) Suspend(ctx context.Context, id string) (Info, error) {
 
 // Suspension says how a sandbox is suspended. If Timeless is set, the sandbox does not expire
 // afterwards. After an error, or if the daemon is killed before the suspension is complete, the old
-// expiry applies again. If Encrypt is set, the suspended state is encrypted, as it always is if the
-// sandbox runs from an encrypted snapshot.
+// expiry applies again. If Encrypt is set, the suspended state is encrypted. The state of a sandbox
+// that runs from an encrypted snapshot is always encrypted.
 type Suspension struct{ Timeless, Encrypt bool }
 
 // SuspendWith is like Suspend, with options.

@@ -40,7 +40,7 @@ func (b *branch) chooseBelow(rec *ledger.Record) error {
 	b.undo.Add(below.Release)
 	if end, _ := chain.EndLine(b.m.cfg.Store, rec.Rebased, rec.MemoryBytes); end || b.secret {
 		tooMuch := b.checkWhole(rec, below)
-		// Check again, ignoring the number of rebases.
+		// Check again, but ignore how many rebases the line has.
 		end, _ := chain.EndLine(b.m.cfg.Store, &durable.Rebased{ID: rec.Rebased.ID}, rec.MemoryBytes)
 		if tooMuch == nil || b.secret || end && b.op != "suspend" {
 			return tooMuch

@@ -76,7 +76,7 @@ type ForkResult struct {
 	Unconfirmed int
 	VMMWall     time.Duration // time from the request until the vCPUs of all children ran
 	ForkWall    time.Duration // time from the request until the agents of all children had confirmed
-	Keep        func() error  // keeps the children that live, see ForkRequest.Provisional
+	Keep        func() error  // makes the fork final, see ForkRequest.Provisional
 
 	Kill func(id string) error // kills a child, as Manager.Kill does, even if its labels have changed
 }

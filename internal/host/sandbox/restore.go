@@ -54,10 +54,11 @@ func (m *Manager) restore(ctx context.Context, start time.Time, v *liveVM, data 
 	return timing, err
 }
 
-// confirm gives the guest of a VM a new identity and, if the sandbox has secrets, the certificate
-// of the CA for the secrets' hosts. Then it tells the guest to mount the sandbox's volumes. It
-// waits for the agent's answers. It records in r which generators repeat random numbers. The error
-// is a *failure.UnconfirmedError, a *unique.Error, a *mounts.Error, or the error of ctx.
+// confirm gives the guest of a VM a new identity. If the sandbox has secrets, it also gives the
+// guest the certificate of the CA that forkd-net uses for the hosts of secrets. Then it tells the
+// guest to mount the sandbox's volumes. It waits for the agent's answers. It records in r which
+// generators repeat random numbers. The error is a *failure.UnconfirmedError, a *unique.Error, a
+// *mounts.Error, or the error of ctx.
 func (m *Manager) confirm(ctx context.Context, v *liveVM, r *ledger.Record) error {
 	wait, cancel := context.WithTimeout(ctx, m.cfg.Confirm)
 	defer cancel()

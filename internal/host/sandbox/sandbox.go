@@ -6,6 +6,11 @@
 // packages for the work itself: vmpool.VMMs for VMM processes, the interface Guest below for guest
 // agents, and package store for the files of snapshots. Package workspace gives names to sandboxes,
 // and package bake makes parents.
+//
+// The disk of a sandbox consists of layers. The VM writes only to the last layer, the top. A branch
+// freezes the top, and the VM continues with a new one. A branch can also rebase the sandbox: its
+// unchanged memory pages are then mapped from the branch's memory layer. Such branches, each on top
+// of the previous one, are the sandbox's line. A child is handed out when clients may use it.
 package sandbox
 
 import (

@@ -7,8 +7,8 @@ import (
 	"github.com/forkd/forkd/internal/host/unique"
 )
 
-// SetStrict sets what happens in later rollbacks and resumptions of a sandbox if the agent finds
-// programs that repeat random numbers.
+// SetStrict sets how later rollbacks and resumptions of a sandbox react if the agent finds programs
+// that repeat random numbers.
 func (m *Manager) SetStrict(ctx context.Context, id string, strict unique.Strict) error {
 	if err := strict.Check(); err != nil || strict == unique.AsBefore {
 		return err

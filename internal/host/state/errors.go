@@ -35,7 +35,8 @@ func (e *Error) Error() string {
 	return msg
 }
 
-// NotFoundError reports that there is no sandbox with an id, or that the client may not see it.
+// NotFoundError reports that there is no sandbox with the given id, or that the client may not see
+// the sandbox.
 type NotFoundError struct{ ID string }
 
 func (e *NotFoundError) Error() string {

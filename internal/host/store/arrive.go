@@ -34,7 +34,7 @@ type arriving struct {
 	release func()
 }
 
-// later has the parts of an Import that are added after the snapshot has become usable.
+// later holds back the parts of an Import that are added only after the snapshot has become usable.
 type later struct {
 	open  func(part int) (*os.File, error) // opens the served file
 	files map[string]*os.File              // open files, by the name of the part

@@ -8,8 +8,8 @@ import (
 )
 
 // unflushed returns the layers that are to be written to disk. It omits layers of unnamed
-// snapshots: such a layer may be only in RAM, but it is never written to disk. It counts as a layer
-// of a line.
+// snapshots: such a layer may be only in RAM, but it is never written to disk, and counts as a
+// layer of a line.
 func (s *Store) unflushed() (list []backlog.Layer) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

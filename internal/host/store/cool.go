@@ -32,9 +32,8 @@ type coldLayer struct {
 }
 
 // coolUnused drops unused layers from RAM, least recently used first, until 1/ramPart of the file
-// system is free. It then stops. If it dropped more layers, one client's branches could keep the
-// layers of all other clients out of RAM. The next fork of a snapshot reads its layers back into
-// RAM.
+// system is free. It then stops, because otherwise one client's branches could keep the layers of
+// all other clients out of RAM. The next fork of a snapshot reads its layers back into RAM.
 func (s *Store) coolUnused() { s.coolUntil(0) }
 
 // coolUntil is like coolUnused, but continues until at least the given number of bytes is free. It

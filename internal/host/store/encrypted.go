@@ -34,7 +34,7 @@ func (s *Store) keysIn(dir, id string) ([]string, error) {
 	path := filepath.Join(dir, EncryptionFile)
 	f, err := s.openAsIs(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return vault.KeysOf(dir), nil // returns no keys, unless the EncryptionFile is lost
+		return vault.KeysOf(dir), nil // without an EncryptionFile, the encrypted files name their keys
 	}
 	if err != nil {
 		return nil, err

@@ -91,8 +91,8 @@ func (x *Exported) Close() {
 	x.lease.Release()
 }
 
-// Version returns the ID of the snapshot with the given tag. It also reports whether the snapshot has
-// no layers of other snapshots.
+// Version returns the ID of the snapshot with the given tag. The result alone is true if all layers
+// of the snapshot are its own.
 func (s *Store) Version(tag string) (id string, alone bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -15,9 +15,9 @@ const flushRetry = 30 * time.Second
 
 // newFlusher returns the queue that writes hot snapshots to disk. Hot snapshots are only in RAM.
 // The oldest snapshot of an owner is first, so a parent is usually on disk before branches of its
-// children. A branch that is written before its parent has its own copies of the parent's layers
-// for some time. A flush that fails is tried again. If a stopped sandbox waits for a snapshot, that
-// snapshot does not wait behind other snapshots.
+// children. A branch that is written before its parent must copy the parent's layers, because it
+// cannot link to them yet. A flush that fails is tried again. If a stopped sandbox waits for a
+// snapshot, that snapshot does not wait behind other snapshots.
 func newFlusher(s *Store) *turns.Queue[*entry] {
 	return turns.New(turns.Config[*entry]{
 		Do:      s.tryFlush,

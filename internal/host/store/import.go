@@ -72,7 +72,7 @@ func (i *importing) addAll() error {
 	return nil
 }
 
-// publish makes the snapshot visible. All of its files are there.
+// publish makes the snapshot visible. All of its files have been added.
 func (i *importing) publish() (Info, error) {
 	var disk []*os.File
 	defer func() {

@@ -37,9 +37,9 @@ type Info struct {
 	FlushErr  string // why the latest flush failed; until a flush succeeds, the snapshot is only in RAM
 }
 
-// ForAll reports whether every client may fork the snapshot. The snapshot must not be a branch. A
-// client may not fork another client's step of a build, because the step's image may need a
-// password.
+// ForAll reports whether every client may fork the snapshot. It must be called only for a snapshot
+// that is not a branch. A client may not fork another client's step of a build, because the step's
+// image may need a password.
 func (i *Info) ForAll() bool { return !i.Transient && !snapshot.IsStepTag(i.Tag) }
 
 // Detail holds everything the store knows about one snapshot. Sizes are in bytes.
@@ -194,7 +194,8 @@ func (s *Store) detail(tag string) (Detail, ownFiles, error) {
 	return d, files, nil
 }
 
-// ancestorsLocked returns the tags of the ancestors of a snapshot, and its line, both root first.
+// ancestorsLocked returns the tags of the ancestors of a snapshot, and its line (see Detail.Line).
+// Both begin with the root.
 func (s *Store) ancestorsLocked(m *snapshot.Manifest) (tags []string, line []snapshot.Ref) {
 	branched := m.Branch != nil
 	for p := m.Parent; p != nil && len(tags) < snapshot.MaxChain; {

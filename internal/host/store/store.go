@@ -1,12 +1,16 @@
 // Package store keeps the snapshots of one host. A snapshot is a directory on disk. It is published
 // completely or not at all. Memory layers of snapshots in use have copies on a RAM file system
-// ("hot" layers). Leases protect snapshots that are in use. The package also decides which
-// snapshots may be deleted.
+// ("hot" layers). The package also decides which snapshots may be deleted.
 //
-// It starts no VM and does not interpret vmstate and layers. It never computes digests or copies
-// layers while a fork waits, with one exception: the first use of a snapshot opens its files, and
-// copies memory layers that are not in RAM back into RAM. Later uses share the open files. Package
-// image manages images. A snapshot only names its base image.
+// A lease is the right to use a snapshot, which is not deleted before its last lease ends. A pin
+// protects a snapshot from deletion without using it. A sandbox follows a snapshot from which a
+// part of its memory is mapped: the snapshot can then lose its name, but its files stay. The owner
+// of a layer is the snapshot that the layer was made for; other snapshots have links to the layer.
+//
+// The package starts no VM and does not interpret vmstate and layers. It never computes digests or
+// copies layers while a fork waits, with one exception: the first use of a snapshot opens its
+// files, and copies memory layers that are not in RAM back into RAM. Later uses share the open
+// files. Package image manages images. A snapshot only names its base image.
 //
 // Files in the store may come from other hosts, so they are not trusted. They are opened without
 // following links or leaving the store's directories. The store's own records, and not the
@@ -314,8 +318,8 @@ func (s *Store) scan() error {
 	if err := s.emptyDir(s.staging(), func(name string) bool { return kept[name] }); err != nil {
 		return err
 	}
-	// The copies of layers in RAM are not encrypted. A daemon that was killed may have encrypted
-	// the files on disk after the copies were made.
+	// The copies of layers in RAM are not encrypted, so encrypted snapshots must not have any. A
+	// daemon that was killed may have encrypted the files on disk after the copies were made.
 	inClear := func(e *entry) bool { return len(e.keys) == 0 }
 	hot := func(owner string) bool { return slices.ContainsFunc(s.memory[owner], inClear) }
 	if err := s.emptyDir(s.ram, hot); err != nil {

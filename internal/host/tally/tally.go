@@ -1,6 +1,6 @@
-// Package tally counts changes of a sandbox since it was last at a snapshot. It counts requests
-// that may have changed the sandbox, and bytes written to memory and disk, over all VMs of the
-// sandbox.
+// Package tally counts changes of a sandbox since it was last at a snapshot, that is, since its
+// state was equal to a snapshot. It counts requests that may have changed the sandbox, and bytes
+// written to memory and disk, over all VMs of the sandbox.
 //
 // The callers say when a sandbox is at a snapshot, and how much its VM has written.
 package tally

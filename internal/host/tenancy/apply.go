@@ -17,7 +17,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/agentproto"
 )
 
-// ApplyRequest asks to apply the changes of one side to a sandbox.
+// ApplyRequest asks to apply to a sandbox the changes of another side: a snapshot or another
+// sandbox.
 type ApplyRequest struct {
 	ID     string // the sandbox that receives the changes
 	From   string // tag of a snapshot or id of a sandbox

@@ -128,8 +128,8 @@ func (v *View) prepare(ctx context.Context, d *diff.Differ, req *DiffRequest,
 	return compare(ctx, &old, &now)
 }
 
-// This method returns the sandbox with the given id, for a request in which the sandbox's own
-// snapshot is the older side.
+// The method runs returns the Info of a sandbox, for a request that compares the sandbox with the
+// snapshot that it runs from.
 func (v *View) runs(id string) (i sandbox.Info, err error) {
 	if !vmpool.IsID(id) {
 		return i, invalid.Errorf("from", "missing: want the tag of a snapshot or the id of a sandbox, unless to is a sandbox")

@@ -130,13 +130,13 @@ func (v *View) Branch(ctx context.Context, id string, req sandbox.BranchRequest)
 	})
 }
 
-// turnLabel is the label by which clients recognize a sandbox's saved turns (of an agent's
-// conversation). It is also the prefix of the names of a turn's other labels.
+// turnLabel is the label of a branch that a client has made at the end of a turn of its AI agent.
+// It is also the prefix of the names of such a branch's other labels.
 const turnLabel = "turn"
 
 // mayLabel reports whether the principal may give a snapshot a label with this name. All principals
-// may use the labels of turns, because these labels have a meaning only for the sandbox that was
-// branched.
+// may use turnLabel and the labels with its prefix, because these labels have a meaning only for
+// the sandbox that was branched.
 func (v *View) mayLabel(name string) bool {
 	return strings.HasPrefix(name, string(v.p.Prefix)) || name == turnLabel || strings.HasPrefix(name, turnLabel+".")
 }
@@ -248,7 +248,7 @@ func (v *View) NetworkStats(ctx context.Context, id string) (netproto.Stats, err
 }
 
 // Effects returns the requests of a sandbox that were held since it was connected to the network.
-// If the result of NetworkStats is zero, there are no such requests.
+// There are none for a sandbox without a VM, and while forkd-net is being restarted.
 func (v *View) Effects(ctx context.Context, id string) (netproto.Effects, error) {
 	return reached(ctx, v, id, func(ctx context.Context, m *sandbox.Manager) (e netproto.Effects, err error) {
 		link, err := m.Link(id)

@@ -2,6 +2,9 @@
 // workspaces, volumes and events that the principal may see. For any other object, the principal
 // receives the same answers as if the object did not exist.
 //
+// A principal is the client that makes a request. A principal with a prefix sees only objects with
+// names, tags or labels of that prefix, see owner.Prefix.
+//
 // A View has the methods of a sandbox.Manager, a workspace.Set and a volume.Store, and decides only
 // what is visible. The callers, which are the daemon's APIs, decide which operations a principal
 // may use.

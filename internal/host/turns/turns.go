@@ -1,5 +1,7 @@
-// Package turns calls a function for objects, one after the other. Owners of objects take turns. It
-// knows nothing about the objects, and forgets its queue when the process exits.
+// Package turns calls a function for objects, one after the other. Owners of objects take turns. An
+// object for which a sandbox waits is called awaited. A second goroutine handles awaited objects,
+// so that they do not wait for others. The package knows nothing about the objects, and forgets its
+// queue when the process exits.
 package turns
 
 import (

@@ -111,9 +111,9 @@ func (v *Vault) unwrapByFile(id string, wrapped []byte) ([]byte, error) {
 
 // run runs the program of --kms-command with the arguments "wrap" or "unwrap" and the ID of the
 // key. The program reads the given bytes from its standard input. The program writes the result to
-// standard output. If the program gave no answer a moment ago, run returns an error immediately. If
-// run started the program again, each fork that waits for the same snapshot, and each sandbox that
-// a starting daemon takes over, would wait for the whole limit, one after the other.
+// standard output. If the program gave no answer a moment ago, run returns an error immediately.
+// Otherwise each fork that waits for the same snapshot, and each sandbox that a starting daemon
+// takes over, would wait for the whole limit, one after the other.
 func (v *Vault) run(ctx context.Context, verb, id string, in []byte) ([]byte, error) {
 	v.mu.Lock()
 	silent := time.Since(v.silent) < silentTime

@@ -108,9 +108,9 @@ func (v *VMM) Hurry() (done func()) { return v.leaf.Hurry() }
 // support limits.
 func (v *VMM) Usage() (cgroup.Usage, error) { return v.leaf.Usage() }
 
-// Merge replaces several layers by one layer. The given file is that of the new layer. It has the
-// combined content of the replaced layers. The request names the layers. Without merging, a VMM
-// that is branched repeatedly would run out of descriptors, and of memory for bitmaps.
+// Merge makes the VMM use one layer in place of several. The request names the layers to replace,
+// and the given file is the new layer, with their combined content. Without merging, a VMM that is
+// branched repeatedly would run out of descriptors, and of memory for bitmaps.
 func (v *VMM) Merge(ctx context.Context, req vmmproto.Merge, merged *os.File) error {
 	return v.call(ctx, vmmproto.KindMerge, &req, descriptors(merged), nil)
 }

@@ -41,9 +41,10 @@ func (s *Store) hold(ctx context.Context, d Disk) (v *volume, unlock func(), err
 }
 
 // Copy makes a sandbox's own copy of a volume, with the present content of the volume. If the
-// volume has a writer, the content is that of the writer's latest branch, suspension or rollback,
-// or of its mount. It is the file system at one instant, as after a power failure. The files of the
-// copy are hard links, so that the copy stays when the volume changes or is removed.
+// volume has a writer, the copy has the content at the writer's latest branch, suspension or
+// rollback or, if there was none, at its mount. This is the file system at one instant, as after a
+// power failure. The files of the copy are hard links, so that the copy stays when the volume
+// changes or is removed.
 func (s *Store) Copy(ctx context.Context, d Disk) error {
 	v, unlock, err := s.lock(ctx, d.Name)
 	if err != nil {
@@ -208,7 +209,7 @@ func (s *Store) EndSwap(ctx context.Context, d Disk, top string, swapped bool) e
 	}
 	err = s.save(v, func(r *record.Volume) {
 		if swapped {
-			gone := func(name string) bool { return !slices.Contains(r.Layers, name) } // was merged
+			gone := func(name string) bool { return !slices.Contains(r.Layers, name) } // a merge has removed it
 			r.Writer.Own = append(slices.DeleteFunc(slices.Clone(r.Writer.Own), gone), r.Writer.Top)
 			r.Layers, r.Writer.Top = append(r.Layers, r.Writer.Top), r.Writer.Next
 		}
@@ -252,7 +253,7 @@ func (s *Store) Content(ctx context.Context, d Disk) (c snapshot.Volume, files [
 	return c, f.Lower, nil
 }
 
-// Back is the return of a disk to the content that it has in a snapshot.
+// Back is the return of a disk to its content in a snapshot, from GoBack until Finish.
 type Back struct {
 	Files  *Files
 	store  *Store

@@ -1,8 +1,12 @@
 // Package volume stores the volumes of a host. A volume is a disk with a name. It outlives the
 // sandboxes that use it.
 //
-// It keeps records and files, and enforces quotas. It neither mounts a volume nor interprets its
-// content, because guests write the content. docs/volumes.md describes the files.
+// The data of a volume is in a base image and layers above it. At most one sandbox at a time is the
+// writer of a volume. Its VM writes to the top, which is the latest layer. Other sandboxes get
+// copies of their own.
+//
+// The package keeps records and files, and enforces quotas. It neither mounts a volume nor
+// interprets its content, because guests write the content. docs/volumes.md describes the files.
 package volume
 
 import (

@@ -345,8 +345,8 @@ func (s *Store) Sync(layers []*os.File) error {
 	return nil
 }
 
-// syncLayers syncs the layers of a volume. A branch may have turned data that no guest has flushed
-// into a layer.
+// syncLayers syncs the layers of a volume. A branch may have made a layer whose data no guest has
+// flushed.
 func (s *Store) syncLayers(v *volume) error {
 	for _, name := range v.Layers {
 		f, err := os.Open(filepath.Join(v.dir, name))
