@@ -40,7 +40,8 @@ type Entry struct {
 	UserAgent string   `json:"ua"`
 	Remote    string   `json:"remote"` // address of the client; "unix:PID" for a client of the unix socket
 
-	// LeftOut counts the omitted lines before this one. All of them were about strangers.
+	// LeftOut counts the omitted lines before this one. All of them were about strangers, see
+	// isStranger.
 	LeftOut int `json:"left_out,omitempty"`
 
 	// Lost counts the lines before this one that could not be written.

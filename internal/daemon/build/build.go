@@ -1,8 +1,9 @@
-// Package build executes plans. A step forks the snapshot of the previous step, does its work in
-// that sandbox through the agent, and branches it. The next step starts from the new snapshot. A
-// later build with the same step finds the snapshot by its key and skips the step. Snapshots of
-// steps are ordinary snapshots with tags that begin with "step-". Independent stages run
-// concurrently.
+// Package build executes plans. A plan lists the steps that a Dockerfile or a recipe asks for
+// (package plan). A step forks the snapshot of the previous step, does its work in that sandbox
+// through the agent, and branches the sandbox. The snapshot of the last step is the result. The
+// next step starts from the new snapshot. A later build with the same step finds the snapshot by
+// its key and skips the step. Snapshots of steps are ordinary snapshots with tags that begin with
+// "step-". Independent stages run concurrently.
 //
 // A step either has a snapshot or leaves nothing. If the client disconnects or the daemon is
 // killed, only the steps that are running are lost. The next build runs these steps again, and

@@ -79,7 +79,7 @@ func capture(ctx context.Context, c *agentclient.Client, req agentclient.ExecReq
 	return string(r.Stdout), nil
 }
 
-// script runs one of our scripts in the guest's shell, as root.
+// script runs one of forkd's own scripts in the guest's shell, as root.
 func (g *guest) script(ctx context.Context, text string, args ...string) (string, error) {
 	return output(ctx, g.c, "root", append([]string{"/bin/sh", "-c", text, "sh"}, args...)...)
 }

@@ -145,7 +145,8 @@ func (s *Server) statArchive(w http.ResponseWriter, r *http.Request) error {
 	return err
 }
 
-// begun records whether an answer has begun. Once it has, an error can only cut the answer off.
+// begun records whether an answer has begun. Once it has begun, an error can only cut the answer
+// off.
 type begun struct {
 	io.Writer
 	yes bool

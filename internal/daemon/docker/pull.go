@@ -81,7 +81,8 @@ func (s *Server) pull(w http.ResponseWriter, r *http.Request) error {
 
 // isTrusted reports whether a pull may treat an existing image as the registry's image. To be
 // trusted, the image must have been made by a pull, or named by an administrator or by the client
-// itself. Every client that may branch a sandbox can make a snapshot with the tag.
+// itself. The image's tag proves nothing, because every client that may branch a sandbox can make a
+// snapshot with that tag.
 func (s *Server) isTrusted(r *http.Request, full string, img image) bool {
 	a, ok := s.alias(s.view(r), full)
 	return ok && a.ID == img.Detail.ID && (a.Admin || a.Who == auth.From(r.Context()).Who)

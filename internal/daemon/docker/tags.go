@@ -228,11 +228,11 @@ func sees(view *tenancy.View, a alias) bool {
 }
 
 // isTaken reports whether a snapshot has taken the name of an alias. Such a snapshot has the name
-// as its tag, and did not exist when the client gave the name. If an alias kept its name, a client
-// could give a free name to its own image. A snapshot may later be made with this tag. Clients that
-// want this snapshot would then get containers of that client's image. A snapshot never takes a
-// name that an administrator has given. If it did, every client that may branch a sandbox could
-// take such a name.
+// as its tag, and did not exist when the client gave the name. Without this rule, a client could
+// give its own image the tag of a snapshot that is made later. Other clients that ask for this
+// snapshot would then get containers of that client's image. A snapshot never takes a name that an
+// administrator has given, because every client that may branch a sandbox can make a snapshot with
+// any tag.
 func isTaken(view *tenancy.View, a alias) bool {
 	tag := tagOf(a.Name)
 	if tag == "" || a.Admin {

@@ -202,8 +202,8 @@ func (t tagger) made(name string, tags []string, snapshot string) error {
 	return t.assign(name, tags[1:], d)
 }
 
-// snapshotTag returns the tag of the snapshot that a tag of a template names if the tag is not
-// assigned.
+// snapshotTag returns the tag of the snapshot to which NAME:TAG leads if no client has assigned
+// that tag; see Tags.
 func snapshotTag(name, tag string) string {
 	if tag == "" || tag == defaultTag {
 		return name

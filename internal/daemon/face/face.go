@@ -1,7 +1,8 @@
 // Package face contains the common parts of the daemon's APIs, the packages v1, e2b, docker and
-// ocihttp. These APIs are called faces. They identify clients and origins, limit the resources that
-// clients can hold, read bodies, write answers and errors, execute some requests only once, and
-// carry streams to guests.
+// ocihttp. Each of these APIs is called a face. The common parts identify clients and origins,
+// limit the resources that clients can hold, read bodies, write answers and errors, execute some
+// requests only once, and carry streams to guests. A stranger is a client that has only a
+// permission for one sandbox, such as a signed URL.
 //
 // The package contains no routes and no messages. Each face decides which gate a request must
 // enter.

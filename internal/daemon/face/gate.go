@@ -64,8 +64,8 @@ func (g *Gate) Enter(client, sandboxID string) (leave func(), err error) {
 
 // Serve takes a place, and calls h to answer a request. If there is no free place, or if h returns
 // an error, Serve calls fail(…), which sends the answer. With HTTP/2, a request with a short answer
-// keeps its place until the answer has been sent. If it did not, a client that reads nothing could
-// make the daemon hold any number of answers.
+// keeps its place until the answer has been sent. Otherwise a client that reads nothing could make
+// the daemon hold any number of answers.
 func (g *Gate) Serve(w http.ResponseWriter, r *http.Request, h Handler,
 	fail func(http.ResponseWriter, *http.Request, error)) {
 	leave, err := g.Enter(ClientOf(r), r.PathValue("id"))

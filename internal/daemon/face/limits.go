@@ -6,7 +6,7 @@ import "time"
 // default, which is the number at the end of each comment. One client can have at most three
 // quarters of the calls, streams and followers.
 type Limits struct {
-	Calls      int           // concurrent calls to guests, and as many operations on sandboxes and snapshots; 512
+	Calls      int           // concurrent calls to guests, and operations on sandboxes and snapshots; 512 of each
 	PerSandbox int           // concurrent calls to one guest; 128
 	Memory     int           // bytes of bodies and answers of all requests, except small bodies and answers; 512 MiB
 	Reads      int           // places of each of the gates Reads, Ends and Open; 2048

@@ -51,7 +51,7 @@ func (l *lines) sendLocked(message any) error {
 
 // beginLocked prepares to write. The caller calls the returned function after the write. A client
 // that reads nothing must not hold its place in the request gate for longer than l.stall. The
-// deadline is cleared after the write. If it stayed set, it would end an idle HTTP/2 stream.
+// deadline is cleared after the write, because otherwise it would end an idle HTTP/2 stream.
 func (l *lines) beginLocked() (end func()) {
 	if !l.begun {
 		l.w.Header().Set("Content-Type", apiv1.NDJSON)
