@@ -6,9 +6,11 @@
 // anything is sent. If the daemon does not answer, the error is a *ConnectionError, which says
 // whether anything was sent.
 //
-// A client keeps no state. It repeats a call only if WithRetries allows that. The reason is that
-// after a broken connection, it is unknown whether the daemon has carried out a call such as a
-// fork.
+// A client keeps no state. It repeats a call only if WithRetries allows that, because after a
+// broken connection it is unknown whether the daemon has carried out a call such as a fork.
+//
+// A family consists of all snapshots and sandboxes that come from one booted VM. Some calls, such
+// as Rollback and Diff, need two members of one family.
 package client
 
 import (

@@ -57,9 +57,9 @@ func (f *tokenFlags) change(edit func([]byte) ([]byte, error)) (path string, err
 	return path, changeFile("token file", path, edit)
 }
 
-// changeFile replaces the text of a file of the daemon's credentials with edit(text). Meanwhile it
-// holds the lock of the file's directory. If the file is missing, edit receives an empty text.
-// Errors name the given kind of file.
+// changeFile replaces the text of a file of the daemon's credentials with edit(text). It holds the
+// lock of the file's directory during the change. If the file is missing, edit receives an empty
+// text. Errors name the given kind of file.
 func changeFile(what, path string, edit func([]byte) ([]byte, error)) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return fmt.Errorf("%s: %w", what, err)

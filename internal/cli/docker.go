@@ -41,8 +41,8 @@ func ungrouped(args []string) []string {
 	return slices.Concat([]string{name}, args[2:])
 }
 
-// sameFlags maps names of flags to our names. It has the names that docker or forkd 0.5 uses, and
-// names that users may guess.
+// sameFlags maps names of flags to forkd's names. It has the names that docker or forkd 0.5 uses,
+// and names that users may guess.
 var sameFlags = map[string]string{
 	"idle-timeout":     "idle-timeout-secs",
 	"interactive":      "stdin",

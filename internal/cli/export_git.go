@@ -113,7 +113,7 @@ func (r *repository) git(args ...string) (string, error) {
 }
 
 // checkBranch returns the commit of HEAD, or "" if HEAD has no commit yet. It returns an error if
-// the branch cannot be made without an effect on HEAD.
+// the branch exists, if its name is not valid, or if HEAD is this branch and has no commit yet.
 func (r *repository) checkBranch(branch string) (head string, err error) {
 	if _, err := r.git("rev-parse", "--git-dir"); err != nil {
 		return "", err

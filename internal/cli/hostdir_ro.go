@@ -17,7 +17,8 @@ const (
 	// sharedLabel marks a volume that holds the files of a directory for one command. The command
 	// removes the volume. If the command is killed, a later command removes the volume.
 	sharedLabel = "forkd.host-directory"
-	// sharedStale is an age. If such a volume is older, its command must have been killed.
+	// sharedStale is an age. If a volume with sharedLabel is older, its command must have been
+	// killed.
 	sharedStale = 6 * time.Hour
 	// sharedFillSecs bounds the time to copy the directories into the volumes. After this time, the daemon
 	// removes the sandbox that receives the files, even if this process is killed.

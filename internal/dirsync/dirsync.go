@@ -1,14 +1,16 @@
 // Package dirsync keeps a directory of this host and a directory of a sandbox in sync. It copies
-// what differs, and reports files that both sides have changed. It watches the host's directory
-// and, if changes come back, the sandbox's directory too.
+// what differs, and reports files that both sides have changed. It watches the host's directory.
+// With Options.Both, it also watches the sandbox's directory, and changes in the sandbox come back:
+// they are copied to the host.
 //
 // The guest is not trusted: it determines the names, types, sizes and contents of its files. Nothing
 // is read or written outside of the host's directory, which is an os.Root. The host gets only
 // files, directories, and links that stay inside, with bounds on their number and size. New files
 // belong to the user of this program.
 //
-// The package uses only the REST API. It keeps no state on disk: files that are equal at the start
-// are in agreement, and without an earlier agreement nothing is removed.
+// The package uses only the REST API. It keeps no state on disk. An agreement is the state of a
+// file on both sides when both were last equal. Files that are equal at the start are in agreement,
+// and without an earlier agreement nothing is removed.
 package dirsync
 
 import (

@@ -106,13 +106,14 @@ type Request struct {
 // step are equal. So a small change of a load does not change the choice.
 const loadSteps = 16
 
-// spreadSecs is the time that counts as much as one step of load with Spread: a request waits this
-// long for a snapshot rather than going to a node whose load is more than one step higher.
+// spreadSecs is the waiting time that counts as much as one step of load, for the policy Spread. So
+// if two nodes differ by one step, a request waits up to this long for a snapshot on the node with
+// the lower load.
 const spreadSecs = 2.0
 
 // rank orders the nodes that can take a request. A lower rank is better.
 type rank struct {
-	cost float64 // seconds until the snapshot is in memory; with Spread, plus the load, converted to seconds
+	cost float64 // seconds until the snapshot is in memory; for the policy Spread, also the steps of load, see spreadSecs
 	load int     // with Pack, the step of the load with the request, negated
 	hash uint64
 }

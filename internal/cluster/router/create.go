@@ -107,10 +107,10 @@ func (r *Router) create(w http.ResponseWriter, req *http.Request) {
 const repeatTimeout = 20 * time.Second
 
 // earlier() looks for a node that has executed an earlier request with the same Idempotency-Key. If
-// it finds one, it passes on the answer of that node, and returns true. All nodes must answer. If
-// one of them did not have to answer, the request could be executed twice. If a node's daemon has
-// not reported its name, the node is not asked. Such a daemon may be too old to know the header, so
-// it would execute the request.
+// it finds one, it passes on the answer of that node, and returns true. All nodes must answer,
+// because a node without an answer may have executed the request, which would then be executed a
+// second time. If a node's daemon has not reported its name, the node is not asked. Such a daemon
+// may be too old to know face.RepeatOnlyHeader, and execute the request.
 func (r *Router) earlier(ctx context.Context, w http.ResponseWriter, again func() *http.Request) (bool, error) {
 	ctx, cancel := context.WithTimeout(context.WithValue(ctx, repeatKey{}, true), repeatTimeout)
 	defer cancel()

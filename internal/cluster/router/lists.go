@@ -20,10 +20,10 @@ import (
 // Bounds on merged lists.
 const (
 	nodePage     = 200      // number of members requested from a node at a time
-	minPage      = 10       // the same, if there are many nodes
-	allPages     = 800      // the same for all nodes together; if there are many nodes, minPage for each exceeds it
+	minPage      = 10       // minimum of this number, for many nodes
+	allPages     = 800      // number of members requested from all nodes together; with minPage of each, many nodes exceed it
 	maxPageBytes = 32 << 20 // bytes of an answer with nodePage members; a sandbox's description has up to 100 KiB
-	minPageBytes = 1 << 20  // the same, for fewer members
+	minPageBytes = 1 << 20  // minimum of the bound on an answer, for fewer members
 	maxListBytes = 64 << 20 // bytes of a merged list; the pages that were not merged yet can have twice as many
 	listTimeout  = 20 * time.Second
 )

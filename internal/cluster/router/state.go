@@ -75,8 +75,8 @@ func (n *node) has(tag string) string {
 const maxCounted = 1000
 
 // placing() counts the sandboxes of a request that is sent to the node. At the end, the caller
-// calls the returned function and says whether the node has created them. Any client can send such
-// requests.
+// calls the returned function and says whether the node has created them. The count is bounded by
+// maxCounted, because any client can send such requests.
 func (n *node) placing(count uint64) (done func(created bool)) {
 	count = min(max(count, 1), maxCounted)
 	n.status.mu.Lock()
