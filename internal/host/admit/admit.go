@@ -28,9 +28,9 @@ type Rules struct {
 	DiskReserve   uint64  // bytes that must stay free on the file system with the private disk tops
 }
 
-// startBytes is the memory that is counted for each starting VM, because the host's own figures do
-// not include it yet. A child writes about 1 MiB before it has confirmed, and its VMM and KVM use
-// about 1 MiB each.
+// startBytes is the memory that is counted for each starting VM, because the host's figure for
+// available memory does not include it yet. A child writes about 1 MiB before it has confirmed, and
+// its VMM and KVM use about 1 MiB each.
 const startBytes = 4 << 20
 
 // Codes of an Error. The API uses the same codes.
@@ -73,8 +73,9 @@ func (e *BusyError) Error() string {
 	return fmt.Sprintf("%d %s are running, the most at once; try again", e.Limit, e.What)
 }
 
-// Host counts the VMs of a daemon's sandboxes, including VMs that are being started. So two
-// requests cannot both take the last place. The methods of Host may be called concurrently.
+// Host counts the VMs of a daemon's sandboxes. It includes VMs that are being started, so that two
+// concurrent requests cannot both get the last free place. The methods of Host may be called
+// concurrently.
 type Host struct {
 	rules     Rules
 	dir       string                 // a directory on the file system to which DiskReserve applies
@@ -94,7 +95,7 @@ type Host struct {
 	// +checklocks:mu
 	asked time.Time // time of the latest reading
 	// +checklocks:mu
-	since int // number of VMs for which Enter has reserved places since the time in asked
+	since int // number of VMs for which Enter has reserved places since the time in the field asked
 }
 
 // askEvery is the maximum age of the figure of the host's available memory. The kernel takes tens

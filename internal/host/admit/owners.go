@@ -13,10 +13,9 @@ type Owners struct {
 	coming map[string]int
 }
 
-// Reserve reserves room for n more sandboxes of an owner. The owner may have at most as many
-// sandboxes as the parameter most says (0: unlimited). The function have returns how many it has
-// now. The caller must call release when the sandboxes exist or have failed. The error is an
-// *Error.
+// Reserve reserves room for n more sandboxes of an owner. The parameter most is the maximum number
+// of the owner's sandboxes (0: unlimited), and have returns their present number. The caller must
+// call release when the sandboxes exist or have failed. The error is an *Error.
 func (o *Owners) Reserve(owner string, most, n int, have func() int) (release func(), err error) {
 	if most == 0 {
 		return func() {}, nil

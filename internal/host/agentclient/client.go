@@ -2,6 +2,10 @@
 // a dial function. The dial function takes a vsock port, and usually connects to the unix socket of
 // the guest's VMM.
 //
+// The agent speaks two protocols of E2B: envd for processes and files, and the code interpreter's
+// protocol for code. Code runs in a context, which is a namespace with its own interpreter. An
+// evaluation runs code and returns all output at the end.
+//
 // Every call makes a new connection, because a vsock stream does not survive a fork. The package
 // does not start or find guests, and does not retry. It does not trust guests, and bounds every
 // answer.

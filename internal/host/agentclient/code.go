@@ -110,9 +110,9 @@ type codeRun struct {
 	failed error // error that the sink has returned
 }
 
-// decodedLine is the memory, in bytes, that Client.Keep is asked for with each byte of a line.
-// Decoded text takes more memory than the line, because a byte that is not UTF-8 becomes three
-// bytes when decoded, and six in JSON.
+// decodedLine is the memory, in bytes, that Client.Keep is asked for with each byte of a line: one
+// byte for the line, and three for its decoded text. A byte that is not UTF-8 becomes three bytes
+// when decoded.
 const decodedLine = 4
 
 func (c *codeRun) read(body io.Reader, ask func(int) error) error {

@@ -37,8 +37,8 @@ func (c *Client) AtRest(ctx, lasting context.Context, f func() error) error {
 	return errors.Join(f(), within(lasting, wakeTimeout, "end its rest", c.Thaw))
 }
 
-// freezeAnew freezes the file system. If the guest refuses, but had frozen it before, freezeAnew thaws
-// it and tries again.
+// freezeAnew freezes the file system. If the guest refuses because the file system is frozen
+// already, freezeAnew thaws it and tries again.
 func (c *Client) freezeAnew(ctx context.Context) error {
 	err := c.Freeze(ctx)
 	if refused := (*Error)(nil); !errors.As(err, &refused) || c.Thaw(ctx) != nil {

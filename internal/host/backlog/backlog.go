@@ -37,8 +37,8 @@ const maxWait = 30 * time.Second
 // RAM, and do not notify the daemon.
 const poll = time.Second
 
-// usageAge is how long a usage is reused. Many branches may wait at the same time, and
-// counting may have to ask the file system about thousands of layers.
+// usageAge is how long a count of the RAM usage is reused. Many branches may wait at the same time,
+// and counting may have to ask the file system about thousands of layers.
 const usageAge = 250 * time.Millisecond
 
 // Layer is a memory layer that is only in RAM and is to be written to disk.

@@ -2,7 +2,10 @@
 // boots an image, waits until its agent is ready, runs warm-up commands, and saves the VM as a
 // snapshot.
 //
-// It neither builds images nor forks the snapshots. It uses package store for the files of
+// The parent writes to the top, a disk layer that becomes a part of the snapshot. Its memory
+// becomes the snapshot's memory layer, which consists of ranges called extents.
+//
+// The package neither builds images nor forks the snapshots. It uses package store for the files of
 // snapshots, vmpool.VMMs for VMM processes, and its interface Guest for the agent.
 package bake
 
@@ -340,8 +343,8 @@ func (b *bake) boot(ctx context.Context) error {
 }
 
 // join connects the parent to the network. If the request names no policy, the parent can reach
-// nothing. This prevents that its guest fetches data that no client has requested, which every
-// child would then have.
+// nothing, so that its guest cannot fetch data that no client has requested. Every child would have
+// such data.
 func (b *bake) join() (err error) {
 	setting := netclient.Isolated()
 	if b.req.Network != nil {

@@ -26,7 +26,7 @@ import (
 // Limits on layers, tops and extents. Too many of them would make forks of a snapshot slow or
 // large.
 const (
-	MaxDepth   = 32  // maximum number of layers of a snapshot; a snapshot on top of so many layers becomes self-contained
+	MaxDepth   = 32  // maximum number of layers of a snapshot; a snapshot that would have more gets one merged layer
 	MaxLine    = 16  // maximum number of memory layers in a sandbox's line; see EndLine
 	maxRewrite = 2   // maximum size of a line's layers, which stay in RAM, as a multiple of the guest's memory
 	MaxTops    = 16  // maximum number of a sandbox's frozen tops: each costs the VMM a descriptor, a bitmap and a lookup

@@ -272,7 +272,7 @@ func talk(ctx context.Context, conn net.Conn, ask func(context.Context, net.Conn
 	go func() {
 		err := ask(asking, conn) // forkd-diff may refuse before it has read the whole request
 		if lost := (*net.OpError)(nil); err != nil && !errors.As(err, &lost) {
-			conn.Close() // forkd-diff would wait for the rest of the request
+			conn.Close() // otherwise forkd-diff waits for the rest of the request
 		}
 		asked <- err
 	}()

@@ -36,7 +36,7 @@ type ForkError struct {
 	Tag         string
 	Asked       int
 	Failed      int
-	Unconfirmed int   // number of children, also counted in Failed, whose agent did not confirm its new identity
+	Unconfirmed int   // number of children whose agent did not confirm its new identity; Failed includes them
 	First       error // error of the first child that failed
 }
 

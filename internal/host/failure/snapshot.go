@@ -72,8 +72,8 @@ func (e *DamagedError) Error() string {
 
 func (e *DamagedError) Unwrap() error { return e.Err }
 
-// ArrivingError reports an operation that needs a whole snapshot. Some of its files are still
-// arriving.
+// ArrivingError reports an operation that needs all files of a snapshot, while some of them are
+// still arriving.
 type ArrivingError struct{ Tag string }
 
 func (e *ArrivingError) Error() string {

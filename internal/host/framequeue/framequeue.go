@@ -207,8 +207,9 @@ type Fetcher func(ctx context.Context, blob, first, end int, came func(frame int
 
 // Run fetches all frames by calling fetch: first hot frames and frames that readers need, then all
 // other frames in the background. Before each request, the background waits until all hot frames
-// were requested, and no reader has needed a frame for lull*quiet. It never waits longer than
-// most*quiet. Before its first request, it waits longer (firstLull, firstMost).
+// were requested, and no reader has needed a frame for lull*quiet. The background never waits
+// longer than most*quiet. Only before its first request, the longer times firstLull and firstMost
+// apply.
 func (q *Queue) Run(ctx context.Context, quiet time.Duration, fetch Fetcher) error {
 	g, ctx := errgroup.WithContext(ctx)
 	done := make(chan struct{}) // closed when the background has fetched all that was left

@@ -27,7 +27,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// MemoryBytes is the memory of a VM.
+// MemoryBytes is the memory of a VM, in bytes.
 const MemoryBytes = 512 << 20
 
 const (

@@ -4,8 +4,8 @@
 // Its callers read the figures and decide who may see them. One goroutine samples everything. The
 // cost is bounded: at most maxPerTick sandboxes are read each second, in turn, and a sandbox that
 // does not run is not read. The history of a sandbox has at most 2040 points; maxPoints limits the
-// number of points for minutes of all sandboxes together. The history of a sandbox is deleted with
-// the sandbox, and when the daemon exits.
+// per-minute points of all sandboxes together. The history of a sandbox is deleted with the
+// sandbox, and when the daemon exits.
 //
 // A point stores the time since the recorder was made, and not the time of day. So if the host's
 // clock is set, a point that was measured a minute ago still counts as a minute old.
@@ -30,8 +30,8 @@ const (
 	// maximum number of sandboxes that are read in one second; if more sandboxes run, each has
 	// fewer points
 	maxPerTick = 256
-	// maximum number of points for minutes of all sandboxes together; a point takes 24 bytes; if
-	// there are too many sandboxes, each has fewer points for minutes, but at least minMinutes
+	// maximum number of per-minute points of all sandboxes together; a point takes 24 bytes; if
+	// there are too many sandboxes, each has fewer per-minute points, but at least minMinutes
 	maxPoints  = 2 << 20
 	minMinutes = 60
 )

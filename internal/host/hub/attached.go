@@ -93,7 +93,7 @@ func (h *Hub) Attach(ctx context.Context, who, tag string, manifest []byte, blob
 		return unusable("the snapshot has %d signatures, the most that a pull accepts", len(present))
 	}
 	err = atomicfile.Write(path, text, 0o600)
-	if !h.cfg.Store.Has(tag, id) { // the snapshot was deleted meanwhile
+	if !h.cfg.Store.Has(tag, id) { // the snapshot has been deleted since
 		err = errors.Join(err, os.RemoveAll(dir))
 	}
 	return err
@@ -120,7 +120,7 @@ func (h *Hub) Attached(tag string) (list []Attached, err error) {
 		}
 		text, err := os.ReadFile(path)
 		if err != nil {
-			continue // the snapshot was deleted meanwhile
+			continue // the snapshot has been deleted since
 		}
 		var s Attached
 		if json.Unmarshal(text, &s) == nil && s.Digest().Encoded() == f.Name() {

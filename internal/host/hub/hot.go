@@ -29,10 +29,10 @@ import (
 )
 
 // A list of hot frames says which frames the first forks of a snapshot need. So a puller can fetch
-// these frames in few requests, before a child asks for them one by one. A push records the list
-// from two first runs on its own host. Every client that can write to the repository can write such
-// a list, so it is only a hint: frames are verified as always, and a list that is missing, damaged
-// or wrong costs only time.
+// these frames in few requests, before a child asks for them one by one. A push makes the list: it
+// lets the snapshot run twice on the pushing host. Every client that can write to the repository
+// can write such a list, so it is only a hint: frames are verified as always, and a list that is
+// missing, damaged or wrong costs only time.
 
 const (
 	hotTime = 10 * time.Second // time limit for fetching a list of hot frames

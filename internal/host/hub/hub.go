@@ -5,8 +5,8 @@
 // An artifact is a snapshot in the form in which it travels: a manifest and a blob for each file. A
 // blob is compressed in frames, and its index says where each frame begins. To pack a snapshot is
 // to make these blobs. A snapshot is arriving while it can be forked, but some of its frames are
-// still in the registry. Meanwhile a forkd-feed process, the feeder, serves its files. The frames
-// that the first forks need are hot.
+// still in the registry. During this time a forkd-feed process, the feeder, serves its files. The
+// frames that the first forks need are hot.
 //
 // A snapshot from outside is hostile until its digests are verified, and Trust says whether a
 // trusted key must have signed it. Its network policy comes from this daemon, never from the

@@ -73,8 +73,8 @@ func (r Remote) With(l *registry.Login) Remote { r.login = l; return r }
 // Under returns r with a policy for its snapshots. This policy replaces the daemon's policy.
 func (r Remote) Under(p Policy) Remote { r.trust = p; return r }
 
-// Transient returns r with another rule for its pulls: the new snapshot is the suspended state of a
-// sandbox. Clients cannot fork it, and it is deleted when the store no longer pins it.
+// Transient returns r for the pull of a sandbox's suspended state. Clients cannot fork the new
+// snapshot, and it is deleted when the store no longer pins it.
 func (r Remote) Transient() Remote { r.transient = true; return r }
 
 // At returns the reference of the artifact with a digest.

@@ -39,8 +39,9 @@ type packings struct {
 	jobs map[string]*packing // running packings, and finished packings that have described a snapshot
 }
 
-// packing is the compression of a snapshot for its description, or of one of its blobs. The key in
-// packings.jobs is the ID of the snapshot, followed by the digest of the blob if there is one.
+// packing is one compression: of all files of a snapshot, to describe the snapshot, or of one blob
+// that the cache no longer has. The key in packings.jobs is the ID of the snapshot, followed by the
+// digest of the blob if there is one.
 type packing struct {
 	done     chan struct{} // closed at the end
 	artifact *artifact.Artifact

@@ -6,9 +6,9 @@
 // of package imageproto, and waits for one answer. The host parses neither the stream nor the
 // resulting file system. The VM is killed at the end, and on every error.
 //
-// While the VM runs, the disk file is a disk layer. The layer contains every cluster, so the VM
-// reads nothing of the base below it. When the layer's bitmap and footer are cut off, the file is
-// the finished disk, so no data is copied.
+// While the VM runs, the disk file is a disk layer. The layer contains every cluster (4 KiB) of the
+// disk, so the VM reads nothing of the base below it. When the layer's bitmap and footer are cut
+// off, the file is the finished disk, so no data is copied.
 package imagevm
 
 import (

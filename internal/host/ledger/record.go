@@ -1,6 +1,8 @@
 // Package ledger stores what the daemon must know about its sandboxes after a restart: for each
 // sandbox its record, its suspended state, and the secrets of its network. The package also stores
-// the forks that are not finished.
+// the forks that are not finished. A fork is finished when its children are handed out, that is,
+// when clients may use them. A fork is provisional if its creator decides later whether the
+// children are kept.
 //
 // Package sandbox interprets the records. Package format/record defines their form on disk.
 package ledger

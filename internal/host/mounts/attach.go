@@ -22,9 +22,9 @@ import (
 // leaves its slot free when it is detached.
 //
 // The sandbox's record names the volumes. A volume is in the record before the VM gets it, and
-// stays there until the guest has unmounted it. If the daemon is killed in between, Fit makes the
-// record, the VM and the records of the volumes consistent: afterwards the volume is attached only
-// if both the VM and the record had it.
+// stays there until the guest has unmounted it. If the daemon is killed between these steps, Fit
+// makes the record, the VM and the records of the volumes consistent: afterwards the volume is
+// attached only if both the VM and the record had it.
 type Live struct {
 	*Set
 	VMM    vmpool.VMM

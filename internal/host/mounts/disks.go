@@ -124,7 +124,7 @@ type Disks struct {
 	// volumes that the snapshot lacks: the present guest must unmount them before the restore.
 	Again []Mount
 
-	leave   func() // leaves the place that Open has taken; nil if it has taken none
+	leave   func() // gives back the place that Open has taken; nil if it has taken none
 	commits []func(context.Context) error
 	ends    []func(ctx context.Context, restored bool) error
 	files   []*os.File
@@ -417,8 +417,8 @@ func (s *Set) Save(ctx context.Context, log *slog.Logger, v vmpool.VMM, mounts [
 	return g.LinkVolumes(m.Volumes, files)
 }
 
-// Suspend adds the changes that a sandbox has made to the content of its volumes. The sandbox's VM
-// must have ended. The sandbox stays the writer of the volumes.
+// Suspend turns the data that a sandbox has written to its volumes into a part of their content.
+// The sandbox's VM must have ended. The sandbox stays the writer of the volumes.
 func (s *Set) Suspend(ctx context.Context, log *slog.Logger, mounts []Mount) {
 	for i, m := range mounts {
 		if m.Mode != record.MountWriter {

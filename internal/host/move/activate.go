@@ -89,8 +89,8 @@ func (b *Book) open(id, lock string) error {
 	return atomicfile.WriteDurable(b.mark(id, lock), nil, 0o600)
 }
 
-// close removes the mark of a lock durably, if there is one. The record of an arriving sandbox shows that
-// the daemon was killed right after it had made the mark.
+// close removes the mark of a lock durably, if there is one. A sandbox whose record still says
+// "arriving" has a mark if the daemon was killed right after it had made the mark.
 func (b *Book) close(id, lock string) error {
 	err := os.Remove(b.mark(id, lock))
 	if errors.Is(err, fs.ErrNotExist) {

@@ -3,6 +3,10 @@
 //
 // Its callers decide the policies, and forkd-net parses the frames.
 //
+// A frame socket carries the Ethernet frames of one VM: one end belongs to the VM, and the other
+// end to forkd-net. A hold names hosts. Requests of a sandbox to these hosts are held if they may
+// change something, until a release ends the hold.
+//
 // A fork does not wait for forkd-net. The VM accepts its end of the frame socket at once, and its
 // guest may send frames. The frames wait in the socket until forkd-net has the sandbox's policy, so
 // no frame bypasses the policy.

@@ -43,8 +43,8 @@ func TakePlace(ctx context.Context, g *gate.Gate, other string) (release func(),
 	return g.Wait(ctx, PlaceShare(ctx, g, other))
 }
 
-// PlaceShare returns the share for TakePlace. The share leaves one place for other clients. If it
-// did not, a client whose VMs never answer could take all places.
+// PlaceShare returns the share for TakePlace. The share leaves one place for other clients.
+// Otherwise a client whose VMs never answer could take all places.
 func PlaceShare(ctx context.Context, g *gate.Gate, other string) gate.Share {
 	_, total := g.Count()
 	return Share(cmp.Or(Of(ctx).Name, other), total-1)

@@ -77,8 +77,9 @@ func (b *branch) finish(ctx context.Context) (result BranchResult, err error) {
 	if err != nil {
 		return result, err
 	}
-	// Before the branch is published, record the number of calls so far. A client that sees the
-	// branch must also see that the sandbox has not changed since the branch.
+	// Before the branch is published, record how many requests may have changed the sandbox so far
+	// (see package tally). A client that sees the branch must also see that the sandbox has not
+	// changed since the branch.
 	if b.stays() {
 		b.s.since.Mark(b.calls)
 	}

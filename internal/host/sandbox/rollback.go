@@ -152,8 +152,8 @@ func (h *Held) rollback(ctx context.Context, to string, strict unique.Strict, st
 }
 
 // endRolledBack kills a sandbox whose rollback failed with err after the previous state was already
-// lost. If the sandbox has a suspended state, it becomes exited, as if its VM had ended, and can be
-// restored from that state.
+// lost. If the sandbox has a suspended state, the sandbox becomes exited, as if its VM had ended,
+// and can be restored from that state.
 func (m *Manager) endRolledBack(s *Sandbox, v *liveVM, to string, err error) error {
 	if s.Info().State == Stopping {
 		v.link.Close() // the deletion may have closed only the previous link
@@ -239,7 +239,8 @@ func (m *Manager) commitRollback(s *Sandbox, v *liveVM, was ledger.Record, lease
 // mayGoBack checks that the client of ctx may roll a sandbox back to the snapshot that now has the
 // given tag. If not, the error is a *store.NotFoundError. The client may always use the snapshot
 // that its sandbox was forked from, even if the client cannot see this snapshot, and even after a
-// suspension. This does not permit the use of another snapshot that has taken the tag since.
+// suspension. This exception does not permit the use of another snapshot that has taken the tag
+// since.
 func (m *Manager) mayGoBack(ctx context.Context, rec *ledger.Record, tag string) error {
 	err := m.MayUse(ctx, tag)
 	if err != nil && (tag == rec.Tag() || tag == rec.SnapshotTag) && m.cfg.Store.IsInLine(tag, rec.SnapshotID) {

@@ -38,8 +38,8 @@ func (b *branch) refuse(files []*os.File) (err error) {
 // refuseWriter returns an error if the VMM of s should have closed a file, but has it open for
 // writing. A new child process of the daemon can also have the file open until it executes its
 // program, so refuseWriter waits for such processes. If the VMM has the file open, refuseWriter
-// also kills the VMM, because a guest may have taken it over. Otherwise the file could grow until
-// the VMM ends, and no process could safely remove the file before that (see package writers).
+// also kills the VMM. A guest may have taken over this VMM and make the file grow, and no process
+// can safely remove the file while the VMM runs (see package writers).
 func (m *Manager) refuseWriter(s *Sandbox, v *liveVM, path string) error {
 	err := writers.NoneAfter(path, m.writers, m.cfg.VMMs.AwaitStarts)
 	if errors.As(err, new(*writers.Error)) {

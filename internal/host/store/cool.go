@@ -45,7 +45,7 @@ func (s *Store) coolUntil(bytes uint64) (freed bool) {
 	defer s.cooling.Store(false)
 	for _, l := range s.coldLayers() {
 		for _, e := range l.of {
-			s.closeIdle(e) // open files would keep the memory of the layer
+			s.closeIdle(e) // while the files are open, the layer keeps its memory
 		}
 		s.dropCold(l.owner)
 		if freed = true; s.ramHas(bytes) {

@@ -10,8 +10,8 @@ import (
 // Data that a VM has written to its disk is flushed at the rate of the VM's disk limits, even while
 // the flusher waits for the flush. Snapshots of other owners then wait too. So these limits are
 // lifted from the beginning of Publish until the first attempt to flush the snapshot has ended, and
-// during each later attempt. Between attempts the limits apply. If they did not, a snapshot that
-// never fits on the disk would lift them permanently.
+// during each later attempt. Between attempts the limits apply, because otherwise a snapshot that
+// never fits on the disk would lift them for ever.
 
 // hurry lifts the disk limits of one VM until done is called.
 type hurry func() (done func())

@@ -4,6 +4,10 @@
 //
 // Package sandbox keeps the list of VMs and decides their limits.
 //
+// A branch saves a machine, which then continues. A rebase maps the memory layer of a branch in
+// place of pages that the machine has not changed since. A frame socket carries Ethernet frames
+// between a VM and forkd-net.
+//
 // A VMM has its own directory with these files, which Kill removes:
 //
 //	control.sock   the VMM's listening control socket

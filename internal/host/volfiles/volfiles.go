@@ -162,8 +162,8 @@ func (s *Server) read(ctx context.Context, req *Request, answer func(Answer) err
 	return s.run(ctx, req, files, answer)
 }
 
-// change serves a request in a VM that writes to the volume. If the daemon is killed meanwhile, the
-// next daemon kills the VM, and finds that the volume's writer does not exist.
+// change serves a request in a VM that writes to the volume. If the daemon is killed during the
+// request, the next daemon kills the VM, and finds that the volume's writer does not exist.
 func (s *Server) change(ctx context.Context, req *Request, answer func(Answer) error) error {
 	if err := s.admit(ctx, req, record.MountWriter); err != nil {
 		return err

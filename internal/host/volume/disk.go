@@ -42,9 +42,9 @@ func (s *Store) hold(ctx context.Context, d Disk) (v *volume, unlock func(), err
 
 // Copy makes a sandbox's own copy of a volume, with the present content of the volume. If the
 // volume has a writer, the copy has the content at the writer's latest branch, suspension or
-// rollback or, if there was none, at its mount. This is the file system at one instant, as after a
-// power failure. The files of the copy are hard links, so that the copy stays when the volume
-// changes or is removed.
+// rollback or, if there was none, at its mount. This content is the file system at one instant, as
+// after a power failure. The files of the copy are hard links, so that the copy stays when the
+// volume changes or is removed.
 func (s *Store) Copy(ctx context.Context, d Disk) error {
 	v, unlock, err := s.lock(ctx, d.Name)
 	if err != nil {
@@ -253,7 +253,8 @@ func (s *Store) Content(ctx context.Context, d Disk) (c snapshot.Volume, files [
 	return c, f.Lower, nil
 }
 
-// Back is the return of a disk to its content in a snapshot, from GoBack until Finish.
+// Back is a disk that returns to its content in a snapshot. GoBack begins the return, and Finish
+// ends it.
 type Back struct {
 	Files  *Files
 	store  *Store

@@ -18,9 +18,9 @@ import (
 // merges at the same time.
 const mergesAtOnce = 2
 
-// Merge replaces the layers of a volume without a writer by one layer with the same content. While it
-// copies the data, the volume is not locked. The error is one of the errors of Write, an *admit.Error
-// if the host has no room for the copy, or an error of the file system.
+// Merge replaces all layers of a volume by one layer with the same content. The volume must have no
+// writer. While it copies the data, the volume is not locked. The error is one of the errors of
+// Write, an *admit.Error if the host has no room for the copy, or an error of the file system.
 func (s *Store) Merge(ctx context.Context, name string) error {
 	v, unlock, err := s.lock(ctx, name)
 	if err != nil {
