@@ -25,8 +25,8 @@ const (
 // base resolves the name in a FROM instruction to the snapshot with this name as its tag or, if
 // there is none, to an image of a registry. (Docker also prefers a local image.) If the snapshot is
 // a branch that no build made, base refuses it: clients without the right to build could make a
-// branch with the name of an image. In this case, base does not use the image with the same name
-// either. If it did, the same Dockerfile would change its meaning when the branch is deleted.
+// branch with the name of an image. In this case, base does not use the image with this name
+// either, because otherwise the Dockerfile would have another meaning after the branch is deleted.
 func (b *Builder) base(ctx context.Context, req Request, name string) (plan.Base, dockerfile.Config, error) {
 	d, err := b.cfg.Manager.Snapshots().Detail(name)
 	switch {

@@ -1,7 +1,7 @@
 // Package build executes plans. A plan lists the steps that a Dockerfile or a recipe asks for
 // (package plan). A step forks the snapshot of the previous step, does its work in that sandbox
-// through the agent, and branches the sandbox. The snapshot of the last step is the result. The
-// next step starts from the new snapshot. A later build with the same step finds the snapshot by
+// through the agent, and branches the sandbox. The next step starts from the new snapshot, and the
+// snapshot of the last step is the result. A later build with the same step finds the snapshot by
 // its key and skips the step. Snapshots of steps are ordinary snapshots with tags that begin with
 // "step-". Independent stages run concurrently.
 //

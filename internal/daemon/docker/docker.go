@@ -146,9 +146,9 @@ func (s *Server) routes() {
 }
 
 // resolve replaces the name of a container in a request by the id of its sandbox, because gates
-// count the requests to a sandbox by this id. If they counted by name, a client would have places
-// for each name and each shortened id of a container. If no container has the name, resolve does
-// nothing, and the handler refuses the request.
+// count the requests to a sandbox by this id. With a count for each name, a client would have
+// separate places for each name and each shortened id of a container. If no container has the name,
+// resolve does nothing, and the handler refuses the request.
 func (s *Server) resolve(r *http.Request) {
 	switch {
 	case r.Pattern == "POST /commit":

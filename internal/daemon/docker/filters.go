@@ -13,7 +13,7 @@ import (
 )
 
 // filters has the conditions for entries of a list, by their kind. An entry must satisfy at least
-// one condition of each kind. It must satisfy all conditions about labels.
+// one condition of each kind. Of the conditions about labels, it must satisfy all.
 type filters map[string][]string
 
 // filtersOf returns the filters in the query of a request. Only the given kinds are accepted.

@@ -52,9 +52,8 @@ func prefixOf(r *http.Request) string { return string(auth.From(r.Context()).Pre
 // reserve reserves a name for a container. It returns an error if a client with the same prefix has
 // given the name to a container. The caller gives the name to the container, and then calls the
 // returned function. Clients with different prefixes can give the same name to different
-// containers. If they could not, an error would tell a client about containers that it is not
-// allowed to see, and a client with a prefix could block names of a client that sees its
-// containers.
+// containers. Otherwise an error would tell a client about containers that it is not allowed to
+// see, and a client with a prefix could block names of a client that sees its containers.
 func (s *Server) reserve(r *http.Request, n givenName) (release func(), err error) {
 	release, free := s.book.reserve(n)
 	if !free {

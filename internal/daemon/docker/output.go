@@ -153,8 +153,8 @@ func (r *reader) offer(c chunk) {
 const rushTime = 5 * time.Second
 
 // rush limits the time for which a killed process waits for its readers. If the given channel is
-// closed, the process has already ended, and rush does nothing. If it did not check this, it would
-// limit the time of the next process with this output.
+// closed, the process has already ended, and rush does nothing. Without this check, it would limit
+// the time of the next process with this output.
 func (o *output) rush(ended <-chan struct{}) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -15,8 +15,9 @@ func selectorOf(r *http.Request) (face.Selector, error) {
 
 // list is a list that is sorted by the keys of its members. If the query asks for a page, the
 // members before the page may be missing from the list. The members after the page may also be
-// missing, except the first of them, which shows that there is another page. It describes each
-// member only when it writes the member, because all descriptions together would take much memory.
+// missing, except the first of them, which shows that there is another page. The list describes
+// each member only when the member is written, because all descriptions together would take much
+// memory.
 type list[M, T any] struct {
 	members  []M
 	key      func(M) string
