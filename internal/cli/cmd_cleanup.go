@@ -47,8 +47,8 @@ func newCleanupCmd() *cobra.Command {
 	return cmd
 }
 
-// unusedCache returns remains of builds in the cache. The result has all incomplete items. It has a
-// complete item if no snapshot needs the item, and if no build has used it since the given time. If
+// unusedCache returns remains of builds in the cache. The result has all incomplete items. It has
+// those complete items that no snapshot needs, and that no build has used since the given time. If
 // no daemon says which images its snapshots need, the result has no complete items.
 func (c *common) unusedCache(cmd *cobra.Command, since time.Time) (list []leftover, err error) {
 	half, err := halfMade()

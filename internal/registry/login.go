@@ -83,8 +83,9 @@ func StoredLogin(ctx context.Context, host string) (l Login, ok bool, err error)
 //   - Credentials go to other hosts only with TLS. For private addresses, go-containerregistry falls
 //     back to requests without TLS. The body of a POST can have a credential too.
 //   - A redirect to another server does not repeat a POST.
-//   - A registry on another host cannot lead a client to a server on this host. Check resolves no
-//     name, because servers on this host have no certificate for the name of another host.
+//   - A registry on another host cannot lead a client to a server on this host. Check need not
+//     resolve names for this: a name that resolves to this host fails in TLS, because servers on
+//     this host have no certificate for it.
 func Check(r *http.Request, home string) error {
 	host, isPost := r.URL.Hostname(), r.Method == http.MethodPost
 	from := r.Response // nil, or the redirect that has caused r

@@ -113,7 +113,7 @@ const spreadSecs = 2.0
 
 // rank orders the nodes that can take a request. A lower rank is better.
 type rank struct {
-	cost float64 // seconds until the snapshot is in memory; for the policy Spread, also the steps of load, see spreadSecs
+	cost float64 // seconds until the snapshot is in memory; with Spread, also the steps of load, see spreadSecs
 	load int     // with Pack, the step of the load with the request, negated
 	hash uint64
 }

@@ -34,7 +34,7 @@ type creation struct {
 	Mounts      some   `json:"volumeMounts"` // volumes, in E2B's words
 
 	// The Idempotency-Key, or a random text. If the same request is at two routers at the same
-	// time, both choose the same one of equally good nodes, and that node's daemon executes the
+	// time, both choose the same node among equally good nodes, and that node's daemon executes the
 	// request once.
 	key string
 }

@@ -21,7 +21,7 @@ import (
 const (
 	nodePage     = 200      // number of members requested from a node at a time
 	minPage      = 10       // minimum of this number, for many nodes
-	allPages     = 800      // number of members requested from all nodes together; with minPage of each, many nodes exceed it
+	allPages     = 800      // number of members requested from all nodes together, unless minPage of each are more
 	maxPageBytes = 32 << 20 // bytes of an answer with nodePage members; a sandbox's description has up to 100 KiB
 	minPageBytes = 1 << 20  // minimum of the bound on an answer, for fewer members
 	maxListBytes = 64 << 20 // bytes of a merged list; the pages that were not merged yet can have twice as many

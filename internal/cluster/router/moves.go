@@ -16,9 +16,9 @@ import (
 	"github.com/forkd/forkd/internal/host/vmpool"
 )
 
-// maxRepeated is the maximum size of a body that the router keeps, in bytes. With the body, it can
-// send the request to a second node if the sandbox has just moved there. It also bounds the answer of
-// the first node.
+// maxRepeated is the maximum size of a body that the router keeps, in bytes. If the sandbox has
+// just moved to another node, the router sends the request with this body a second time, to that
+// node. The answer of the first node has the same maximum size.
 const maxRepeated = 16 << 10
 
 // moved is what a node says about moves.
@@ -95,8 +95,8 @@ func (r *Router) named(name string) *node {
 }
 
 // toOwner passes a request on to the node that has a sandbox. If this node answers that the sandbox
-// has moved, the router had not heard of the move. It then sends the request to the node that the
-// answer names. A request with a long body is sent only once.
+// has moved, the router had not heard of the move. In this case, toOwner sends the request to the
+// node that the answer names. A request with a long body is sent only once.
 func (r *Router) toOwner(w http.ResponseWriter, req *http.Request, id string) {
 	n := r.ownerOf(id)
 	if n == nil {

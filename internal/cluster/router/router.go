@@ -1,10 +1,10 @@
 // Package router serves the API of several daemons at one address.
 //
-// The id of a sandbox names the node that has made it. If that node does not say that the sandbox
-// has moved, the router passes a request about the sandbox on to the node's daemon. For a new
-// sandbox it chooses a node (see package placement) by what the daemons say about themselves. It
-// merges lists. It keeps no state that another router would lack, so several routers can serve the
-// same nodes.
+// A node is a host whose daemon the router serves. The id of a sandbox names the node that has made
+// it. If that node does not say that the sandbox has moved, the router passes a request about the
+// sandbox on to the node's daemon. For a new sandbox it chooses a node (see package placement) by
+// what the daemons say about themselves. It merges lists. It keeps no state that another router
+// would lack, so several routers can serve the same nodes.
 //
 // The router checks no token: it passes the client's token on, and the daemons decide. It uses its
 // own token only to read what the daemons have. It connects only to the nodes in its list.
