@@ -15,10 +15,10 @@ import (
 )
 
 // Build has the daemon build a snapshot from a Dockerfile or a recipe. If files is not nil, Build
-// calls it to write the build context, as BuildContext.Pack does. The names of the entries begin
-// with v1.BuildContext. If on is not nil, Build calls it with every event, except keepalives and
-// the last event. If a step fails, the error is a *BuildError. If the client disconnects, the build
-// stops, and the next build continues after the last complete step.
+// calls it to write the build context; BuildContext.Pack is such a function. The names of the
+// entries begin with v1.BuildContext. If on is not nil, Build calls it with every event, except
+// keepalives and the last event. If a step fails, the error is a *BuildError. If the client
+// disconnects, the build stops, and the next build continues after the last complete step.
 func (c *Client) Build(ctx context.Context, req BuildRequest, files func(*tar.Writer) error,
 	on func(BuildEvent) error) (result BuildResult, err error) {
 	if err := checkBuild(req); err != nil {

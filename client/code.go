@@ -84,9 +84,9 @@ type CodeHandlers struct {
 // maxKept is the default of CodeHandlers.Keep.
 const maxKept = 64 << 20
 
-// A part of an output counts as at least leastPart bytes, and a result as at least leastResult bytes.
-// A result takes memory of its own. In the other SDKs, each part of an output also takes memory of
-// its own.
+// A part of an output counts as at least leastPart bytes, and a result as at least leastResult
+// bytes. The reason is that a result takes memory beyond its bytes. In the other SDKs, a part of an
+// output does so too, and all SDKs use the same numbers.
 const (
 	leastPart   = 64
 	leastResult = 1 << 10

@@ -9,8 +9,8 @@ import (
 // DeleteOptions say what happens to snapshots that build on the deleted snapshot. By default the
 // daemon refuses to delete a snapshot on which other snapshots build.
 type DeleteOptions struct {
-	Cascade bool // delete those snapshots too
-	Force   bool // keep those snapshots; they have their own hard links to the layers
+	Cascade bool // delete the snapshots that build on it too
+	Force   bool // keep the snapshots that build on it; they have their own hard links to the layers
 }
 
 func snapshotPath(tag, suffix string) string { return "/v1/snapshots/" + url.PathEscape(tag) + suffix }

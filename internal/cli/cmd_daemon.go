@@ -199,8 +199,8 @@ func parsePeers(texts []string) (rules []auth.PeerRule, err error) {
 	return rules, nil
 }
 
-// probeKVM returns the reason why no VM can run on this host, or nil. After a timeout, sure is
-// false, because VMs of an earlier daemon may keep the host busy.
+// probeKVM returns the reason why no VM can run on this host, or nil. After a timeout, the result
+// sure is false, because VMs of an earlier daemon may keep the host busy.
 func probeKVM() (sure bool, reason error) {
 	err := kvm.Probe()
 	if unfit := (*kvm.UnfitError)(nil); errors.As(err, &unfit) && unfit.Slow {

@@ -65,9 +65,8 @@ func newInspectCmd() *cobra.Command {
 	return cmd
 }
 
-// lineTemplate parses the template of --format. When the template is executed, a name that is not
-// in the object's JSON is an error, even if the JSON omits the name only because the field is
-// empty.
+// lineTemplate parses the template of --format. If the template names a field that the object's
+// JSON lacks, its execution fails, even if the JSON omits the field only because it is empty.
 func lineTemplate(text string) (*template.Template, error) {
 	return template.New("--format").Option("missingkey=error").Funcs(template.FuncMap{"json": func(v any) (string, error) {
 		p, err := json.Marshal(v)

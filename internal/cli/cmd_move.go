@@ -115,8 +115,8 @@ func (m *mover) nameOther(ctx context.Context) error {
 }
 
 // route asks the router for the addresses of the nodes' daemons. If an earlier move of the sandbox
-// was interrupted, route also finds the node that the sandbox leaves. If not, that node stays
-// unset, and the router finds it for the first step.
+// was interrupted, route also sets the node that the sandbox leaves. Without an interrupted move,
+// that node stays unset, and the router finds it for the first step.
 func (m *mover) route(ctx context.Context) (map[string]string, error) {
 	all, err := m.from.Client.Moves(ctx)
 	if err != nil {

@@ -108,8 +108,8 @@ func watchTree(ctx context.Context, cl *client.Client, out io.Writer, wide bool)
 	}
 }
 
-// fitLines returns the first lines of a text, as many as a terminal of the given height shows. It
-// adds a line with the number of omitted lines. If height is 0, it returns the whole text.
+// fitLines shortens a text to the lines that a terminal of the given height can show, and adds a
+// line with the number of omitted lines. If height is 0, it returns the whole text.
 func fitLines(text string, height int) string {
 	lines := strings.SplitAfter(text, "\n")
 	room := max(height-2, 1)

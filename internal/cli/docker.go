@@ -8,7 +8,8 @@ import (
 )
 
 // The keys of groups are words that can precede a command in the CLIs of docker and E2B, such as
-// "container". The value for a word maps commands that have another name here to that name.
+// "container". If such a command has another name here, the value of the key maps the command to
+// that name.
 var groups = map[string]map[string]string{
 	"container": {"list": "ls", "prune": "kill"},
 	"image":     {"ls": "images", "list": "images", "rm": "rmi"},

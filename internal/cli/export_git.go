@@ -63,8 +63,8 @@ func (to *exportTo) commit(ctx context.Context, notes io.Writer, cl *client.Clie
 	}
 	root := strings.Trim(path.Clean(req.Path), "/")
 	imports := commitStream{root: root, hooks: hooks, notes: notes, marks: make(map[string]blob)}
-	// The trial detects that a commit is too large before the content is written to the temporary
-	// file.
+	// The trial comes before the content is written to the temporary file, so that a commit that is
+	// too large is detected first.
 	trial := commitStream{root: root, hooks: hooks, notes: io.Discard, marks: make(map[string]blob),
 		w: bufio.NewWriter(io.Discard)}
 	err = withTar(ctx, cl, req, maxCommitArchive, trial.add, func(archive io.Reader) error {

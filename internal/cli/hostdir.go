@@ -24,7 +24,7 @@ type hostDir struct {
 	local  string
 	remote string   // absolute path in the sandboxes
 	mode   string   // "ro", "sync", "both", or empty for a copy
-	packed *os.File // archive of the directory, without a name; nil in the modes "sync" and "both"
+	packed *os.File // nameless file with an archive of the directory; nil in the modes "sync" and "both"
 	size   int64
 }
 

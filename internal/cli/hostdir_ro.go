@@ -49,8 +49,8 @@ func (h *hostDirs) fork(ctx context.Context, cl *client.Client, req client.ForkR
 
 // share gives the sandboxes of a fork the directories with the mode ro. It copies each directory
 // once into a volume, through another sandbox of the snapshot, and adds the volumes to the request.
-// The caller calls the returned function after the fork. The new sandboxes keep the files without
-// the volumes.
+// After the fork, the caller calls the returned function, which removes the volumes. The new
+// sandboxes keep the files.
 func (h *hostDirs) share(ctx context.Context, cl *client.Client, req *client.ForkRequest, errOut io.Writer) (
 	remove func(), err error) {
 	var made []client.VolumeMount

@@ -35,7 +35,7 @@ type place struct {
 }
 
 // places() returns all places of leftovers. The patterns do not match forkd-run-UID, the run
-// directory of a user without XDG_RUNTIME_DIR, because it is in use.
+// directory of a user without XDG_RUNTIME_DIR, because that directory is in use.
 func places() []place {
 	list := []place{
 		{"doctor", os.TempDir(), []string{"forkd-doctor*"}},

@@ -7,12 +7,12 @@ import (
 
 // How long a result of a probe is used, if the result may change.
 const (
-	// For the result that no VM can run. A module that is loaded later should be noticed without a
-	// restart of the daemon. Probing takes only tens of milliseconds.
+	// For the result that no VM can run. It is short, so that the daemon notices a module that is
+	// loaded later without a restart. Probing takes only tens of milliseconds.
 	kvmAgain = 5 * time.Second
 
-	// For a probe that did not answer in time. KVM is then assumed to work. A busy host may delay
-	// each probe by seconds, and requests wait for the probe.
+	// For a probe that did not answer in time. Until the next probe, KVM is assumed to work. It is
+	// long, because a busy host may delay each probe by seconds, and requests wait for the probe.
 	kvmUnsure = time.Minute
 )
 

@@ -437,7 +437,7 @@ func (w *wired) reopen(ctx context.Context, asked <-chan os.Signal, log *slog.Lo
 			return
 		case <-asked:
 		}
-		// If reopening fails, the daemon writes to the old file as before.
+		// If reopening fails, the daemon continues to write to the old file.
 		if err := errors.Join(w.audit.Reopen(), w.net.ReopenLog()); err != nil {
 			log.Error("SIGHUP", "error", err)
 		}

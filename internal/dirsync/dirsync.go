@@ -274,7 +274,7 @@ func (s *Sync) lookAt(ctx context.Context, d *hints) error {
 func (s *Sync) action(rel string) Action {
 	host, guest, base := s.host[rel], s.guest[rel], s.base[rel]
 	if s.sending[rel] {
-		guest = base.Guest // a failed request may have written a part of the file: the guest has changed nothing
+		guest = base.Guest // a failed request may have sent a part of the file: not a change by the guest
 	}
 	a := Reconcile(s.Both, base, host, guest)
 	switch {

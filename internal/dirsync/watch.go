@@ -230,9 +230,10 @@ func (s *Sync) followSandbox(ctx context.Context) {
 	req := client.EventsRequest{Sandboxes: []string{s.ID}}
 	req.Begun = func() {
 		s.setBlind(false)
-		// Without the ID of an event, a new connection cannot continue where the old one ended.
-		// With an ID, the missing events arrive a moment later. That is too late if the guest could
-		// remove files of the host.
+		// If the sandbox may have been rolled back while no connection was open, a rollback is
+		// assumed. Without the ID of an event, a new connection cannot continue where the old one
+		// ended. With an ID, it receives the missed events, but a moment later, which is too late
+		// if the guest could remove files of the host.
 		lost := again && (s.Both || req.After == "")
 		s.changed(func(h *hints) { h.rolledBack = h.rolledBack || lost })
 	}

@@ -110,7 +110,7 @@ const repeatTimeout = 20 * time.Second
 // it finds one, it passes on the answer of that node, and returns true. All nodes must answer,
 // because a node without an answer may have executed the request, which would then be executed a
 // second time. If a node's daemon has not reported its name, the node is not asked. Such a daemon
-// may be too old to know face.RepeatOnlyHeader, and execute the request.
+// may be so old that it ignores face.RepeatOnlyHeader and executes the request.
 func (r *Router) earlier(ctx context.Context, w http.ResponseWriter, again func() *http.Request) (bool, error) {
 	ctx, cancel := context.WithTimeout(context.WithValue(ctx, repeatKey{}, true), repeatTimeout)
 	defer cancel()

@@ -13,9 +13,9 @@ import (
 // credentials are the headers in which clients send secrets to daemons.
 var credentials = []string{"Authorization", "X-Api-Key"}
 
-// clientOf returns a name for the client of a request: a digest of its credentials, or its address if
-// it has none. The router cannot verify credentials, so the name only separates clients that a daemon
-// would accept. A client without valid credentials is refused by the first daemon.
+// clientOf returns a name for the client of a request: a digest of its credentials, or its address
+// if it has none. The router cannot verify credentials, so a client can get any number of names
+// with invalid ones. But the first daemon that gets a request with invalid credentials refuses it.
 func clientOf(req *http.Request) string {
 	secret := ""
 	for _, name := range credentials {

@@ -33,7 +33,7 @@ type status struct {
 	asked bool              // the node was asked at least once
 	node  placement.Node    // valid if err is nil; never changed, only replaced
 	sizes map[string]uint64 // size of each snapshot, in MiB; never changed, only replaced
-	moved moved             // what the node last said about moves; it stays if the node is lost
+	moved moved             // what the node last said about moves; kept even if the node is lost
 	since uint64            // sandboxes that were placed on the node since it was asked
 }
 

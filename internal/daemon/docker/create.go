@@ -298,7 +298,8 @@ func (req *createRequest) check() error {
 }
 
 // account converts a user of a request to an account of the guest. Docker also permits numbers, and
-// a group after a colon. The guest looks up names only, and an account has its own groups.
+// a group after a colon. account refuses them, except for root, and for a group with the name of
+// the account: the guest looks up names only, and an account has its own groups.
 func account(user string) (string, error) {
 	name, group, both := strings.Cut(user, ":")
 	if name == "0" {

@@ -52,8 +52,9 @@ func prefixOf(r *http.Request) string { return string(auth.From(r.Context()).Pre
 // reserve reserves a name for a container. It returns an error if a client with the same prefix has
 // given the name to a container. The caller gives the name to the container, and then calls the
 // returned function. Clients with different prefixes can give the same name to different
-// containers. Otherwise an error would tell a client about containers that it is not allowed to
-// see, and a client with a prefix could block names of a client that sees its containers.
+// containers. If this were an error, it would tell a client about containers that the client is not
+// allowed to see, and a client with a prefix could block names of a client that sees its
+// containers.
 func (s *Server) reserve(r *http.Request, n givenName) (release func(), err error) {
 	release, free := s.book.reserve(n)
 	if !free {
@@ -94,8 +95,8 @@ func isContainer(i sandbox.Info) bool {
 
 // find returns the container that a request names: by the id of its sandbox, its id, its name, or
 // the beginning of its id, in this order. Names that clients with another prefix have given come
-// last. If they came first, a client with another prefix could direct the requests of this client
-// to its own containers.
+// last. With another order, a client could give names that direct the requests of other clients to
+// its own containers.
 func (s *Server) find(r *http.Request) (found, error) {
 	asked := strings.TrimPrefix(r.PathValue("id"), "/")
 	if asked == "" {

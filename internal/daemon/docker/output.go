@@ -234,8 +234,8 @@ func (o *output) loadLocked() ([]entry, error) {
 	return entries, nil
 }
 
-// store moves the output to the file, so that it takes no memory. If the file cannot be read, its
-// output is lost. If the file cannot be written, the output in memory is lost.
+// store moves the output to the file, so that it takes no memory. If the file cannot be read, the
+// older output in the file is lost. If the file cannot be written, the output in memory is lost.
 func (o *output) store() error {
 	o.mu.Lock()
 	defer o.mu.Unlock()

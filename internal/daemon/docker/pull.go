@@ -141,7 +141,7 @@ func reference(full string) string {
 var notInTag = regexp.MustCompile(`[^A-Za-z0-9_.-]+`)
 
 // pulledTag returns the tag of the snapshot for a pulled image. If no snapshot can have the name of
-// the image as its tag, the tag ends with random characters. If they could be predicted, a client
+// the image as its tag, the tag ends with random characters. If a client could predict the tag, it
 // could make a snapshot with this tag, and the image could not be pulled.
 func pulledTag(full string) string {
 	if tag := tagOf(full); tag != "" {

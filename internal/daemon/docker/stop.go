@@ -70,7 +70,8 @@ func (s *Server) stopLocked(r *http.Request, c *found) (did bool, err error) {
 		limit = maxStop * time.Second
 	}
 	if !p.endsWithin(r.Context(), limit) {
-		// If the process has just ended and its container removes itself, the signal also fails.
+		// The error of the signal counts only if the process does not end. The signal also fails if
+		// the process has just ended and its container removes itself.
 		err := p.signal(r.Context(), syscall.SIGKILL)
 		if !p.endsWithin(r.Context(), killTime) {
 			late := face.NewError(http.StatusGatewayTimeout, "the main process does not end after SIGKILL")

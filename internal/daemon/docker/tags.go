@@ -27,8 +27,8 @@ import (
 // These are names that clients have given with docker tag or docker commit, and names that no
 // snapshot can have. In addition, tags has the names of all pulled images. Each of these names
 // takes precedence over a snapshot that has the name as its tag and existed before the name was
-// given. A name is removed when its snapshot is deleted. A new snapshot with this tag takes the
-// name if no administrator has given it.
+// given. A name is removed when its snapshot is deleted. A new snapshot whose tag is the name takes
+// the name, if no administrator has given the name.
 type tags struct {
 	path string
 

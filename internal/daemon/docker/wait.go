@@ -145,7 +145,8 @@ func (s *Server) forget(id string) {
 
 // sweep forgets the containers whose sandboxes do not exist.
 func (s *Server) sweep() {
-	// Read the book first: a container's sandbox exists before the book has the container.
+	// Read the book first. A container enters the book after its sandbox has been made, so a
+	// container of this list whose sandbox is not found has lost it.
 	list, states := s.book.list(), map[string]sandbox.State{}
 	for _, i := range s.Face.Host.For(owner.Owner{Name: owner.Anyone}).Sandboxes() {
 		states[i.ID] = i.State

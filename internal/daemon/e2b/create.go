@@ -209,8 +209,8 @@ func tagOf(template string) (string, error) {
 
 // existing() is like tagOf, but for a template that should exist. It also knows the tags that
 // clients have assigned. E2B converts names to lower case. So if no snapshot has exactly the tag
-// that tagOf returns, it ignores the case of letters. It then returns the tag of a snapshot if only
-// one snapshot matches.
+// that tagOf returns, existing() searches without regard to the case of letters. If exactly one
+// snapshot matches, it returns the tag of that snapshot.
 func (a *Server) existing(r *http.Request, template string) (string, error) {
 	tag, err := tagOf(template)
 	if err != nil {

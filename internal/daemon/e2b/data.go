@@ -206,8 +206,8 @@ func (a *Server) permit(r *http.Request, route inbound.Route, i sandbox.Info) er
 }
 
 // isAsleep reports whether a sandbox is suspended, being suspended or being resumed. It also
-// returns true for a sandbox that an operator has paused or that is being rolled back, because such
-// a sandbox has one of the same states.
+// returns true if an operator has paused the sandbox, or if the sandbox is being rolled back: the
+// states Paused and Restoring do not tell these cases apart.
 func isAsleep(i sandbox.Info) bool {
 	return i.State == sandbox.Suspended || i.State == sandbox.Paused || i.State == sandbox.Restoring
 }

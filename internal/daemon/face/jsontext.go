@@ -50,8 +50,8 @@ func (c *textCheck) value(field string) error {
 	return err
 }
 
-// null returns an error for null. Decode would leave the field unchanged. A client that sends null
-// does not expect this.
+// null returns an error for null. Decode leaves the field unchanged for null, which a client that
+// sends null does not expect.
 func (c *textCheck) null(field string) error {
 	switch {
 	case field == "":

@@ -38,8 +38,8 @@ func (t *Transfer) End(err error) error {
 	t.timer.Stop()
 	if cause := context.Cause(t.ctx); err != nil && errors.Is(cause, errStalled) {
 		err = cause
-		// Without this header, the server would read the rest of the body before it answers. It
-		// would close the connection afterwards anyway.
+		// With this header, the server does not read the rest of the body before it answers. After
+		// the copy has stalled, the server closes the connection in any case.
 		t.header.Set("Connection", "close")
 		_ = t.rc.SetReadDeadline(time.Now())
 	}

@@ -16,10 +16,10 @@ var errGone = errors.New("the other side has gone")
 
 // endWhenGone calls end() when one side has closed its connection. The end of a side's data does
 // not prove that its connection is closed, because the side may only have finished sending. So
-// endWhenGone watches the connection after the end of the data. Otherwise, if the guest only waits
-// for more data, the stream would keep the sandbox in use until the idle timeout. After a client
-// has left, endWhenGone waits for Stall before it calls end(), because data of the client may still
-// be on its way to the guest.
+// endWhenGone watches the connection after the end of the data. Without this, a stream whose guest
+// waits for more data would keep the sandbox in use until the idle timeout. After a client has
+// left, endWhenGone waits for Stall before it calls end(), because data of the client may still be
+// on its way to the guest.
 func (p *Proxy) endWhenGone(ctx context.Context, client *clientConn, guest *guestConn, end func(error)) {
 	client.sent = func() {
 		if hangUp(guest.PortConn) {

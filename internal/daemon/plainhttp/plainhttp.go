@@ -94,8 +94,8 @@ func (c *sniffed) redirect(from io.Reader) {
 		"HTTP/1.1 %s\r\n%sContent-Type: text/plain\r\nCache-Control: no-store\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s",
 		status, location, len(text), text)
 	if half, ok := c.Conn.(interface{ CloseWrite() error }); ok && err == nil && half.CloseWrite() == nil {
-		// Bytes that remain unread would reset the connection, and the client would lose the
-		// answer.
+		// Read the rest of the request: unread bytes make the kernel reset the connection, and the
+		// client loses the answer.
 		_, _ = io.CopyN(io.Discard, c.Conn, maxPlainBody)
 	}
 }

@@ -44,7 +44,7 @@ func (a *api) apply(w http.ResponseWriter, r *http.Request) error {
 		f := applyFile(e)
 		res.Entries[i] = nil // f has a copy of its text
 		if share.Keep(200+quotedLen(f.Path)+len(f.PathBase64)) != nil {
-			break // the changes may have been made, so the answer only omits files
+			break // an error would hide that the changes may have been made, so the answer omits files
 		}
 		out.Files = append(out.Files, f)
 	}
@@ -67,7 +67,7 @@ const (
 	maxConflictBytes = 512 << 10
 )
 
-// firstOf returns the first files of a list, as many as fit into an error.
+// firstOf returns the first files of a list, up to the bounds on conflicts in an error.
 func firstOf(files []apiv1.ApplyFile) []apiv1.ApplyFile {
 	left := maxConflictBytes
 	for i, f := range files {

@@ -42,8 +42,8 @@ func looks(r *http.Request) bool {
 }
 
 // runOn is like onGuest, but for a command. If the command timed out because its sandbox is paused,
-// the error says this, and says how to resume the sandbox. A sandbox may have been paused because
-// the host's disk is full.
+// the error says this, and says how to resume the sandbox. The client may not know that the sandbox
+// is paused, because the daemon pauses a sandbox when the host's disk is full.
 func (a *api) runOn(ctx context.Context, r *http.Request, op string,
 	f func(context.Context, *agentclient.Client) (agentclient.ExecResult, error)) (
 	res agentclient.ExecResult, err error) {
@@ -158,7 +158,7 @@ func checkExec(req *apiv1.ExecRequest, limit times) (run agentclient.ExecRequest
 			return run, err
 		}
 		run.Terminal = &size
-		if run.Env["TERM"] == "" { // without TERM, programs would assume a terminal without any capabilities
+		if run.Env["TERM"] == "" { // without TERM, programs assume a terminal that has no capabilities
 			run.Env = maps.Clone(run.Env)
 			if run.Env == nil {
 				run.Env = map[string]string{}

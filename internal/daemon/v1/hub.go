@@ -290,7 +290,7 @@ func (a *api) moved(w http.ResponseWriter, r *http.Request,
 	stop := out.keepAlive(apiv1.HubEvent{Keepalive: true}, a.Face.Limits.Keepalive, cancel)
 	defer stop()
 	q := reports{wake: make(chan struct{}, 1)}
-	var sender sync.WaitGroup // ends before this function returns, because the answer must not be used later
+	var sender sync.WaitGroup // sends the progress; the function waits for its end, because w must not be used later
 	ended := make(chan struct{})
 	sender.Go(func() {
 		if err := q.send(ended, func(p hub.Progress) error {

@@ -121,9 +121,9 @@ func newAPI(cfg Config) *api {
 	}
 }
 
-// serve returns the handler for a row of the table of routes. It makes the checks in a fixed order:
-// a request without the required scope takes no place, and its answer does not even say whether the
-// query is valid.
+// serve returns the handler for a row of the table of routes. The handler makes its checks in a
+// fixed order: a request without the required scope takes no place, and its answer does not even
+// say whether the query is valid.
 func (a *api) serve(row route) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		e := audit.From(r.Context())

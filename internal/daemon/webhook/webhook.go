@@ -135,11 +135,11 @@ func (h *hook) run(ctx context.Context, events Events) error {
 }
 
 // deliverEvent sends an event, whose place in the ring is given. If the server does not accept the
-// event, deliverEvent sends the message that the event is missing.
+// event, deliverEvent sends a message that says that the event is missing.
 func (h *hook) deliverEvent(ctx context.Context, m message, place string) error {
 	err := h.deliver(ctx, m, h.pace.giveUp)
 	if errors.Is(err, errRefused) {
-		// A server that has a defect at present refuses every message. So the event is sent again after
+		// A server with a temporary defect refuses every message. So the event is sent again after
 		// the server has accepted another message.
 		h.refused = time.Now()
 		if err := h.deliver(ctx, h.missed(place, lostGivenUp), 0); err != nil {

@@ -34,8 +34,8 @@ func (r *ring) push(at cell, values []float32, most int) {
 	r.n++
 }
 
-// minRing is the number of points that the first buffer has room for. Some programs make many
-// sandboxes that exist for only a few seconds.
+// minRing is the number of points that the first buffer has room for. It is small, because some
+// programs make many sandboxes that exist for only a few seconds.
 const minRing = 16
 
 // resize replaces the buffer with a buffer for the given number of points.

@@ -221,7 +221,8 @@ func pass(ctx context.Context, w *watchdog, conn net.Conn, stream func(context.C
 	w.expectSource()
 	if err := stream(ctx, guest{ctx, w, conn}); err != nil {
 		if ctx.Err() != nil || errors.Is(err, helpervm.ErrLost) {
-			// A guest that has stopped reading may keep its own direction of the connection open.
+			// Limit the wait for the answer: a guest that has stopped reading may keep the other
+			// direction of the connection open.
 			_ = conn.SetReadDeadline(time.Now().Add(exitTime))
 			if early := <-answered; isRefused(early) {
 				return early

@@ -145,7 +145,7 @@ func (s *Store) hasRoom(n uint64) bool {
 
 // findLayer returns the path on disk of a memory layer that m inherits. The layer has the given
 // owner. If findLayer does not find the layer, it returns "". findLayer looks first in the snapshot
-// whose ID is in the parameter below. If below is empty, it looks first in the snapshot that m was
+// with the given ID (below). If that ID is empty, it looks first in the snapshot that m was
 // branched from. If the layer is not there, it looks in all other snapshots for the file from which
 // the layer in RAM was copied.
 func (s *Store) findLayer(m *snapshot.Manifest, below, owner string) string {

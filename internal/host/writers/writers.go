@@ -23,8 +23,8 @@ import (
 
 // Patience is how long callers usually wait until a file is no longer open for writing; pause is
 // the time between two checks. The wait is needed for processes that this daemon is starting: such
-// a process has copies of all of the daemon's descriptors until it executes its program. That takes
-// some milliseconds on an idle host.
+// a process has copies of all of the daemon's descriptors until it executes its program, which
+// takes some milliseconds on an idle host.
 const (
 	Patience = 5 * time.Second
 	pause    = 2 * time.Millisecond
