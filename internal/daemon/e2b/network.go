@@ -55,7 +55,7 @@ var everything = []string{"0.0.0.0/0", "::/0"}
 // addresses, or if the sandbox has no access to the internet. Such a configuration becomes mode
 // allow without denied addresses, so only the allowed addresses can be reached.
 //
-// A configuration without addresses is mode public.
+// A configuration without addresses becomes mode public.
 func (c *networkConfig) setting(offline *bool) (*netclient.Setting, error) {
 	switch {
 	case present(c.Rules) && string(c.Rules) != "{}":
