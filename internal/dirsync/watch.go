@@ -203,8 +203,8 @@ func (s *Sync) followHost(notices *fsnotify.Watcher) {
 	}
 }
 
-// followGuest notes changes of the guest's directory. It does not watch a sandbox that does not run,
-// because this could resume the sandbox.
+// followGuest notes changes of the guest's directory. It watches only a running sandbox, because a
+// request to watch could resume the sandbox.
 func (s *Sync) followGuest(ctx context.Context) {
 	for ; ctx.Err() == nil; _ = pause.For(ctx, pollTime) {
 		if box, err := s.cl.Sandbox(ctx, s.ID); err != nil || box.State != "running" {

@@ -27,7 +27,7 @@ func (s *Server) login(w http.ResponseWriter, r *http.Request) error {
 }
 
 // hostOf returns the registry in an address as Docker's clients send it: HOST, HOST:PORT or a URL.
-// Without an address, that is Docker Hub.
+// Without an address, the result is Docker Hub.
 func hostOf(address string) string {
 	if address == "" {
 		return strings.TrimSuffix(dockerHub, "/")

@@ -145,8 +145,8 @@ func (s *Server) forget(id string) {
 
 // sweep forgets the containers whose sandboxes do not exist.
 func (s *Server) sweep() {
-	// Read the book first. A container enters the book after its sandbox has been made, so a
-	// container of this list whose sandbox is not found has lost it.
+	// Read the book first. A container enters the book after its sandbox has been made. So if the
+	// sandbox of a container in this list does not exist now, it has been deleted.
 	list, states := s.book.list(), map[string]sandbox.State{}
 	for _, i := range s.Face.Host.For(owner.Owner{Name: owner.Anyone}).Sandboxes() {
 		states[i.ID] = i.State

@@ -49,7 +49,8 @@ type Owners struct {
 	all int
 }
 
-// DialUnix is like the function DialUnix, but for the VMM of a sandbox of the given owner.
+// The method DialUnix is like the function DialUnix, but counts the connections for the given owner
+// of the sandbox.
 func (o *Owners) DialUnix(owner, path string) DialFunc {
 	guest := &guestConns{owners: o, owner: owner}
 	ports, agent := &linger.Set{}, &linger.Set{}

@@ -30,9 +30,9 @@ func newSeries(kinds []kind) *series {
 	return &series{kinds: kinds, second: ring{width: len(kinds)}, minute: ring{width: len(kinds)}}
 }
 
-// add adds a reading. Growth is measured from the previous reading, so three readings make no
-// point: the first one, the first after a rest, and a reading whose totals are lower than before.
-// Totals become lower when the process that had the old totals has ended.
+// add adds a reading. Growth is measured from the previous reading, so three kinds of readings make
+// no point: the first one, the first after a rest, and a reading whose totals are lower than
+// before. Totals become lower when the process that had the old totals has ended.
 func (s *series) add(at time.Duration, reading []float64, mostMinutes int) {
 	last, passed := s.last, at-s.lastAt
 	s.last, s.lastAt = reading, at

@@ -57,7 +57,7 @@ func (c *Client) newLink(id string, setting Setting, vm VM, moved func()) *Link 
 // ends, and needs no Close.
 //
 // If forkd-net is replaced, the VM gets another frame socket. If moved is not nil, the Link then
-// calls it. The new network stack does not know the guest's connections.
+// calls it, because the new network stack does not know the guest's connections.
 func (c *Client) Join(id string, setting Setting, vm VM, moved func()) (*Link, error) {
 	if c == nil {
 		return nil, nil
