@@ -83,7 +83,7 @@ func Move(ctx context.Context, id string, from, to MoveHost,
 	if err != nil {
 		return s, errors.Join(err, resumeAgain(ctx, id, &from, resume))
 	}
-	if m.Departure == nil { // it moved earlier
+	if m.Departure == nil { // the sandbox moved earlier
 		return to.Client.Sandbox(ctx, id)
 	}
 	from.Node = m.Departure.From

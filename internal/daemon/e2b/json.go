@@ -53,7 +53,7 @@ func writeErrorBody(w http.ResponseWriter, status int, body any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Content-Length", strconv.Itoa(len(p)))
 	w.WriteHeader(status)
-	_, _ = w.Write(p) // the client has gone if this fails
+	_, _ = w.Write(p) // fails only if the client has left
 }
 
 // retryAfter is the time after which the SDKs may repeat a request, in seconds. Usually a sandbox
