@@ -33,7 +33,7 @@ const (
 func (m *Manager) Branch(ctx context.Context, id string, req BranchRequest) (BranchResult, error) {
 	start := time.Now()
 	s, err := m.Get(id)
-	if err == nil && req.Mode == vm.BranchDisk && !req.NoHooks { // the daemon sets NoHooks for comparisons, which need no volumes
+	if err == nil && req.Mode == vm.BranchDisk && !req.NoHooks { // comparisons set NoHooks, and need no volumes
 		err = mounts.CheckDiskOnly(id, s.Info().Volumes)
 	}
 	if err != nil {
