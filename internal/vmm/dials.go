@@ -9,9 +9,9 @@ import (
 	"github.com/forkd/forkd/internal/rawcall"
 )
 
-// dials has the streams that the guest may open to the host: those that the daemon has sent with
-// the latest boot, and none after a restore. Only a bake boots a guest. No program in a running
-// sandbox has a reason to open a stream.
+// dials holds the streams that the guest may open to the host. The daemon sends them with the
+// request to boot. After a restore there are none: no program in a running sandbox has a reason to
+// open a stream, and only a bake boots a guest.
 type dials struct {
 	forward func(kind vmmproto.Kind, body []byte) error
 

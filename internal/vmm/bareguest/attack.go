@@ -61,9 +61,9 @@ func Targets() []Target {
 	}
 }
 
-// disk returns the part of a disk request that the device reads, with n bytes of data. The data is
-// also valid for a discard or write-zeroes request: it is then a list of ranges, each of which has
-// 64 sectors and begins with sector 3 (virtio 1.2 §5.2.6).
+// disk returns the part of a disk request that the device reads, with n bytes of data. A discard or
+// write-zeroes request reads the same bytes as a list of ranges. Each range has 64 sectors and
+// begins at sector 3 (virtio 1.2 §5.2.6).
 func disk(kind byte, n int) []byte {
 	p := make([]byte, 16+n)
 	p[0] = kind
@@ -304,7 +304,7 @@ func (w *writer) chains() map[string][]desc {
 	}
 }
 
-// long returns a chain of n descriptors, the last of which points to itself.
+// long returns a chain of n descriptors. The last one points to itself.
 func long(addr uint64, n int) []desc {
 	list := make([]desc, n)
 	for i := range list {

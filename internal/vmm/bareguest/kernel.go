@@ -114,9 +114,9 @@ func handlerCode() [Kinds][]byte {
 	}
 }
 
-// putIDT makes one handler serve all exceptions. The handler expects an error code on the stack.
-// This is sufficient, because the only exception that a guest must survive is the general
-// protection fault of RDMSR and WRMSR, which pushes an error code.
+// putIDT makes one handler serve all exceptions. The handler expects an error code on the stack. A
+// guest must survive only one exception, the general protection fault of RDMSR and WRMSR, and the
+// processor pushes an error code for it.
 func putIDT(m []byte) {
 	le := binary.LittleEndian
 	const kernelCode = 0x10 // selector in the boot protocol (Linux, Documentation/arch/x86/boot.rst)

@@ -66,8 +66,8 @@ func (p Program) Encode() []byte {
 	return b
 }
 
-// Decode decodes the bytes that Encode returns. If b has other bytes, the result may have unknown
-// Kinds.
+// Decode decodes the bytes that Encode returns. If b does not come from Encode, the result may have
+// unknown Kinds.
 func Decode(b []byte) Program {
 	var p Program
 	for ; len(b) >= opSize; b = b[opSize:] {

@@ -33,8 +33,8 @@ func Ends() []Attack {
 	}
 }
 
-// The result is a Program that reads from random ports. It writes to a port only if a write cannot
-// end the machine.
+// ports returns a Program that reads from random ports. The Program writes to a port only if a
+// write cannot end the machine.
 func ports(seed uint64) (p Program) {
 	r := rand.New(rand.NewPCG(seed, 1))
 	known := []uint32{boot.SerialPort, boot.SleepControlPort, boot.I8042Port, boot.PCIResetPort, 0x20, 0xa0, 0x40, 0x4d0,
@@ -54,7 +54,7 @@ func ports(seed uint64) (p Program) {
 	return append(p, Op{In8, 0xffff, 0}, Op{In32, 0xfffe, 0}, Op{Out32, 0xfffe, 0})
 }
 
-// The result is a Program that reads and writes addresses without RAM.
+// holes returns a Program that reads and writes addresses without RAM.
 func holes(seed uint64) (p Program) {
 	r := rand.New(rand.NewPCG(seed, 2))
 	places := []guestmem.GPA{guestmem.HoleStart, boot.VirtioBase - 4, boot.VirtioDevice(boot.MaxVirtioDevices - 1).Addr,
@@ -85,9 +85,9 @@ func leaves() (p Program) {
 	return p
 }
 
-// msrs reads MSRs of all kinds and writes to most of them. It does not write to three MSRs whose
-// change the guest would not survive: EFER (the guest's mode), the MSR with the address of the
-// local APIC, and the APIC's interrupt command register.
+// msrs reads MSRs of all kinds and writes to most of them. It does not write to three MSRs, because
+// a write would crash the guest: EFER (the guest's mode), the MSR with the address of the local
+// APIC, and the APIC's interrupt command register.
 func msrs(seed uint64) (p Program) {
 	const efer, apicBase, icr = 0xc0000080, 0x1b, 0x830
 	r := rand.New(rand.NewPCG(seed, 3))
@@ -108,8 +108,9 @@ func msrs(seed uint64) (p Program) {
 	return p
 }
 
-// The result is a Program that sets unusual vectors and modes on every pin of the I/O APIC, and
-// makes the entropy device raise its interrupt. Interrupts are disabled in the guest's processor.
+// interrupts returns a Program that sets unusual vectors and modes on every pin of the I/O APIC,
+// and makes the entropy device raise its interrupt. Interrupts are disabled in the guest's
+// processor.
 func interrupts() (p Program) {
 	const (
 		selector, window = uint32(boot.IOAPICAddr), uint32(boot.IOAPICAddr) + 0x10
@@ -134,7 +135,7 @@ func interrupts() (p Program) {
 		rng.Program = nil
 		rng.publish(0, uint16(round), 0)
 		p = append(p, rng.Program...)
-		p = append(p, Op{Store32, command, 1<<18 | round}, Op{Store32, eoi, round}) // an interrupt to its sender
+		p = append(p, Op{Store32, command, 1<<18 | round}, Op{Store32, eoi, round}) // the processor interrupts itself
 	}
 	return p
 }

@@ -77,7 +77,8 @@ const (
 	dsdtRevision = 2 // with this revision, AML integers have 64 bits
 
 	// vmGenIDHID is the ACPI name that this package gives the device of the VM generation
-	// identifier. Drivers look for vmGenIDCID (Virtual Machine Generation ID, Microsoft 2012).
+	// identifier. Drivers find the device by its compatible name, vmGenIDCID (Virtual Machine
+	// Generation ID, Microsoft 2012).
 	vmGenIDHID = "FRKD0001"
 	vmGenIDCID = "VM_Gen_Counter"
 	// vmGenIDChanged is the notification value that reports a new identifier (Virtual Machine

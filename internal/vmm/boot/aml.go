@@ -91,8 +91,8 @@ func eisaID(vendor string, product uint16) []byte {
 	return binary.BigEndian.AppendUint16(b, product)
 }
 
-// sized returns the length of body (PkgLength, ACPI 6.5 §20.2.4), followed by body. The bytes of
-// the length itself are counted too.
+// sized returns the length of body (PkgLength, ACPI 6.5 §20.2.4), followed by body. The length
+// includes its own bytes.
 func sized(body []byte) []byte {
 	n := len(body)
 	if n+1 < 1<<6 {

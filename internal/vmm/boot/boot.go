@@ -38,7 +38,7 @@ type Params struct {
 	VMGenID [16]byte // first value of the VM generation identifier
 }
 
-// Load writes everything that the guest needs for its start to mem, which must contain only zeros.
+// Load writes to mem everything that the guest needs to start. The memory must contain only zeros.
 // It returns the state of the first vCPU.
 func Load(mem *guestmem.Memory, p Params) (State, error) {
 	if p.VCPUs < 1 || p.VCPUs > vm.MaxVCPUs {

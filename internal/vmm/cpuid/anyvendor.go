@@ -13,8 +13,8 @@ const (
 )
 
 // anyVendor returns the entries of a processor that looks the same on hosts of Intel and AMD: an
-// Intel Skylake-SP. The entries in e come from maskPortable or maskV2. The result has those of
-// their features that both vendors have.
+// Intel Skylake-SP. The entries in e come from maskPortable or maskV2. Of their features, anyVendor
+// keeps those that both vendors have.
 //
 // The guest sees Intel as the vendor. Linux then chooses the mitigations for an Intel processor
 // with every vulnerability. They include separate page tables for the kernel. A guest that was

@@ -69,10 +69,10 @@ func maskXSAVE(c *Entry) {
 // Features of the portable template. The template has the features of x86-64-v3, and further
 // features that all server processors of the vendor have had since Intel Skylake-SP or AMD Zen
 // (both 2017), with current microcode. A bit that only one vendor uses is listed if all of that
-// vendor's processors since then have it. A bit is not listed if one of the vendors introduced it
-// later (ERMS, PCID and SHA). AVX-512, AMX, TSX, XSAVES and the TSC's frequency leaves are not
-// listed either. The guest does not see IA32_ARCH_CAPABILITIES, so it assumes that the host has
-// every vulnerability.
+// vendor's server processors since 2017 have it. A bit is not listed if one of the vendors
+// introduced it later (ERMS, PCID and SHA). AVX-512, AMX, TSX, XSAVES and the TSC's frequency
+// leaves are not listed either. The guest does not see IA32_ARCH_CAPABILITIES, so it assumes that
+// the host has every vulnerability.
 const (
 	portable1ECX = 1<<0 | 1<<1 | 1<<9 | 1<<12 | 1<<13 | // sse3 pclmulqdq ssse3 fma cx16
 		1<<19 | 1<<20 | 1<<21 | 1<<22 | 1<<23 | 1<<24 | 1<<25 | // sse4_1 sse4_2 x2apic movbe popcnt tsc_deadline aes

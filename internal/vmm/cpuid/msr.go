@@ -45,8 +45,8 @@ func SavedMSRs(supported []uint32) []uint32 {
 }
 
 // ShownMSRs returns the MSRs of the list msrs that a vCPU with the given CPUID entries can have
-// used, in the same order. Without this reduction, a snapshot would contain MSRs of features that
-// its template hides, and a host without these MSRs would refuse the snapshot.
+// used, in the same order. Without this filter, a snapshot would contain MSRs of features that its
+// template hides, and a host without these MSRs would refuse the snapshot.
 func ShownMSRs(msrs []uint32, entries []Entry) []uint32 {
 	list := make([]uint32, 0, len(msrs))
 	for _, m := range msrs {

@@ -27,7 +27,7 @@ func (m *Memory) Map(gpa GPA, length uint64, fd int, offset uint64) error {
 	return smallPages(v)
 }
 
-// MapLayers maps all extents of a memory map, each of them like Map. The extents must have been
+// MapLayers maps all extents of a memory map, as Map maps one extent. The extents must have been
 // checked. The descriptors of the layers are in files. MapLayers makes the system calls without
 // informing Go's scheduler.
 func (m *Memory) MapLayers(extents []vm.Extent, files []int) error {
@@ -106,7 +106,7 @@ func (m *Memory) OwnNow(gpa GPA, length uint64) error {
 // during the call. The pages must not be write-protected, because a frozen page would lose its
 // content.
 //
-// Release ignores errors: a page that keeps its content only takes memory.
+// Release ignores errors, because the only effect is that a page stays in memory.
 func (m *Memory) Release(view []byte) {
 	at := uintptr(unsafe.Pointer(unsafe.SliceData(view)))
 	skip := int(-at % PageSize)

@@ -53,8 +53,8 @@ type Memory struct {
 
 // SetFreezer sets the function f. Every later WriteView, WriteAt or StoreUint16 calls f before it
 // writes, so that f can save the old bytes. Devices may run during SetFreezer. A write that began
-// earlier, and does not call f, does no harm: f has something to save only after the devices have
-// been quiesced, and a quiesced device holds no view.
+// before SetFreezer does not call f. This does no harm: f has something to save only after the
+// devices have been quiesced, and a quiesced device holds no view.
 func (m *Memory) SetFreezer(f func(gpa GPA, n int)) { m.beforeWrite.Store(&f) }
 
 // HVA returns the host virtual address of gpa.

@@ -17,7 +17,7 @@ type Gate struct {
 	open    uint32 // 1 if the gate is open, otherwise 0
 	arrived uint32 // number of threads that have arrived since the gate was last opened
 	passed  uint32 // number of threads that have passed since the gate was last opened
-	asked   uint32 // 1 while a thread may be waiting for one of these two numbers to grow
+	asked   uint32 // 1 while a thread may be waiting for arrived or passed to grow
 
 	notice *Notice // sent by the last thread to pass; may be nil
 }

@@ -34,9 +34,9 @@ var ErrKicked = errors.New("vCPU kicked")
 // Close unmaps and closes the vCPU.
 func (c *VCPU) Close() error { return errors.Join(unix.Munmap(c.run), unix.Close(c.fd)) }
 
-// giveAwayEvery is the minimum time between two moments at which a vCPU gives up its processor of
-// the Go scheduler. If there is only one processor, giving it up takes 20 us. This would slow down
-// a guest that writes to its console byte by byte.
+// A vCPU gives up its processor of the Go scheduler at most once in giveAwayEvery. If there is only
+// one processor, giving it up takes 20 us. This would slow down a guest that writes to its console
+// byte by byte.
 const giveAwayEvery = time.Millisecond
 
 // SetRegisters sets the registers whose accesses Run handles itself. It must not be called during

@@ -28,8 +28,8 @@ type BranchConfig struct {
 
 	Keep, SinceRestore bool // see vmmproto.Branch
 
-	// Copied is called once for each live branch for which Branch has returned no error: when the
-	// layer is complete, or when the copying of the pages has failed.
+	// Copied is called once for each live branch, unless Branch returned an error for it. The call
+	// is made when the layer is complete, or when the copying of the pages has failed.
 	Copied func(vmmproto.Branched)
 }
 

@@ -54,8 +54,8 @@ type Config struct {
 	Release func(view []byte)
 
 	// Held reports whether all content must be kept for now. While Held returns true, reports wait
-	// in their queue. Afterwards, the owner makes the device serve its queues. Held may begin to
-	// return true only while the device is quiesced.
+	// in their queue. When Held returns false again, the owner makes the device serve its queues.
+	// Held may begin to return true only while the device is quiesced.
 	Held func() bool
 }
 

@@ -85,7 +85,7 @@ type Device struct {
 
 	done    uint64   // number of bytes of the first request in the queue that are already processed
 	views   [][]byte // reused list of views of guest memory, for one piece
-	syncing *syncing // the latest sync; nil if there is none whose result flush still needs
+	syncing *syncing // the latest sync whose result flush still needs; nil if there is none
 	frozen  int      // number of layers below the top that were tops, and have not been synced since
 	changed bool     // see Changed
 }
@@ -211,7 +211,7 @@ func (d *Device) Notify() (more bool, err error) {
 			return false, nil
 		case errors.Is(err, errSyncing):
 			d.queue.Unpop()
-			return false, nil // the end of the sync kicks the transport
+			return false, nil // the transport is kicked when the sync ends
 		case err != nil:
 			return false, err
 		}

@@ -24,8 +24,8 @@ type syncing struct {
 // the host.
 //
 // A sync may take seconds, and a pause must not wait for it. So another goroutine syncs, flush
-// returns errSyncing, and the request stays in the queue. The end of the sync kicks the transport,
-// which then serves the request again. If a snapshot is taken in between, the restored device
+// returns errSyncing, and the request stays in the queue. When the sync ends, the transport is
+// kicked and serves the request again. If a snapshot is taken in between, the restored device
 // begins a sync of its own. If a layer is replaced or the device is reset in between, flush starts
 // another sync, but only when the present one has ended. If flush did not wait, a driver that
 // resets its device again and again would start any number of syncs.

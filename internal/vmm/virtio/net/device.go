@@ -99,8 +99,8 @@ func (d *Device) SetPeer(p *Peer) {
 	d.peer = p
 }
 
-// dropPeer closes and removes the peer. If the device gets no other peer, the next service of the
-// queue drops the frames that wait in it.
+// dropPeer closes and removes the peer. If the device gets no other peer, it drops the waiting
+// frames when it next serves the queue.
 func (d *Device) dropPeer() {
 	d.unwatch()
 	d.peer.Close()
