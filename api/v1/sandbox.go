@@ -92,9 +92,8 @@ type ForkRequest struct {
 
 	Network *Network `json:"network,omitempty"` // nil: the policy of the snapshot or the source
 	Limits  *Limits  `json:"limits,omitempty"`  // nil: the limits of the snapshot or the source
-	// HoldEffects holds back requests of the children, in addition to what the snapshot or the
-	// source already holds back. nil: only what the snapshot or the source already holds back, even
-	// if Network is set.
+	// HoldEffects is a hold for the children, in addition to the hold of the snapshot or the
+	// source. nil: only the hold of the snapshot or the source, even if Network is set.
 	HoldEffects *Hold  `json:"hold_effects,omitempty"`
 	Hooks       *Hooks `json:"hooks,omitempty"` // nil: the hooks of the snapshot or the source
 

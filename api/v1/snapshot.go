@@ -28,8 +28,8 @@ type Snapshot struct {
 	// Set for a branch. Times are in milliseconds; ReadyMS and PersistedMS are measured from the
 	// request.
 	SandboxID string `json:"sandbox_id,omitempty"`
-	// Tag of the snapshot that the sandbox was at before the branch. Empty if this was
-	// BranchedFrom, or if the snapshot was deleted.
+	// Tag of the sandbox's latest snapshot before the branch. Empty if that snapshot is
+	// BranchedFrom or was deleted.
 	After    string   `json:"after,omitempty"`
 	Mode     string   `json:"mode,omitempty"`
 	Fallback string   `json:"fallback_reason,omitempty"` // why the mode differs from the requested one

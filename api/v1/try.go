@@ -21,9 +21,8 @@ type TryRequest struct {
 	Mode    string            `json:"mode,omitempty"`    // mode of the branches; empty: live
 	Labels  map[string]string `json:"labels,omitempty"`  // labels of the children
 
-	// HoldEffects holds back requests of the children, in addition to what the sandbox already
-	// holds back. The results then list the held requests. nil: the hold of the sandbox, if it has
-	// one.
+	// HoldEffects is a hold for the children, in addition to the hold of the sandbox. The results
+	// then list the held requests. nil: the hold of the sandbox, if it has one.
 	HoldEffects *Hold `json:"hold_effects,omitempty"`
 }
 

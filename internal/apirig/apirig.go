@@ -283,7 +283,7 @@ func New(t T, o Options) *Rig {
 	return r
 }
 
-// With recover, the rig takes over what an earlier rig has left.
+// recover makes the rig take over the sandboxes and volumes that an earlier rig has left.
 func (r *Rig) recover(t T, m *sandbox.Manager) {
 	t.Helper()
 	if _, err := m.Recover(); err != nil {

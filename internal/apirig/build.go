@@ -83,7 +83,7 @@ func bootOf(file string) build.Boot {
 	}
 }
 
-// boots(b) is the function that boots VMs from disk-only snapshots.
+// boots returns the function with which a manager boots VMs from disk-only snapshots.
 func boots(b *bake.Baker) sandbox.Boot {
 	return func(ctx context.Context, from, to string) error {
 		_, err := b.Bake(ctx, bake.Request{Tag: to, From: from, Transient: true})

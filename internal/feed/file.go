@@ -82,8 +82,8 @@ func (a *arrivals) ask(f feedproto.Frame) (came chan struct{}, err error) {
 	return came, err
 }
 
-// came marks a frame as arrived. It does nothing if all frames have arrived: the answer to a
-// question may come after the message that all frames have arrived.
+// came marks a frame as arrived. It does nothing if all frames have arrived: the daemon's answer
+// about one frame may come after its message that all frames have arrived.
 func (a *arrivals) came(f feedproto.Frame) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

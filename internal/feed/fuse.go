@@ -45,9 +45,9 @@ const (
 	requestBytes = 16 << 10 // the kernel's minimum is 8 KiB
 	longTime     = 1 << 30  // seconds; the files never change
 
-	// readBytes is the maximum length of a read. readAhead is how much the kernel reads around the
-	// page that a VMM needs in a mapped file: this page alone. A read waits for all of its frames,
-	// and the kernel does not align such ranges to frames, so a longer range would often wait for a
+	// readBytes is the maximum length of a read. readAhead is how many bytes of a mapped file the
+	// kernel reads when a VMM needs a page: only this page. A read waits for all of its frames, and
+	// the kernel does not align such ranges to frames, so a longer range would often wait for a
 	// frame that no VMM needs.
 	readBytes = 128 << 10
 	readAhead = 4 << 10

@@ -137,7 +137,7 @@ func forkAndRun(ctx context.Context, c *call, in attemptArgs) (r attempts, err e
 	return r, nil
 }
 
-// This method forks copies of a sandbox, and labels them.
+// copies forks copies of a sandbox, and labels them.
 func (c *call) copies(ctx context.Context, req client.ForkRequest) (client.Forked, error) {
 	labelled := req
 	labelled.Labels = map[string]string{"fork_and_run": req.SourceID}

@@ -300,7 +300,8 @@ var errNoMethod = &jsonrpc.Error{Code: jsonrpc.CodeMethodNotFound, Message: "met
 // capability for them.
 var undeclared = []string{"prompts/", "completion/", "logging/"}
 
-// This function answers undeclared methods with "method not found", as the protocol requires.
+// refused is a middleware that answers undeclared methods with "method not found", as the protocol
+// requires.
 func refused(next sdk.MethodHandler) sdk.MethodHandler {
 	return func(ctx context.Context, method string, req sdk.Request) (sdk.Result, error) {
 		if slices.ContainsFunc(undeclared, func(prefix string) bool { return strings.HasPrefix(method, prefix) }) {

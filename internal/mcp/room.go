@@ -38,7 +38,7 @@ func (r *room) spend(n int) bool {
 	return true
 }
 
-// Like spend, for as many bytes as the JSON of v has.
+// fits is like spend, for the number of bytes in the JSON of v.
 func (r *room) fits(v any) bool {
 	p, err := json.Marshal(v)
 	return err == nil && r.spend(len(p)+1)

@@ -308,9 +308,8 @@ func evalCode(ctx context.Context, c *call, in evalArgs) (client.EvalResult, err
 	return r, err
 }
 
-// cut shortens a text of a guest to the size of an output for a model. The second result is true if
-// cut has shortened the text. It is also true if the second parameter says that the text was
-// shortened before.
+// cut shortens a text of a guest to the size of an output for a model. The second result reports
+// whether the text was shortened, by cut or before (already).
 func cut(text string, already bool) (string, bool) {
 	e := newExcerpt(headOutput, tailOutput)
 	_, _ = e.Write([]byte(text)) // cannot fail: answers are shorter than the bound of e

@@ -105,7 +105,7 @@ type subject struct {
 	Digest map[string]string `json:"digest"`
 }
 
-// The result has the bytes that the signature of an envelope covers (DSSE, "pre-authentication
+// signed returns the bytes that the signature of an envelope covers (DSSE, "pre-authentication
 // encoding").
 func (e *envelope) signed() []byte {
 	p := fmt.Appendf(nil, "DSSEv1 %d %s %d ", len(e.PayloadType), e.PayloadType, len(e.Payload))

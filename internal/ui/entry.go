@@ -156,8 +156,8 @@ func (e *entry) end(ended session) {
 	e.sessions = slices.DeleteFunc(e.sessions, func(s session) bool { return s.digest == ended.digest })
 }
 
-// The result is a function that reports whether a secret is the given text and has not expired. The
-// function compares only digests, so the time of a comparison says nothing about the secret.
+// matches returns a function that reports whether a secret is the given text and has not expired.
+// It compares only digests, so the time of a comparison says nothing about the secret.
 func (e *entry) matches(text string) func(secret) bool {
 	digest, now := sha256.Sum256([]byte(text)), e.now()
 	return func(s secret) bool { return s.digest == digest && now.Before(s.until) }

@@ -45,7 +45,7 @@ var routes = []string{
 	"POST /v1/sandboxes/{id}/suspend",
 }
 
-// The result is true if the page may send r to the daemon. Parts of a path in braces stand for any
+// routed reports whether the page may send r to the daemon. Parts of a path in braces stand for any
 // text without a slash.
 func routed(r *http.Request) bool {
 	for _, route := range routes {

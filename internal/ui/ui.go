@@ -224,7 +224,7 @@ func (s *Server) check(r *http.Request) (session, *refusal) {
 	return session{}, &refusal{http.StatusUnauthorized, "want_token", "the session has ended: open /ui, and enter a token"}
 }
 
-// The result is true if the token of a session still belongs to the session's user.
+// lasts reports whether the token of a session still belongs to the session's user.
 func (s *Server) lasts(r *http.Request, of session) bool {
 	if s.Login == nil {
 		return true
@@ -236,8 +236,7 @@ func (s *Server) lasts(r *http.Request, of session) bool {
 // checkInterval is the time between two checks of a session's token while an answer lasts.
 const checkInterval = 2 * time.Second
 
-// The result of during is the context of an answer. The context ends at the latest when the session
-// ends.
+// during returns the context of an answer. The context ends at the latest when the session ends.
 func (s *Server) during(r *http.Request, of session) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithDeadline(r.Context(), of.until)
 	if s.Login != nil {

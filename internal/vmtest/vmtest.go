@@ -115,7 +115,7 @@ func Emulated() bool { return os.Getenv("FORKD_TEST_MACHINE") != "" }
 // BootAgain reports whether a boot that failed with err should be repeated. QEMU, if it is not
 // patched (package debqemu), occasionally delivers an interrupt to a nested guest that has
 // interrupts disabled. A booting kernel panics then. Use BootAgain only for fresh boots, because a
-// panic in a copy of a guest is a finding. The product never retries.
+// panic in a copy of a guest may be caused by a defect of forkd. The product never retries.
 func BootAgain(err error) bool {
 	return Emulated() && err != nil && strings.Contains(err.Error(), "Kernel panic")
 }

@@ -20,8 +20,8 @@ import (
 // exists only while it runs.
 const scriptDir = "/var/tmp/forkd-heredoc"
 
-// Bounds on mounts. Without these bounds, every mount's target could repeat the long name of the
-// working directory.
+// Bounds on mounts. A relative target is stored with the working directory in front of it, so each
+// mount could repeat a long path.
 const (
 	maxMounts    = 100  // mounts of one command
 	maxAllMounts = 5000 // mounts of all commands

@@ -200,8 +200,9 @@ func unpackHere(ctx context.Context, staging, rootfs, key string, r *Recipe, pro
 }
 
 // cacheKey returns a digest over everything that determines an image's file system, and nothing
-// else. A recipe with another warm-up or VM size uses the same image. The digest of a container
-// image covers its environment. Increase buildVersion when this package builds images differently.
+// else. Recipes that differ only in the warm-up or the VM size share an image. The digest of a
+// container image covers its environment. Increase buildVersion when this package builds images
+// differently.
 func cacheKey(r *Recipe, baseDigest string) string {
 	const buildVersion = 3
 	h := sha256.New()

@@ -145,7 +145,7 @@ func checkManifest(img v1.Image) error {
 // is true, the sources are not compressed.
 //
 // The library compares layers of a registry with their digests in the manifest while the layers
-// arrive. layersOf compares layers of a local image itself. For an OCI layout, it uses the digests
+// arrive. For a local image, layersOf makes this comparison. For an OCI layout, it uses the digests
 // of the layers in the manifest. An archive of docker save has no such digests. If plain is set,
 // layers of such an archive are compared with the digests of their content. Later, forkd-unpack
 // compares all layers with their digests in the configuration, so that an image cannot claim the

@@ -65,7 +65,8 @@ func writeExt4(ctx context.Context, name, work, uuid string, size int64, program
 	if err != nil {
 		return err
 	}
-	// mke2fs has written zeros into the inode tables. Make holes of them, which take no space.
+	// mke2fs has written zeros into the inode tables. Turn these zeros into holes, which take no
+	// space.
 	return run(ctx, nil, io.Discard, nil, asRoot("fallocate", "--dig-holes", name)...)
 }
 

@@ -17,7 +17,7 @@ func (r *Recipe) Text() (string, error) {
 		return string(r.text), nil
 	}
 	text, err := json.Marshal(map[string]any{"name": r.Name, "base": r.Base, "user": r.User, "memory_mib": r.MemoryMiB,
-		"vcpus": r.VCPUs, "disk_mib": r.DiskMiB}) // JSON is YAML; a recipe without a text has no other fields
+		"vcpus": r.VCPUs, "disk_mib": r.DiskMiB}) // JSON is valid YAML; a recipe without a text has no other fields
 	return string(text), err
 }
 

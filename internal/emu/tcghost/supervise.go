@@ -96,7 +96,7 @@ func (s *supervisor) prepare() error {
 }
 
 // run starts the emulated host again and again until ctx is done. If a step before the start of
-// QEMU fails, it would fail again, so run returns the error.
+// QEMU fails, a second attempt would fail too, so run returns the error.
 func (s *supervisor) run(ctx context.Context) error {
 	failed := 0
 	for {

@@ -9,8 +9,8 @@
 // not answer, the supervisor restarts it and records the restart in the state file. When the
 // supervisor exits, the kernel kills QEMU.
 //
-// The package does not decide when an emulated host is needed. It does not depend on the work of
-// the daemon in the emulated host.
+// The package does not decide when an emulated host is needed. It does not know what the daemon in
+// the emulated host does.
 package tcghost
 
 import (

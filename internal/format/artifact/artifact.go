@@ -118,8 +118,8 @@ func Portable(m *snapshot.Manifest) *snapshot.Manifest {
 
 // Provisional returns the manifest of a snapshot that is used before all of its files have arrived.
 // It combines a manifest that describes the snapshot without its own files (fresh) with the
-// manifest in the artifact (from). The snapshot's own layers have no digests, so no import shares
-// them.
+// manifest in the artifact (from). The snapshot's own layers have no digests, so no other import
+// reuses these layers.
 func Provisional(fresh, from *snapshot.Manifest, id, tag string) *snapshot.Manifest {
 	m := *fresh
 	m.ID, m.Tag, m.Created = id, tag, time.Now().UTC()

@@ -114,9 +114,9 @@ func (t *layoutWriter) file(name string, size int64, r io.Reader) error {
 const zstdMagic = "\x28\xb5\x2f\xfd"
 
 // ReadLayout reads the tar archive of an OCI image layout with one artifact. It returns the digest
-// of the artifact's manifest, and that of the list of hot frames. If there is no list, the second
-// digest is empty. Even if this digest is not empty, the list may be missing or damaged. For every
-// blob, ReadLayout calls put, which must read the whole blob and compare it with its digest.
+// of the artifact's manifest, and the digest of the list of hot frames. If there is no list, the
+// second digest is empty. Even if this digest is not empty, the list may be missing or damaged. For
+// every blob, ReadLayout calls put, which must read the whole blob and compare it with its digest.
 // Entries may have any order. If the archive is invalid, the error is an *Error.
 func ReadLayout(
 	r io.Reader,
@@ -172,8 +172,8 @@ func ReadLayout(
 	return manifestOf(index)
 }
 
-// manifestOf returns the digest of the only manifest in an index.json, and that of the list of hot
-// frames.
+// manifestOf returns the digest of the only manifest in an index.json, and the digest of the list
+// of hot frames.
 func manifestOf(index []byte) (manifest, hot digest.Digest, err error) {
 	if index == nil {
 		return "", "", invalid(
@@ -189,7 +189,7 @@ func manifestOf(index []byte) (manifest, hot digest.Digest, err error) {
 		return "", "", invalid("%s has %d manifests: want 1", oci.ImageIndexFile, len(x.Manifests))
 	}
 	if hot = digest.Digest(x.Manifests[0].Annotations[hotAnnotation]); checkDigest(hot) != nil {
-		hot = "" // it is only a hint
+		hot = "" // ignored, because the list is only a hint
 	}
 	d := x.Manifests[0].Digest
 	return d, hot, checkDigest(d)

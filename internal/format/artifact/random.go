@@ -54,7 +54,7 @@ func (f *Frameset) Covering(offset, n uint64) (first, end int) {
 	})
 }
 
-// Verify returns an *Error if the bytes p are not those of frame i.
+// Verify returns an *Error if p does not contain the bytes of frame i.
 func (f *Frameset) Verify(i int, p []byte) error {
 	if want := &f.index.frames[i]; len(p) != int(want.size) || sha256.Sum256(p) != want.sum {
 		return invalid("%s: frame %d differs from its digest", f.part.Name, i)

@@ -1,9 +1,9 @@
 // Package console keeps the last bytes of a guest's serial output in a file that outlives the VMM.
 //
-// The file is a ring buffer, which the VMM maps and stores bytes in. Any process may read the
-// newest bytes at any time. A guest that floods its console overwrites its own oldest output. The
-// file also stores when each block of the ring was last written, so that a reader can omit older
-// blocks. The package does not interpret the output.
+// The file is a ring buffer. The VMM maps the file and stores bytes in the mapping. Any process may
+// read the newest bytes at any time. A guest that floods its console overwrites its own oldest
+// output. The file also stores when each block of the ring was last written, so that a reader can
+// omit older blocks. The package does not interpret the output.
 package console
 
 import (

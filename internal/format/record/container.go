@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// Container is the record of the properties of a container that change. The other properties are in
-// the record of its sandbox.
+// Container is the record of those properties of a container that can change. The other properties
+// are in the record of its sandbox.
 type Container struct {
 	Name     string    `json:"name"`   // empty: the container is named after the id of its sandbox
 	Prefix   string    `json:"prefix"` // label prefix of the client that gave the name; empty: the client had none

@@ -2,7 +2,7 @@ package record
 
 import "time"
 
-// Phases of a move. On the host that a sandbox leaves they follow each other in the order MoveLeaving,
+// Phases of a move. On the host that a sandbox leaves, the order of the phases is MoveLeaving,
 // MoveLeft, MoveGone. The host that it moves to has MoveArriving, and then no record.
 const (
 	MoveLeaving  = "leaving"  // the host has the sandbox, and does not run it

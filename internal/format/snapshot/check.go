@@ -283,8 +283,8 @@ func (f *File) checkOwn(id string) error {
 	return nil
 }
 
-// Bounds on texts that a guest or another host has chosen. Each list of snapshots contains these
-// texts.
+// Bounds on texts that a guest or another host has chosen. They must be short, because each list of
+// snapshots contains them.
 const (
 	MaxName = 256 // bytes of one text
 	maxWarm = 16  // number of languages

@@ -97,8 +97,8 @@ func unixSockets(dir string) sockets {
 	}
 }
 
-// vsockSockets returns listeners on any CID, because the CID of a fork may differ from that of the
-// guest that opened the listener. The listeners accept only connections of the host.
+// vsockSockets returns listeners on any CID, because a fork may have another CID than the guest
+// that opened the listener. The listeners accept only connections of the host.
 func vsockSockets() sockets {
 	return sockets{
 		listen: func(port uint32) (net.Listener, error) {

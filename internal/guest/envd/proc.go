@@ -22,8 +22,8 @@ const (
 	ptyChunk  = 16 << 10
 )
 
-// lingerTimeout bounds how long, after a process has ended, the processes that it left behind may
-// keep its output open. The output of the process itself is always delivered.
+// After a process has ended, processes that it left behind may keep its output open for
+// lingerTimeout. The output of the process itself is always delivered.
 const lingerTimeout = time.Second
 
 var (

@@ -37,9 +37,9 @@ type fileID struct {
 // maxFiles bounds the files whose marks are remembered.
 const maxFiles = 1 << 14
 
-// marks returns the marks of a file of a process. Below /proc/PID, a link to the file is at the
-// path in link. The file's own name is in name. The marks of each file are remembered. So the
-// children of a snapshot need not read a file that was read before the snapshot.
+// marks returns the marks of a file that a process uses. The parameter link is the path of a link
+// to the file, below /proc/PID; name is the file's own name. The search remembers the marks of each
+// file, so the children of a snapshot need not read a file that was read before the snapshot.
 func (p *process) marks(link, name string) (m marks, err error) {
 	var info unix.Stat_t
 	path := p.path(p.pid, link)

@@ -12,9 +12,9 @@ import (
 	"github.com/forkd/forkd/internal/rawcall"
 )
 
-// clockTolerance is how far the guest's wall clock may differ from the host's before a fork sets
-// it. Setting the clock wakes every timer that uses it. The tolerance includes the time that the
-// host's message takes to arrive.
+// clockTolerance is the largest difference between the guest's and the host's wall clock at which a
+// fork does not set the guest's clock. Setting the clock wakes every timer that uses it. The
+// tolerance includes the time that the host's message takes to arrive.
 const clockTolerance = 2 * time.Millisecond
 
 // ioctls of random(4).

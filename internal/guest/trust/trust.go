@@ -1,4 +1,5 @@
-// Package trust adds an authority for TLS certificates to those that the programs of a guest trust.
+// Package trust adds an authority for TLS certificates to the authorities that the programs of a
+// guest trust.
 //
 // It adds the certificate to the bundle of the guest's distribution, which curl, git, wget and apt
 // use. Libraries with their own root certificates (Go and OpenSSL, Python's requests and pip,

@@ -446,8 +446,8 @@ func jsonResponse(status int, body any) *http.Response {
 	return response(status, "application/json", int64(len(p)), io.NopCloser(bytes.NewReader(p)))
 }
 
-// fileResponse returns an answer with the content of a file. Only if the file system is damaged,
-// the file can have fewer bytes than its size says.
+// fileResponse returns an answer with the content of a file. The file has fewer bytes than its size
+// says only if the file system is damaged.
 func fileResponse(f *os.File) *http.Response {
 	info, err := f.Stat()
 	if err != nil {

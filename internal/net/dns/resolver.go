@@ -140,7 +140,7 @@ func buildQuery(id uint16, q dnsmessage.Question, edns bool) ([]byte, error) {
 	return b.Finish()
 }
 
-// The result is true if p is an answer to the query with the given id and question.
+// answers reports whether p is an answer to the query with the given id and question.
 func answers(p []byte, id [2]byte, q dnsmessage.Question) bool {
 	var parser dnsmessage.Parser
 	h, err := parser.Start(p)

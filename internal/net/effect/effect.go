@@ -260,7 +260,7 @@ func sortedNames(h http.Header) []string {
 	return names
 }
 
-// The result is true if the value of a header with this name is usually a credential.
+// hides reports whether the value of a header with this name is usually a credential.
 func hides(name string) bool {
 	name = strings.ToLower(name)
 	return slices.ContainsFunc([]string{"auth", "cookie", "token", "key", "secret", "password", "credential", "signature"},

@@ -55,8 +55,8 @@ type flow struct {
 	err     error
 }
 
-// If a goroutine other than the stack's own starts a task, enter counts the task. Close then waits
-// for it. If the stack is closed, enter returns false.
+// enter counts a task that is started by a goroutine other than the stack's own, so that Close
+// waits for the task. If the stack is closed, enter returns false.
 func (s *Stack) enter() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -199,7 +199,7 @@ var (
 	errHold    = errors.New("the sandbox was given another hold")
 )
 
-// The result is true if our DNS has returned the flow's address for the given name.
+// given reports whether our DNS has returned the flow's address for the given name.
 func (f *flow) given(name string) bool { return slices.Contains(f.Names, name) }
 
 func (f *flow) touch() { f.last.Store(time.Now().UnixNano()) }

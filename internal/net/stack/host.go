@@ -107,7 +107,7 @@ func (h *Host) SetOwn(addrs []netip.Addr) { h.own.Store(&addrs) }
 // isOwn reports whether packets to an address would stay on the host.
 func (h *Host) isOwn(addr netip.Addr) bool { return h.listed(addr) || hostroute.IsLocal(addr) }
 
-// The result is true if an address is in the list that SetOwn has set.
+// listed reports whether an address is in the list that SetOwn has set.
 func (h *Host) listed(addr netip.Addr) bool {
 	own := h.own.Load()
 	return own != nil && slices.Contains(*own, addr)

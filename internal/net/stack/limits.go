@@ -63,8 +63,7 @@ type buffers struct {
 // If a program sets the size of a socket's buffer, Linux does not resize the buffer later, and
 // limits the size to net.core.rmem_max or wmem_max. A buffer without a set size grows up to the
 // size in tcp_rmem or tcp_wmem, which is megabytes for each flow. farBuffers set no size in the
-// direction from the server, because a window of roomyBuffers is too small for a server at a
-// distance.
+// direction from the server, because a window of roomyBuffers is too small for a distant server.
 var (
 	roomyBuffers  = buffers{guest: maxBuffer, receive: 512 << 10, send: 512 << 10}
 	normalBuffers = buffers{guest: defaultBuffer, receive: 64 << 10, send: 64 << 10}

@@ -29,10 +29,9 @@ func (r *room) take(n int64) bool {
 // add counts n more bytes, even if the sum then exceeds the limit.
 func (r *room) add(n int64) { r.used.Add(n) }
 
-// takeFor is like take, for bytes of a sandbox. The second argument is the number of places that
-// the sandbox then has in the room. If it is greater than the third argument, the sandbox cannot
-// use the second half of the room. So a sandbox with many places cannot use up the room that all
-// sandboxes share.
+// takeFor is like take, for bytes of a sandbox. The parameter own is the number of places that the
+// sandbox then has in the room. If own is greater than few, the sandbox cannot use the second half
+// of the room. So a sandbox with many places cannot use up the room that all sandboxes share.
 func (r *room) takeFor(n int64, own, few int) bool {
 	if own > few && r.used.Load()+n > r.most/2 {
 		return false

@@ -35,8 +35,8 @@ func (h *Host) SetProxy(p netproto.Proxy) {
 	h.proxy.Store(&upstream{p, config.ProxyFunc()})
 }
 
-// The result is true if connections to an address use the proxy. The names are those for which DNS
-// returned that address.
+// uses reports whether connections to an address use the proxy. The parameter names has the names
+// for which DNS returned that address.
 func (u *upstream) uses(to netip.AddrPort, names []string) bool {
 	hosts := append(slices.Clone(names), to.Addr().String())
 	return !slices.ContainsFunc(hosts, func(host string) bool {

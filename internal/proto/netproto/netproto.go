@@ -152,7 +152,7 @@ type Flow struct {
 // MaxFlows bounds the length of Stats.Flows.
 const MaxFlows = 32
 
-// MaxRecent bounds the length of Stats.Recent, and that of Stats.Passed.
+// MaxRecent bounds the lengths of Stats.Recent and Stats.Passed.
 const MaxRecent = 8
 
 // Stats are counters since the sandbox was attached. In a sum over all sandboxes, they are counters
@@ -168,7 +168,7 @@ type Stats struct {
 	Refused     []Refusals // one entry for each reason that has occurred
 	Recent      []Refusal  // latest refused destinations, up to MaxRecent, the newest first; empty in a sum
 	Passed      []Passage  // latest destinations of permitted connections that have ended; otherwise like Recent
-	Flows       []Flow     // open connections, up to MaxFlows, the one with the latest data first; empty in a sum
+	Flows       []Flow     // open connections, up to MaxFlows, most recently active first; empty in a sum
 }
 
 // Code is the kind of an error, for callers that must distinguish errors.

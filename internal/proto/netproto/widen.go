@@ -85,7 +85,7 @@ func closedAround(prefix netip.Prefix, own func(netip.Addr) bool) (closed []Clos
 	return closed
 }
 
-// The result is true if p opens all destinations of r. The rule r is for an address in the given
+// opens reports whether p opens all destinations of r. The rule r is for an address in the given
 // closed ranges.
 func (p *Policy) opens(r *Rule, closed []Closed) bool {
 	// A rule without ports does not open the DNS ports of closed ranges.
@@ -99,7 +99,7 @@ func (p *Policy) opens(r *Rule, closed []Closed) bool {
 	})
 }
 
-// The result is true if p permits answers to DNS queries for all names of r. The rule r is in
+// answers reports whether p permits answers to DNS queries for all names of r. The rule r is in
 // another policy's Allow.
 func (p *Policy) answers(r *Rule) bool {
 	return p.Mode == ModeOpen ||
@@ -116,7 +116,7 @@ func (r *Rule) namesPrivate() bool {
 	})
 }
 
-// The result is true if r matches every destination that the other rule matches.
+// covers reports whether r matches every destination that the other rule matches.
 func (r *Rule) covers(other *Rule) bool {
 	switch {
 	case r.IsName() != other.IsName(), r.Protocol != AnyProtocol && r.Protocol != other.Protocol:

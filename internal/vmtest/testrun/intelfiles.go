@@ -53,7 +53,7 @@ func (j intelJob) layOut(ctx context.Context, cache, tree string) (size int64, e
 		return 0, err
 	}
 	for _, f := range files {
-		if f.IsDir() { // QEMU's attributes of the files
+		if f.IsDir() { // a directory of attributes that QEMU keeps for the files
 			continue
 		}
 		more, err := link(filepath.Join(tree, carryInDir, f.Name()), filepath.Join(j.in, f.Name()))
