@@ -10,7 +10,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// lineMiB is the memory that the sandbox writes before each branch.
+// lineMiB is how much memory the sandbox writes before each branch, in MiB.
 const lineMiB = 1
 
 // link has the measurements of the k-th branch of every line.

@@ -91,7 +91,8 @@ func waitFor(node string, err error) error {
 //
 //  1. The operator writes the chosen node into the status. The write fails if another write came
 //     first.
-//  2. It looks on this node for a sandbox with the Sandbox's uid as a label, and takes that one.
+//  2. It looks on this node for a sandbox with the Sandbox's uid as a label. If there is one, the
+//     operator uses it.
 //  3. If there is none, it asks this node for a sandbox, with an Idempotency-Key made from the uid.
 //  4. It writes the id into the status.
 //
@@ -331,7 +332,8 @@ func (r *sandboxes) observe(ctx context.Context, c *forkd.Client, s *v1alpha1.Sa
 	case suspend && (info.State == "running" || info.State == "paused"):
 		info, err = c.Suspend(ctx, s.Status.ID)
 	case !suspend && s.Status.Mode == v1alpha1.ModeSuspended && info.State == "suspended":
-		// A sandbox that is suspended for another reason, such as its idle timeout, stays so.
+		// A sandbox that is suspended for another reason, such as its idle timeout, stays
+		// suspended.
 		info, err = c.Resume(ctx, s.Status.ID)
 	}
 	if errors.Is(err, forkd.ErrSandboxNotFound) {

@@ -187,7 +187,7 @@ func (r *snapshots) state(s *v1alpha1.Snapshot, node string, entry v1alpha1.Snap
 		entry.State, entry.Message = v1alpha1.NodePulling, ""
 	case one.err == nil:
 		entry.State, entry.Message = v1alpha1.NodeReady, ""
-		if time.Since(one.ended) > askTimeout+2*r.cfg.Interval { // until then, the last report may be older than that
+		if time.Since(one.ended) > askTimeout+2*r.cfg.Interval { // until then, the last report may be older
 			r.pulls.forget(key)
 		}
 	default:

@@ -81,7 +81,7 @@ func (r *runner) run(ctx context.Context, only string) error {
 		}
 	}
 	var survived []string
-	var failed error // a mutant that cannot be tried does not keep the other mutants from being tried
+	var failed error // if one mutant cannot be tried, the other mutants are still tried
 	n := 0
 	for _, m := range chosen {
 		found, err := r.try(ctx, m)
