@@ -32,7 +32,7 @@ func TestKeptFramesAreBounded(t *testing.T) {
 // Reads that wait for frames take no memory for their data.
 func TestWaitingReadsAreSmall(t *testing.T) {
 	f := missing(t)
-	s := &server{fd: -1, files: []*file{f}} // it cannot answer
+	s := &server{fd: -1, files: []*file{f}} // the server cannot answer without a descriptor
 	var before, after runtime.MemStats
 	runtime.GC()
 	runtime.ReadMemStats(&before)
@@ -41,7 +41,7 @@ func TestWaitingReadsAreSmall(t *testing.T) {
 	for range reads {
 		all.Go(func() { s.read(request{}, f, 0, readBytes) })
 	}
-	time.Sleep(200 * time.Millisecond) // until they wait
+	time.Sleep(200 * time.Millisecond) // until the reads wait
 	runtime.GC()
 	runtime.ReadMemStats(&after)
 	f.arrivals.end(false)

@@ -18,7 +18,7 @@ type room struct {
 }
 
 // leaves are small packages that do not depend on forkd. The packages of every room may import
-// them, except those of the guest's room.
+// them, except the packages of the guest's room.
 var leaves = []string{"internal/atomicfile", "internal/cachedir", "internal/cleanup", "internal/embedded",
 	"internal/gate", "internal/hostroute", "internal/ignore", "internal/linger",
 	"internal/pause", "internal/private", "internal/rawcall", "internal/registry", "internal/rootcert",

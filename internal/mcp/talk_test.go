@@ -105,7 +105,7 @@ func (c *talk) answer(name string, in args) *sdk.CallToolResult {
 	return r
 }
 
-// A call of a tool that must fail. The text of the error must contain the given words.
+// fails calls a tool, which must fail with a text that contains the given words.
 func (c *talk) fails(name string, in args, want ...string) *sdk.CallToolResult {
 	c.t.Helper()
 	r := c.answer(name, in)

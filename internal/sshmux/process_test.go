@@ -92,7 +92,7 @@ func hostKey(t *testing.T) ssh.Signer {
 	return key
 }
 
-// A call of ends waits until the process has exited. It returns the process's state.
+// ends waits until the process has exited, and returns the state of the process.
 func (r *running) ends(t *testing.T) *os.ProcessState {
 	t.Helper()
 	late := time.AfterFunc(20*time.Second, func() { _ = r.p.Kill() })

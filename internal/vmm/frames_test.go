@@ -80,7 +80,7 @@ func TestNewestFrameSocket(t *testing.T) {
 	if flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0); err != nil || flags&unix.O_NONBLOCK == 0 {
 		t.Errorf("it has the flags %#x, %v", flags, err)
 	}
-	like := socket(t) // has a buffer of the same size
+	like := socket(t) // its buffer gets the size that the VMM must have requested
 	if err := unix.SetsockoptInt(like, unix.SOL_SOCKET, unix.SO_SNDBUF, frame.BufferBytes); err != nil {
 		t.Fatal(err)
 	}

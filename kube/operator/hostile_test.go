@@ -143,7 +143,8 @@ func TestHostileStatusAndDaemon(t *testing.T) {
 	}
 }
 
-// Only the daemon of a node says that nothing was made there. A proxy between the two does not know.
+// Only the daemon of a node can say that it made nothing. An error of a proxy before the daemon
+// does not say this.
 func TestAnswerOfAProxy(t *testing.T) {
 	f, r := newFakes(t)
 	f.add("a", map[string]string{"GET /v1/sandboxes": `[]`, "POST /v1/forks": "!"})

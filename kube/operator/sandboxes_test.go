@@ -106,7 +106,7 @@ func TestSandbox(t *testing.T) {
 	if again := w.reaches("one", v1alpha1.Running); again.Status.ID != one.Status.ID {
 		t.Errorf("resumed as %s", again.Status.ID)
 	}
-	// The Snapshot waits for its sandbox.
+	// The Snapshot is deleted only after its sandbox.
 	w.delete(s)
 	w.until("snapshot in use", func() string {
 		w.get("py", s)

@@ -30,8 +30,8 @@ func TestApply(t *testing.T) {
 		return d.Apply(d.ctx(t, bakeLimit), onto, req)
 	}
 	// exact lists inodes and times, and so shows every change of a file, even one that was undone.
-	// It omits /root/ticks, to which the program that remember has started writes all the time, and
-	// /usr, to which no program here writes.
+	// It omits /root/ticks, which a process of remember() writes all the time, and /usr, to which
+	// no program here writes.
 	exact := func() string {
 		return d.sh(t, onto, "find / -xdev -path /usr -prune -o ! -path /root ! -path / ! -path '/tmp*' ! -path '/var/*'"+
 			" ! -path /root/ticks"+

@@ -26,7 +26,7 @@ func (d *daemon) fill(t *testing.T, id, name string) {
 		name, numbers))
 }
 
-// written waits until the program that fill has started has written all lines, and checks the
+// written waits until the program that was started by fill has written all lines, and checks the
 // content of the file.
 func (d *daemon) written(t *testing.T, id, name string) {
 	t.Helper()

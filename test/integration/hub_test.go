@@ -33,7 +33,7 @@ func (f *fixture) travelling(t *testing.T, dir, name string, opts ...option) *da
 	return d
 }
 
-// hasTravelled forks the snapshot that travelling has made, and checks the children.
+// hasTravelled forks the snapshot that was made by travelling, and checks the children.
 func (d *daemon) hasTravelled(t *testing.T, name string) {
 	t.Helper()
 	for _, child := range d.forkOf(t, name, 2) {
@@ -42,7 +42,7 @@ func (d *daemon) hasTravelled(t *testing.T, name string) {
 	}
 }
 
-// hasContent checks a sandbox that travelling has made, or a child of its snapshot.
+// hasContent checks a sandbox that was made by travelling, or a child of its snapshot.
 func (d *daemon) hasContent(t *testing.T, box client.Sandbox, name string) {
 	t.Helper()
 	if got := d.sh(t, box.ID, "wc -l </dev/shm/numbers; tail -n 1 /dev/shm/numbers"); got != "100000\n100000\n" {

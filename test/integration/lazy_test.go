@@ -129,8 +129,8 @@ func TestForksBeforeAllIsThere(t *testing.T) {
 	moved := reg.set(true, false) - before
 	t.Logf("the child has answered when %.1f of %.1f MiB had come (%.1f %%)", float64(moved)/(1<<20),
 		float64(pushed.Bytes)/(1<<20), 100*float64(moved)/float64(pushed.Bytes))
-	// A tenth is the goal. If other programs use the host's CPUs, more bytes are fetched in the
-	// background meanwhile.
+	// The goal is a tenth of the bytes. If other programs use the host's CPUs, more bytes are
+	// fetched in the background meanwhile.
 	if moved >= pushed.Bytes/5 {
 		t.Errorf("%d of %d bytes had come", moved, pushed.Bytes)
 	}

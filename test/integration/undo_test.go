@@ -89,7 +89,7 @@ func TestUndoTurns(t *testing.T) {
 		t.Errorf("after the first turn: %s", got)
 	}
 
-	// In this time, the process that remember has started writes ten lines a second. This is too
+	// In this time, the process that was started by remember writes ten lines a second. This is too
 	// little to count as a turn.
 	time.Sleep(5 * time.Second)
 	if s, err := d.Stats(d.ctx(t, quietLimit), id); err != nil {

@@ -26,7 +26,7 @@ END
 echo 0 >/run/w/n
 setsid sh /run/w/run >/dev/null 2>&1 & echo $! >/run/w/pid`
 
-// writeOn continues after checkHard.
+// writeOn starts the writer again after checkHard.
 const writeOn = `setsid sh /run/w/run >/dev/null 2>&1 & echo $! >/run/w/pid`
 
 // checkHard ends the writer. It drops all clean pages, so that the volume is read from its disk, and then

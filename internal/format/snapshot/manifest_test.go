@@ -108,8 +108,8 @@ func TestVolumeSlots(t *testing.T) {
 	}
 }
 
-// Manifests of earlier versions can be read, and get the present version when they are written again.
-// Those of version 5 have no default user and no default directory.
+// Manifests of earlier versions can be read, and get the present version when they are written
+// again. Manifests of version 5 have no default user and no default directory.
 func TestOlderVersionsAreRead(t *testing.T) {
 	for _, name := range []string{"5-memory", "5-disk-only", "6-memory", "6-disk-only"} {
 		text, err := os.ReadFile(filepath.Join("testdata", "manifest-"+name+".json"))

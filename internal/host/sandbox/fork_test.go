@@ -14,9 +14,9 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// A child gets its identity only when all children of its wave are restored. The next wave begins
-// only when all children of a wave have their identity. A child that cannot be restored does not
-// delay the other children.
+// The children of a large fork start in waves. A child gets its identity only when all children of
+// its wave are restored. The next wave begins only when all children of a wave have their identity.
+// A child that cannot be restored does not delay the other children.
 func TestChildrenStartInWaves(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()

@@ -268,7 +268,7 @@ func TestRollbackOpensNoHiddenSnapshot(t *testing.T) {
 	}
 	w.branch(t, w.fork(t, "p"), "hidden", vm.BranchDiff)
 	for d, err := w.Snapshots().Detail("hidden"); !d.Sealed; d, err = w.Snapshots().Detail("hidden") {
-		if err != nil { // the store reads the snapshot's files until they are digested
+		if err != nil { // the store reads the snapshot's files until it has computed their digests
 			t.Fatal(err)
 		}
 		time.Sleep(time.Millisecond)

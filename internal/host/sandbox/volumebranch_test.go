@@ -231,7 +231,8 @@ func TestRollbacksToOtherVolumes(t *testing.T) {
 	if writer := w.writer(t, "a"); writer != id {
 		t.Errorf("writer %q", writer)
 	}
-	// A rollback is refused if the slot has another volume, and then changes nothing.
+	// A rollback is refused if the slot has another volume than the snapshot. It then changes
+	// nothing.
 	other := forkOne(t, w, ForkRequest{Volumes: writes("b")})
 	w.stamp(t, other, 0, 8)
 	if _, err := w.Rollback(t.Context(), other, "one", unique.AsBefore); !errors.As(err, new(*mounts.HeldError)) {

@@ -83,8 +83,8 @@ type cell struct {
 	said
 }
 
-// The result is true if the rule r applies to the protocol and the port. If r is a rule of Allow,
-// allows is true.
+// covers reports whether the rule r applies to the protocol and the port of c. allows says that r
+// is a rule of Allow.
 func (c *cell) covers(r *spec, allows bool) bool {
 	web := c.proto == TCP && (c.port == 80 || c.port == 443)
 	switch {

@@ -39,7 +39,7 @@ func BenchmarkDownload(b *testing.B) {
 	}
 }
 
-// BenchmarkDownloadFar downloads from a server at a distance, with buffers of a fixed size and with
+// BenchmarkDownloadFar downloads from a distant server, with buffers of a fixed size and with
 // buffers that Linux enlarges.
 func BenchmarkDownloadFar(b *testing.B) {
 	const far = "93.184.216.77"

@@ -54,7 +54,7 @@ func TestRefusalsAreNamed(t *testing.T) {
 }
 
 // Stats lists the latest destinations of permitted connections, each with the sums over its
-// connections. The list is bounded, and its names are those that the guest asked for.
+// connections. The list is bounded, and its names are the names that the guest asked for.
 func TestPassagesAreListed(t *testing.T) {
 	var c Counters
 	for n := range uint64(20) {

@@ -123,7 +123,7 @@ func (r *rig) lookup(t testing.TB, name string, tcp bool) dnsmessage.RCode {
 	return m.RCode
 }
 
-// One exchange with a server: connect, send text, and return the server's answer.
+// says connects to a server, sends text, and returns the server's answer.
 func (r *rig) says(t testing.TB, to, text string) (string, error) {
 	t.Helper()
 	c, err := r.dial(t, to)

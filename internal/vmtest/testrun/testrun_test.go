@@ -79,7 +79,7 @@ func TestTogether(t *testing.T) {
 	}
 }
 
-// The tests that call loadDistribution are those that testrun keeps together.
+// The tests that call loadDistribution are the tests that testrun keeps together.
 func TestTogetherAreThoseOfTheDistributionsKernel(t *testing.T) {
 	t.Chdir("../../..")
 	names, err := filepath.Glob("test/integration/*_test.go")

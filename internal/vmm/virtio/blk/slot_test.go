@@ -368,7 +368,7 @@ func TestErrorsOfReplacedSyncsAreReported(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		change func()
-		again  bool // whether the driver has forgotten its request
+		again  bool // whether the driver sends its request again, because it has forgotten the first one
 		status byte
 	}{{"reset", reset, true, statusIOErr}, {"branch", swap, false, statusIOErr},
 		{"another disk", func() { g.put(d, newDisk(t, 8*cluster, nil)) }, false, statusOK}} {
