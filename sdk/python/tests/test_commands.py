@@ -112,7 +112,7 @@ def test_input_that_is_not_taken_is_an_error(sandbox: Sandbox) -> None:
 
 
 def test_input_for_a_command_that_has_ended_already(sandbox: Sandbox) -> None:
-    """Its end, and the end of the stream, may arrive together with its start."""
+    """The end of the command, and of the stream, may arrive together with its start."""
     for _ in range(100):
         assert sandbox.commands.start(["echo", "done"], stdin=b"").wait().stdout == "done\n"
 
@@ -130,7 +130,7 @@ def test_a_start_that_is_cancelled_kills_its_command(rig: Any, sandbox: Sandbox)
                     await start
                 while await there.commands.list():
                     await asyncio.sleep(0.02)
-            assert len(found) == 1 and caught.value.__traceback__ is not None  # which keeps the stream alive
+            assert len(found) == 1 and caught.value.__traceback__ is not None  # the traceback keeps the stream alive
 
     asyncio.run(cancelled())
 

@@ -55,7 +55,7 @@ def many_sandboxes(snapshot: str) -> None:
     for i in range(MANY):
         sandbox = Sandbox.create(snapshot)
         if i % 50 == 0:
-            sandbox.commands.run("true")  # it has an agent from now on
+            sandbox.commands.run("true")  # the sandbox has an agent from now on
         assert sandbox.kill()
     for _ in range(20):
         with Client() as client:

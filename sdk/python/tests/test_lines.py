@@ -20,7 +20,7 @@ def test_lines_in_parts() -> None:
 
 
 def test_a_line_without_an_end_takes_linear_time() -> None:
-    """A copy of the rest for each of its parts would take minutes."""
+    """A function that copies the line again for each part takes minutes."""
     lines, part = _lines.Lines(), b"x" * 1024
     begun = time.process_time()
     with pytest.raises(ValueError, match="line of the daemon"):

@@ -6,7 +6,7 @@ The rules are few, so that the async source stays ordinary Python:
 * the words await and async are removed;
 * a line that ends in "# async only" is dropped, and a comment "# sync: CODE" becomes CODE.
 
-_runtime.py is written by hand in both halves: here for event loops, there for threads.
+_runtime.py is written by hand in both halves: in _async for event loops, in _sync for threads.
 """
 
 from __future__ import annotations

@@ -135,7 +135,8 @@ def command(value: object, field: str = "cmd") -> list[str]:
 
 
 def data(field: str, value: object) -> bytes:
-    """Bytes as they are, or text as UTF-8. Surrogates that replace bytes become these bytes again."""
+    """Bytes as they are, or text as UTF-8. Surrogates in the text that stand for bytes become these
+    bytes again."""
     if isinstance(value, str):
         return value.encode("utf-8", "surrogateescape")
     if isinstance(value, (bytes, bytearray, memoryview)):

@@ -203,7 +203,7 @@ class _Packing:
                     continue
                 self.omitted.append((path, info))
             else:
-                above, self.omitted = self.omitted, []  # directories with an exception below them
+                above, self.omitted = self.omitted, []  # omitted directories that have this file below them
                 for omitted, of in above:
                     self.entry(fd, omitted, "", of)
                 self.entry(fd, path, name, info)

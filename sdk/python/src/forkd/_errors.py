@@ -62,7 +62,7 @@ class ConnectionFailedError(ForkdError, ConnectionError):
 
 
 class StreamBrokenError(ForkdError, ConnectionError):
-    """A stream broke: the daemon disappeared, or was silent for longer than its longest interval."""
+    """A stream broke, because the daemon disappeared or sent nothing for too long."""
 
     def __init__(self, message: str, *, after: str | None = None, pid: int | None = None, **more: Any) -> None:
         super().__init__(message, **{"code": "stream_broken", **more})

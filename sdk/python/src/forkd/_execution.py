@@ -169,7 +169,7 @@ class Collector:
         if self._fits(stream, max(LEAST_PART, len(text.encode("utf-8", "surrogatepass")))):
             kept.append(text)
         else:
-            self.room[stream] = 0  # otherwise a later, shorter part would follow a gap
+            self.room[stream] = 0  # so that no later, shorter part is kept after a gap
 
     def result(self, result: Result, size: int) -> None:
         """size is the number of bytes of the message."""

@@ -108,7 +108,7 @@ def _matcher(pattern: str) -> Callable[[str], bool]:
         start = pattern[:-2]
         return lambda path: path.startswith(start)
     if kind == "suffix":
-        end = pattern[2:]  # if it begins with a slash, it matches the first part of a path too
+        end = pattern[2:]  # the path a matches the end /a too
         return lambda path: any(("/" + path).endswith(end, 0, 1 + to) for to in ends(path))
     return Automaton(Parser(text)).matches
 

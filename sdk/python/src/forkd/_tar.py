@@ -53,11 +53,12 @@ def save(archive: IO[bytes], to: str) -> None:
 
 
 def unpack(archive: IO[bytes], to: str, only_files: bool = False) -> None:
-    """Unpacks an archive that a sandbox has made, which is not trusted: nothing is written outside of the
-    directory, and no devices are made. The filters of the module tarfile have had holes, so this has its
-    own rules: no link is followed, and links are made last. An earlier archive may have made links in a
-    parent of the directory, so links stay in their directory whatever later archives make there. With
-    only_files, symbolic links, pipes and devices are omitted; otherwise some of them are errors."""
+    """Unpacks an archive that a sandbox has made, which is not trusted: nothing is written outside of
+    the directory, and no devices are made. The filters of the module tarfile have had holes, so this
+    function has its own rules: no link is followed, and links are made last. An earlier archive may have
+    made links in a parent of the directory, so no link may lead out of the directory, whatever later
+    archives make there. With only_files, symbolic links, pipes and devices are omitted; otherwise some
+    of them are errors."""
     import tarfile
 
     if os.path.islink(to):
@@ -95,7 +96,7 @@ class _Bounded:
                 raise Refused(f"an entry has more than {MAX_HEADERS} bytes of headers")
         data = self._archive.read(size)
         self._ends = 0 if data or not size else self._ends + 1
-        if self._ends > 8:  # an endless header is read again and again
+        if self._ends > 8:  # tarfile reads a header again and again if the archive ends inside it
             raise Refused("it ends in the middle of a header")
         return data
 
@@ -148,7 +149,7 @@ class _Unpacking:
         self.soft: dict[str, str] = {}
         self.times: dict[str, float] = {}  # of directories; set after their content is complete
         self.kept = 0  # bytes of the names and targets in the dicts above
-        self.steps = MAX_STEPS  # number of parts of paths that may still be walked to check links
+        self.steps = MAX_STEPS  # parts of paths that may still be walked to check links
 
     def all(self, tar: TarFile, archive: _Bounded) -> None:
         left, entries = MAX_BYTES, 0

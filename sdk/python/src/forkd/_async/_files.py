@@ -87,7 +87,8 @@ class AsyncFiles:
         await self._sandbox._call("PUT", path, params=params, content=content, headers={"Content-Type": kind})
 
     async def list(self, path: Path, *, depth: int = 1, user: str | None = None) -> List[File]:
-        """The entries of a directory, and with a depth above 1 those below it; at most 20000 entries."""
+        """The entries of a directory and, with a depth above 1, of the directories below it; at most
+        20000 entries."""
         params = [*where(path, user), ("depth", str(_args.whole("depth", depth, 1, 64)))]
         return [File.from_json(f) for f in (await self._sandbox._call("GET", "/files/list", params=params)).json()]
 
@@ -170,7 +171,8 @@ class AsyncFiles:
         """Downloads a directory into the directory `to` of this host, and makes `to` if it is missing.
         Without `to`, returns the directory as the bytes of a tar archive of at most 1 GiB. Whatever the
         sandbox sends, nothing is written outside of `to`. A `to` that is a symbolic link is refused, because
-        an earlier download may have brought it; with a / at its end, the directory behind it is used."""
+        an earlier download may have made the link. If `to` ends in a /, the directory behind the link is
+        used."""
         if to is None:
             larger = "read_tree unpacks it into a directory if the call has `to`"
             call = self._sandbox._call("GET", "/archive", params=where(path, user), most=MAX_FILE, larger=larger)
@@ -192,8 +194,9 @@ class AsyncFiles:
             await _runtime.in_thread(_tar.unpack, archive, os.fspath(to), only_files)
 
     async def write_tree(self, path: Path, source: Path | bytes, *, user: str | None = None) -> None:
-        """Uploads a directory of this host, or the bytes of a tar archive, into a directory of the sandbox,
-        and makes the latter if it is missing. Existing files are replaced; other files stay."""
+        """Uploads a directory of this host, or the bytes of a tar archive, into a directory of the
+        sandbox, which is made if it is missing. Existing files with the same names are replaced; other
+        files stay."""
         params = where(path, user)
         if isinstance(source, bytes):
             await self._upload("/archive", params, "application/x-tar", source)

@@ -20,8 +20,8 @@ sleep = asyncio.sleep
 
 class AsyncPools:
     """The connections of a client: a pool for every event loop that uses it. A pool is closed with the
-    client, or when its loop ends. A suspended asynchronous generator holds the pool, because asyncio.run
-    closes such generators before it closes a loop."""
+    client, or when its loop ends. To notice the end of the loop, a suspended asynchronous generator
+    holds the pool: asyncio.run closes such generators before it closes a loop."""
 
     def __init__(self, address: Address, options: Callable[[Address], dict[str, Any]]) -> None:
         self.address, self.options = address, options

@@ -80,7 +80,7 @@ class AsyncSnapshot:
         return await self.client.snapshots.verify(self.tag)
 
     async def compact(self, to: str) -> AsyncSnapshot:
-        """Makes a snapshot with the same content that depends on no other snapshot."""
+        """Makes a snapshot that has the same content and depends on no other snapshot."""
         return await self.client.snapshots.compact(self.tag, to)
 
 
@@ -134,7 +134,7 @@ class AsyncSnapshots:
         return Verified.from_json(await self._call("POST", tag, "/verify"))
 
     async def compact(self, tag: str, to: str) -> AsyncSnapshot:
-        """Makes a snapshot with the same content that depends on no other snapshot, with the tag to."""
+        """Makes a snapshot that has the same content and depends on no other snapshot, with the tag to."""
         info = SnapshotInfo.from_json(await self._call("POST", tag, "/compact", {"to": _args.name("to", to)}))
         return AsyncSnapshot(self._client, info.tag, info)
 
@@ -150,12 +150,12 @@ class AsyncSnapshots:
         registry_auth: Mapping[str, Mapping[str, str]] | None = None,
         on_progress: Callable[[HubFile], Any] | None = None,
     ) -> AsyncSnapshot:
-        """Makes a snapshot of the one at a reference, such as "ghcr.io/owner/python-numpy:1". By default it
-        gets the tag of the pushed snapshot. With lazy=True it can be forked before all of it has arrived.
-        With reuse=True, a snapshot that an earlier pull has made from the same artifact is returned. trust
-        is what happens without a trusted signature: "require", "warn" or "off"; by default the daemon
-        decides. mirrors are up to four repositories with the same files. registry_auth has credentials by
-        host, as in Client.build. on_progress is called with each change of a file; the pull waits for it."""
+        """Pulls the snapshot at a reference, such as "ghcr.io/owner/python-numpy:1". By default it gets the
+        tag of the pushed snapshot. With lazy=True it can be forked before all of it has arrived. With
+        reuse=True, a snapshot that an earlier pull has made from the same artifact is returned. trust is
+        what happens without a trusted signature: "require", "warn" or "off"; by default the daemon decides.
+        mirrors are up to four repositories with the same files. registry_auth has credentials by host, as in
+        Client.build. on_progress is called with each change of a file; the pull waits for it."""
         if isinstance(mirrors, str) or len(mirrors) > 4:
             raise _args.wrong("mirrors", mirrors, "a list of at most four repositories")
         body = _args.given(
@@ -213,8 +213,9 @@ class AsyncSnapshots:
         ready_timeout: float | None = None,
         warmup_timeout: float | None = None,
     ) -> AsyncSnapshot:
-        """Boots a parent, warms it up with commands and Python code, and makes a snapshot of it. Paths are
-        on the daemon's host. `forkd build RECIPE` makes such files; see docs/recipes.md."""
+        """Boots a parent, warms it up with commands and Python code, and makes a snapshot of it.
+        kernel, rootfs and initrd are paths on the daemon's host. `forkd build RECIPE` makes these
+        files; see docs/recipes.md."""
         warmup = _args.given(
             commands=[_args.text("commands", c) for c in commands] or None, python=_args.optional_text("python", python)
         )

@@ -130,11 +130,11 @@ class Client:
         """Forks n sandboxes from a snapshot: all of them, or none. With allow_partial, some may fail to
         start. Then a PartialForkError is raised, which contains the sandboxes that did start.
 
-        env holds environment variables for commands and code. network is the policy of the sandboxes, by
-        default that of the snapshot. ttl is the number of seconds after which a sandbox is deleted.
-        idle_timeout is the number of seconds without a request after which a sandbox is suspended until the
-        next request. With unique="strict", the fork fails if programs would repeat random numbers. hooks are
-        commands that run before or after operations, by default those of the snapshot.
+        env holds environment variables for commands and code. network is the policy of the sandboxes, by default that
+        of the snapshot. ttl is the number of seconds after which a sandbox is deleted. idle_timeout is the number of
+        seconds without a request after which a sandbox is suspended until the next request. With unique="strict", the
+        fork fails if programs in the sandboxes repeat random numbers. hooks are commands that run before or after
+        operations, by default those of the snapshot.
 
         volumes are mounted at paths: {"/data": "data"} to write to the volume data, "data:ro" to read it, or
         "data:copy" for a private copy; docs/volumes.md says which snapshots can mount them. hold_effects is a list of

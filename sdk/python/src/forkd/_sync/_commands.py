@@ -162,8 +162,8 @@ class CommandHandle:
         return self._end is not None or self._detached or self._error is not None
 
     def _receive(self, wanted: Callable[[], bool]) -> None:
-        """Receives one message of the daemon, unless another task or thread has received it: then wanted
-        returns False."""
+        """Receives one message of the daemon. If wanted returns False, another task or thread has
+        received what the caller waits for, and nothing is received."""
         with self._reading:
             if self._ended() or not wanted():
                 return
@@ -222,7 +222,7 @@ def open_handle(
         socket.close()
         raise
     handle = CommandHandle(sandbox, socket, first.get("started", {}).get("pid", 0), text, check, cmd)
-    handle._event(first)  # the process may have ended already, because it could not be started
+    handle._event(first)  # the command may have ended already: the agent could not start it
     return handle
 
 
@@ -338,7 +338,7 @@ class Commands:
                 handle.write(stdin)
                 handle.close_stdin()
             except InputClosedError:
-                pass  # like `head`, it needs no more input
+                pass  # the command, for example head, needs no more input
             except BaseException:
                 handle.close()
                 raise

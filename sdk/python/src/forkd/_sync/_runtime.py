@@ -25,7 +25,7 @@ class Pools:
         self.address, self.options = address, options
         self.lock = threading.Lock()
         self.pool: httpx2.HTTPTransport | None = None
-        self.owner = 0  # the process that made it
+        self.owner = 0  # the process that made the pool
         self.closed = False
 
     def get(self) -> httpx2.HTTPTransport:
@@ -47,7 +47,7 @@ class Pools:
 
 
 def gather(calls: Iterable[Callable[[], T]], most: int = 32) -> list[T | Exception]:
-    """Calls all, at most so many at once, and returns what each returned or raised, in their order."""
+    """Makes all calls, at most `most` at a time. Returns what each returned or raised, in order."""
     from concurrent.futures import ThreadPoolExecutor
 
     todo = list(calls)
@@ -65,20 +65,20 @@ def gather(calls: Iterable[Callable[[], T]], most: int = 32) -> list[T | Excepti
 
 
 def resolved(value: T) -> T:
-    """What a callback returned."""
+    """The result of a callback."""
     return value
 
 
 def in_thread(call: Callable[..., T], *args: Any) -> T:
-    """Calls what reads and writes files of this host."""
+    """Calls a function that reads or writes files of this host."""
     return call(*args)
 
 
 def bytes_of(source: Any) -> Iterable[bytes]:
-    """The bytes of an upload: of a file, read as it is sent, or of what can be iterated."""
+    """The bytes of an upload. A file is read while it is sent; any other source is iterated over."""
     if hasattr(source, "read"):
         return iter(lambda: source.read(1 << 18), b"")
-    return source  # type: ignore[no-any-return]  # checked by who calls
+    return source  # type: ignore[no-any-return]  # the caller has checked source
 
 
 def first_error(results: Sequence[Any]) -> None:

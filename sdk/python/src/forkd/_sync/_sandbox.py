@@ -287,8 +287,8 @@ class Sandbox(metaclass=NamesOfE2B):
         return self.labels
 
     def set_ttl(self, ttl: float) -> SandboxInfo:
-        """Makes the daemon delete the sandbox ttl seconds from now, in place of any earlier time; 0: never.
-        The expires_at_unix of the result is that time."""
+        """Makes the daemon delete the sandbox ttl seconds from now, in place of a time that was set
+        before; 0: never. expires_at_unix of the result is the time of the deletion."""
         return self._changed("PUT", "/ttl", {"ttl_secs": _args.life("ttl", ttl)})
 
     def set_timeout(self, timeout: float) -> None:
@@ -362,8 +362,9 @@ class Sandbox(metaclass=NamesOfE2B):
         hold_effects: Hold | Mapping[str, Any] | Sequence[str] | None = None,
     ) -> Sandboxes:
         """Makes n children that continue from the current state of memory, processes and disk. The sandbox
-        keeps running. Other parameters are those of Client.fork; network, limits, unique and hooks
-        default to the sandbox's own. Children have copies of the sandbox's volumes, in addition to volumes."""
+        keeps running. Other parameters are those of Client.fork; network, limits, unique and hooks default to
+        the sandbox's own. Children have copies of the sandbox's volumes, in addition to those of the parameter
+        volumes."""
         options = (labels, env, network, limits, ttl, idle_timeout, unique, hostname_prefix, allow_partial, hooks)
         body = fork_body(n, *options, volumes, hold_effects)
         body |= _args.given(source_id=self.id, mode=_args.one_of("mode", mode, BRANCH_MODES))
@@ -503,11 +504,12 @@ class Sandbox(metaclass=NamesOfE2B):
         max_files: int | None = None,
         max_patch_bytes: int | None = None,
     ) -> Diff:
-        """The files of the sandbox that differ from those of another snapshot or sandbox of its family, and the size
-        of the memory that may differ. By default it is the snapshot that the sandbox runs from. path selects a file
-        or directory. Text files have a patch, which together have at most max_patch_bytes; of more than max_files
-        files the others are only counted. Apply patches by git apply: other programs may change .git/hooks, by
-        which a sandbox could run programs on this host."""
+        """The files of the sandbox that differ from those of another snapshot or sandbox of its family, and the
+        size of the memory that may differ. By default the other side is the snapshot that the sandbox runs from.
+        path selects a file or directory. Each text file has a patch; all patches together have at most
+        max_patch_bytes. At most max_files files are listed, and further files are only counted. Apply patches with
+        git apply. Other programs may let a patch change .git/hooks, and then a sandbox can run programs on this
+        host."""
         if not isinstance(patch, bool):
             raise _args.wrong("patch", patch, "True or False")
         body = _args.given(

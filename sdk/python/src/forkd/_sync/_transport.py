@@ -88,12 +88,12 @@ class Transport:
         most: int | None = None,
         larger: str | None = None,
     ) -> Answer:
-        """Sends a request and returns its answer, whose status is a success, and whose body has at most `most`
-        bytes, by default MAX_ANSWER. larger says what helps if it has more.
+        """Sends a request and returns its answer, whose status is a success, and whose body has at most
+        `most` bytes, by default MAX_ANSWER. larger is the fix in the error for a larger body.
 
         A GET is sent again if the connection fails or the daemon says when to repeat it: at most retries
-        times, and within the timeout. With once, so is a POST, which then has an Idempotency-Key. No other
-        request is sent again."""
+        times, and within the timeout. With once, a POST is sent again in the same cases; it has an
+        Idempotency-Key. No other request is sent again."""
         if once:
             headers = {**(headers or {}), "Idempotency-Key": str(uuid.uuid4())}
         limit = timeout or self.timeout

@@ -256,7 +256,8 @@ class ForkdEnvironment(BaseEnvironment):
                 )
 
     async def _limit(self, sandbox: AsyncSandbox, size: SnapshotInfoDetail) -> None:
-        """Lowers the sandbox's limits to what the task asks for. A machine of exactly that size needs none."""
+        """Lowers the sandbox's limits to what the task asks for. A machine of exactly that size needs
+        no limits."""
         cpus, memory = self._effective_cpus, self._resource_limit_value("memory", auto_mode=ResourceMode.REQUEST)
         has = await sandbox.limits.get()
         old = Limits(**{f: getattr(has, f) for f in Limits.__dataclass_fields__})
@@ -355,8 +356,8 @@ class ForkdEnvironment(BaseEnvironment):
 
     @contextlib.contextmanager
     def scoped_exec_env(self, env: dict[str, str]) -> Iterator[None]:
-        """Adds environment variables. Harbor calls this around the setup and each run of an agent, and agents may call
-        it within that. So the outermost call is a phase."""
+        """Adds environment variables. Harbor calls this around the setup and each run of an agent, and
+        agents may call it again within such a call. So the outermost call is a phase."""
         outer = self._phase.get()
         phase = outer or self._next_phase()
         token = self._phase.set(phase)

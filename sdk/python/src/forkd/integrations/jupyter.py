@@ -170,8 +170,8 @@ class ForkdProvisioner(KernelProvisionerBase):
             server.close()
 
     async def _listen(self) -> dict[str, Any]:
-        """Forwards ports of this host. Returns the connection info of the kernel, without its key. They stay the same
-        when a kernel restarts, because clients keep them."""
+        """Forwards ports of this host. Returns the connection info of the kernel, without its key. The
+        ports stay the same when a kernel restarts, because clients keep them."""
         for port in list(GUEST_PORTS.values())[len(self._servers) :]:
             self._servers = [*self._servers, await asyncio.start_server(self._carry(port), "127.0.0.1", 0)]
         ports = {name: server.sockets[0].getsockname()[1] for name, server in zip(PORTS, self._servers)}
@@ -185,7 +185,7 @@ class ForkdProvisioner(KernelProvisionerBase):
             try:
                 target = sandbox or self._open
                 if target is None:
-                    return  # between two kernels
+                    return  # one kernel has ended, and the next has not started
                 async with target.connect_port(port) as guest:
 
                     async def send() -> None:

@@ -87,8 +87,8 @@ class _Machine:
                 self.moved.notify_all()
 
     def _is_at(self, id: str | None) -> bool:
-        """Whether the latest branch or rollback of the sandbox was that of the checkpoint id. It may have been made by
-        an earlier process."""
+        """Whether the latest branch or rollback of the sandbox, perhaps by an earlier process, was that
+        of the checkpoint id."""
         return id is not None and self.sandbox.info().latest_tag == self.tag("", id)
 
     def reach(self, id: str) -> None:

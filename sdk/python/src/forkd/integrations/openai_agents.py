@@ -441,8 +441,8 @@ class ForkdSandboxSession(BaseSandboxSession):
         await self.sandbox.rollback(to)
 
     async def persist_workspace(self) -> io.IOBase:
-        """Saves the sandbox as a branch, or the workspace as an archive if the options or parts of the workspace that
-        must not be saved require it."""
+        """Saves the sandbox as a branch. If the options ask for an archive, or parts of the workspace
+        must not be saved, it saves the workspace as an archive instead."""
         root, skip = self._workspace_root_path(), self._persist_workspace_skip_relpaths()
         try:
             if self.state.options.workspace_persistence == "branch" and not skip:
@@ -455,7 +455,7 @@ class ForkdSandboxSession(BaseSandboxSession):
                 raw = await self.sandbox.files.read_bytes(archive)
             finally:
                 await self.sandbox.files.remove(archive)
-            if raw.startswith(_REFERENCE):  # the guest wrote it, and must not choose the branch of a later resume
+            if raw.startswith(_REFERENCE):  # the guest, which wrote this, must not choose a branch to resume
                 raise WorkspaceArchiveReadError(path=root, context={"detail": "the sandbox made no tar archive"})
             return io.BytesIO(raw)
         except ForkdError as e:

@@ -153,7 +153,7 @@ class ForkdExecutor(RemotePythonExecutor):
         self._patch_final_answer_with_exception(final)
         needed = set(final.to_dict()["requirements"]) - _OPTIONAL - {"smolagents"}
         self.installed_packages += self.install_packages(sorted(needed))
-        # The tool works without the packages that it imports for values of their types.
+        # The tool imports some packages only for values of their types, and works without them.
         code = re.sub(
             rf"^import ({'|'.join(sorted(_OPTIONAL))})$",
             r"try:\n    import \1\nexcept ImportError:\n    pass",
@@ -163,7 +163,7 @@ class ForkdExecutor(RemotePythonExecutor):
         self.logger.log(self.run_code_raise_errors(code).logs)
 
     def install_packages(self, additional_imports: list[str]) -> list[str]:
-        """Installs those packages with pip that the interpreter of the steps lacks."""
+        """Installs with pip the packages that the interpreter of the steps lacks."""
         if not additional_imports:
             return additional_imports
         logs = self.run_code_raise_errors(_MISSING.format(additional_imports)).logs
