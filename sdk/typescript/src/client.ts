@@ -25,7 +25,7 @@ export type NetworkPolicy = Camel<Schemas["Network"]>;
 export type Hooks = Camel<Schemas["Hooks"]>;
 /** Versions and settings of a daemon. */
 export type Version = Camel<Schemas["Version"]>;
-/** "strict": a fork fails if programs would repeat random numbers. */
+/** "strict": a fork fails if programs in the sandboxes repeat random numbers. */
 export type UniqueMode = Schemas["UniqueMode"];
 
 /** How a client reaches its daemon. */

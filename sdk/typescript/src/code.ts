@@ -160,7 +160,7 @@ class Kept {
     if (this.#fits(stream, Math.max(leastPart, encoder.encode(text).length))) {
       this.logs[stream].push(text);
     } else {
-      this.#room[stream] = 0; // otherwise a later, shorter part would follow a gap
+      this.#room[stream] = 0; // so that no later, shorter part is kept after a gap
     }
   }
 

@@ -255,7 +255,7 @@ export class BuildContext {
       });
       packing.omitted = packing.omitted.filter((dir) => name.startsWith(`${dir.name}/`));
       if (!this.#ignore.out(name)) {
-        const above = packing.omitted; // directories that have an exception from the patterns below them
+        const above = packing.omitted; // omitted directories that have this file below them
         packing.omitted = [];
         for (const dir of above) {
           yield* this.#entry(dir.name, dir.info, packing);

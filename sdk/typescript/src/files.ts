@@ -187,9 +187,9 @@ export class Files {
   }
 
   /**
-   * Copies a directory into the directory `to` of this host, and makes `to` if it is missing.
-   * Nothing is written outside of `to`. A `to` that is a symbolic link is refused, because an earlier
-   * copy may have brought it; with a / at its end, the directory behind it is used. The umask of
+   * Copies a directory into the directory `to` of this host, and makes `to` if it is missing. Nothing
+   * is written outside of `to`. A `to` that is a symbolic link is refused, because an earlier copy
+   * may have made the link. If `to` ends in a /, the directory behind the link is used. The umask of
    * this process restricts the modes of files, and only their owner may write to them. Without `to`,
    * it returns a tar archive. The sandbox makes the archive, so do not trust it.
    */
@@ -205,8 +205,8 @@ export class Files {
 
   /**
    * Copies the content of a directory of this host, or of a tar archive, into a directory of the
-   * sandbox. That directory is made if it is missing. Existing files are replaced; other files
-   * stay.
+   * sandbox. That directory is made if it is missing. Existing files with the same names are
+   * replaced; other files stay.
    */
   async writeTree(path: string, source: Data, options: FileOptions = {}): Promise<void> {
     checkPath("path", path);

@@ -48,7 +48,7 @@ const maxMirrors = 4;
 // The time limit of a silent stream: the daemon sends nothing while it checks a reference and its signatures.
 const silentSeconds = 600;
 
-/** Makes a snapshot of the one at a reference. */
+/** Pulls the snapshot at a reference. */
 export async function pull(client: Client, reference: string, options: PullOptions): Promise<HubResult> {
   checkOptions(options, "tag", "lazy", "reuse", "trust", "mirrors", ...moveOptions);
   const { tag, lazy, reuse, trust, mirrors = [] } = options;

@@ -126,7 +126,7 @@ function matcher(pattern: string): Matches {
       return (path) => path.startsWith(start);
     }
     if (kind === "suffix") {
-      const end = meant.slice(2); // if it begins with a slash, it matches the first part of a path too
+      const end = meant.slice(2); // the path a matches the end /a too
       return (path) => ends(path).some((to) => `/${path}`.endsWith(end, 1 + to));
     }
     const automaton = new Automaton(new Parser(source));

@@ -233,8 +233,8 @@ export class Sandbox implements AsyncDisposable {
   }
 
   /**
-   * Makes the daemon delete the sandbox ttl seconds from now, in place of any earlier time; 0:
-   * never. expiresAtUnix of the result is that time.
+   * Makes the daemon delete the sandbox ttl seconds from now, in place of a time that was set
+   * before; 0: never. expiresAtUnix of the result is the time of the deletion.
    */
   async setTtl(ttl: number, options?: CallOptions): Promise<SandboxInfo> {
     checkSeconds("ttl", ttl ?? NaN, 365 * 24 * 3600);
@@ -341,9 +341,9 @@ export class Sandbox implements AsyncDisposable {
 
   /**
    * Returns the files of the sandbox that differ from those of another snapshot or sandbox of its family,
-   * and the size of the memory that may differ. By default it is the snapshot that the sandbox runs from.
-   * Apply patches by git apply: other programs may change .git/hooks, by which a sandbox could run programs
-   * on this host.
+   * and the size of the memory that may differ. By default the other side is the snapshot that the sandbox
+   * runs from. Apply patches with git apply. Other programs may let a patch change .git/hooks, and then a
+   * sandbox can run programs on this host.
    */
   async diff(since?: string | Snapshot | Sandbox, options: DiffOptions = {}): Promise<Diff> {
     checkOptions(options, "path", "patch", "maxFiles", "maxPatchBytes", ...callOptions);
@@ -358,9 +358,9 @@ export class Sandbox implements AsyncDisposable {
 
   /**
    * Returns a tar archive of the files of the sandbox that differ from those of another snapshot or sandbox
-   * of its family. By default it is the snapshot that the sandbox runs from. An empty file .wh.NAME stands
-   * for a deleted file NAME. The sandbox determines the content, so unpack it with care. A file that an
-   * archive cannot have as it is, such as a damaged one, is an error, unless partial is set.
+   * of its family. By default the other side is the snapshot that the sandbox runs from. An empty file
+   * .wh.NAME stands for a deleted file NAME. The sandbox determines the content, so unpack it with care. A
+   * file that an archive cannot have as it is, such as a damaged one, is an error, unless partial is set.
    */
   async export(since?: string | Snapshot | Sandbox, options: ExportOptions = {}): Promise<ReadableStream<Uint8Array>> {
     checkOptions(options, "path", "partial", ...callOptions);

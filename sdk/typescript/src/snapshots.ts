@@ -167,7 +167,7 @@ export class Snapshots {
     return camel((await this.#client.wire.call("POST", path, { options, seconds: 600 })) as Schemas["Verified"]);
   }
 
-  /** Makes a snapshot with the same content that depends on no other snapshot. */
+  /** Makes a snapshot that has the same content and depends on no other snapshot. */
   async compact(tag: string | Snapshot, to: string, options?: CallOptions): Promise<Snapshot> {
     const path = `/v1/snapshots/${tagOf(tag, "tag")}/compact`;
     const json = { to: tagOf(to, "to") };
@@ -179,7 +179,7 @@ export class Snapshots {
     return new Snapshot(this.#client, camel(info));
   }
 
-  /** Makes a snapshot of the one at a reference in a registry, such as "ghcr.io/owner/python-numpy:1". */
+  /** Pulls the snapshot at a reference in a registry, such as "ghcr.io/owner/python-numpy:1". */
   async pull(reference: string, options: PullOptions = {}): Promise<Snapshot> {
     const result = await pull(this.#client, reference, options);
     if (result.snapshot === undefined) {

@@ -131,7 +131,8 @@ function plainHeader(entry: Entry): Uint8Array {
 /**
  * Unpacks an archive into a directory. The archive is not trusted: its names must stay in the
  * directory, nothing is written through a link, and links are made last. An earlier archive may have
- * made links in a parent of the directory, so links must stay in their directory too.
+ * made links in a parent of the directory, so no link may lead out of the directory, whatever later
+ * archives make there.
  */
 export async function unpackTree(
   parts: AsyncIterable<Uint8Array>,

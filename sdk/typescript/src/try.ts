@@ -117,7 +117,10 @@ function argsFor(parameter: string, command: Command): readonly string[] {
   }
 }
 
-/** Sends a try, and returns its results and its last line. If the call is aborted before that, no child stays. */
+/**
+ * Sends a try, and returns its results and its last line. If the call is aborted before it returns,
+ * no child stays.
+ */
 export async function tryAll(
   wire: Wire,
   sandbox: string,
