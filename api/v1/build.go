@@ -10,7 +10,7 @@ const (
 
 // Bounds on a build context.
 const (
-	MaxBuildContent = 8 << 30  // bytes of its files
+	MaxBuildContent = 8 << 30  // bytes of the files of a build
 	MaxBuildEntries = 1 << 20  // files, directories and links
 	MaxBuildNames   = 64 << 20 // bytes of the names of entries and of the targets of links
 )

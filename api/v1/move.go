@@ -38,7 +38,7 @@ type Move struct {
 // Departure has what the new host of a moving sandbox must know. Clients pass it on unchanged.
 type Departure struct {
 	From     string          `json:"from"`                // name of the host that the sandbox leaves
-	To       string          `json:"to"`                  // name of the host that it moves to
+	To       string          `json:"to"`                  // name of the host that the sandbox moves to
 	Tag      string          `json:"snapshot_tag"`        // the snapshot with its suspended state
 	Lock     string          `json:"lock"`                // digest of the key
 	Record   json.RawMessage `json:"record"`              // record of the suspended sandbox, see docs/records.md

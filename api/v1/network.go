@@ -95,7 +95,7 @@ type NetworkAllowed struct {
 	UpBytes   uint64 `json:"up_bytes"` // payload of the ended connections, sent by the sandbox
 	DownBytes uint64 `json:"down_bytes"`
 	Count     uint64 `json:"count"`     // ended connections
-	LastUnix  int64  `json:"last_unix"` // when the last of them ended, in seconds since 1970
+	LastUnix  int64  `json:"last_unix"` // when the last connection ended, in seconds since 1970
 }
 
 // NetworkRefusal is a refused destination.

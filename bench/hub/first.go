@@ -163,7 +163,7 @@ func (f *first) answer(ctx context.Context, what, repo string, of func(*hub.Hub)
 			return err
 		})
 		m.KillAll()
-		_, deleted := away.Store.Delete(firstTag, store.DeleteForce) // ends the arrival
+		_, deleted := away.Store.Delete(firstTag, store.DeleteForce) // stops the fetch of the rest of the snapshot
 		return errors.Join(err, deleted)
 	})
 }

@@ -3,8 +3,8 @@
 //
 // The API, the sandbox manager and the store are those of the daemon, but the VMs are faked
 // (package apirig). So the figures show what the daemon's own data structures and files cost, and
-// not the cost of VMs and guests. All files are in a tmpfs, /dev/shm by default, so a disk would
-// add its own time.
+// not the cost of VMs and guests. All files are in a tmpfs, /dev/shm by default, so the figures do
+// not contain the time of a disk.
 //
 // The command makes one suspended sandbox through the API and copies its files. Tables go to
 // standard output, progress to standard error, and all figures as JSON to the file -o. scripts/bench

@@ -21,7 +21,7 @@ func sumOf(i int) sum {
 		return sum{fmt.Sprintf("int((np.arange(1, %d, dtype=np.int64) ** 2).sum())", m+1),
 			fmt.Sprint(m * (m + 1) * (2*m + 1) / 6)}
 	case 2: // powers of [[1 1] [1 0]] contain Fibonacci numbers
-		e := k%88 + 2 // the first 92 of them fit into an int64
+		e := k%88 + 2 // the first 92 Fibonacci numbers fit into an int64
 		return sum{fmt.Sprintf("int(np.linalg.matrix_power(np.array([[1, 1], [1, 0]]), %d)[0, 1]) + %d", e, k),
 			fmt.Sprint(fibonacci(e) + k)}
 	case 3: // for k × k matrices filled with 2 and with 3, trace(a·b) is k · 6k

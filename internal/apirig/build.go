@@ -69,8 +69,8 @@ func imagesOf(more []string) func(context.Context, string, *build.Login) (string
 	}
 }
 
-// bootOf returns a function that provides the same boot files for every container image. It checks
-// that the function of imagesOf returns this digest.
+// bootOf returns a function that provides the same boot files for every container image. The
+// function refuses a reference to Image without the digest that the function of imagesOf gives.
 func bootOf(file string) build.Boot {
 	return func(_ context.Context, i build.Image, _ func(string)) (bake.Request, error) {
 		switch {

@@ -127,8 +127,8 @@ func runCommand(
 	return runInto(ctx, cl, id, req, stdout, stderr)
 }
 
-// A call of ends runs a command until the command exits. It returns the last bytes of stdout and of
-// stderr, at most the given number of each, no matter how much the guest sends.
+// ends runs a command until the command exits. It returns the last bytes of stdout and of stderr,
+// at most the given number of each, no matter how much the guest sends.
 func (c *call) ends(ctx context.Context, id string, req client.ExecRequest, most int) (stdout, stderr []byte,
 	err error) {
 	out, errs := newExcerpt(0, most), newExcerpt(0, most)

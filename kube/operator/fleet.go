@@ -284,7 +284,7 @@ func (f *fleet) askOne(ctx context.Context, d *daemon) (*report, error) {
 	return r, nil
 }
 
-// lacks reports whether a daemon has said that it does not have a snapshot. It is false if the
+// lacks reports whether a daemon has said that it does not have a snapshot. It returns false if the
 // daemon does not answer.
 func (f *fleet) lacks(node, tag string) bool {
 	f.mu.Lock()

@@ -53,7 +53,7 @@ func (f *fakes) add(node string, answers map[string]string) {
 		case ok:
 			fmt.Fprint(w, text)
 		default:
-			<-r.Context().Done() // it hangs
+			<-r.Context().Done() // the daemon hangs
 		}
 	}))
 	f.t.Cleanup(server.Close)

@@ -419,7 +419,7 @@ func (r *sandboxes) removeFrom(ctx context.Context, s *v1alpha1.Sandbox, node st
 	case errors.Is(err, forkd.ErrSandboxMoved):
 		return true, nil
 	case err == nil, errors.Is(err, forkd.ErrSandboxNotFound):
-		return false, nil // nil: its label has changed, or it is the sandbox of another object
+		return false, nil // nil: the sandbox has lost its label, or belongs to another object
 	}
 	return false, waitFor(node, err)
 }

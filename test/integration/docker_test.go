@@ -155,7 +155,7 @@ func TestDocker(t *testing.T) {
 	if _, err := d.Suspend(d.ctx(t, quietLimit), box); err != nil {
 		t.Fatal(err)
 	}
-	c.call(t, "GET", "/containers/loop/archive?path=/srv/new/a", "", 200, nil) // resumes it
+	c.call(t, "GET", "/containers/loop/archive?path=/srv/new/a", "", 200, nil) // resumes the container's sandbox
 	c.call(t, "POST", "/containers/loop/start", "", 204, nil)
 	c.call(t, "POST", "/containers/loop/kill", "", 204, nil)
 	if code := c.wait(t, "loop"); code != 137 {

@@ -178,8 +178,8 @@ func (l *line) plain(ctx context.Context) error {
 	return l.took(ctx, s)
 }
 
-// replace takes a branch of the source, verifies the source, and replaces it with a child of the
-// branch, which it verifies too.
+// replace takes a branch of the source and verifies the source. Then it replaces the source with a
+// child of the branch, and verifies the child.
 func (l *line) replace(ctx context.Context) error {
 	req := l.live()
 	if l.rig.rng.IntN(3) == 0 {

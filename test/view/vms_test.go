@@ -20,7 +20,7 @@ func TestRealVMs(t *testing.T) {
 	p := newBrowser(t)
 	p.open(startView(t, r.URL, r.Token))
 	const row = `[...document.querySelectorAll(".row")].find((e) => e.querySelector(".name").textContent === "real")`
-	p.wait(row + `?.querySelector(".meter") !== null`) // its VMM has said what it has written
+	p.wait(row + `?.querySelector(".meter") !== null`) // the VMM has said what the fork has written
 	var written struct {
 		KiB int `json:"guest_dirty_kib"`
 	}

@@ -37,9 +37,9 @@ type Counter struct {
 // counterKey is the key of the map in which the kernel counts.
 type counterKey struct{ Process, Kind uint32 }
 
-// counted are the kernel's tracepoints that are counted. The index is counterKey.Kind. An event
-// counts for the thread that reaches the tracepoint. At sched_switch, this is the thread that loses
-// its CPU.
+// counted lists the tracepoints of the kernel that a Counter counts. The index is counterKey.Kind.
+// An event counts for the thread that reaches the tracepoint. At sched_switch, this is the thread
+// that loses its CPU.
 var counted = []string{"sched_switch", "sys_enter", "kvm_exit"}
 
 // maxCounted bounds the number of keys. Each process that runs during a benchmark needs a key for

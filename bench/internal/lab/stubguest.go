@@ -129,8 +129,8 @@ type stubClient struct {
 	dir string // directory of the stub's VMM
 }
 
-// stubPoll is the interval at which Forked looks for the answer. It is the resolution of clock (ii)
-// with a stub.
+// stubPoll is the interval at which Forked looks for the answer. It is the resolution of the time
+// until a stub has answered.
 const stubPoll = 200 * time.Microsecond
 
 // Forked waits for the stub's answer on its console. It accepts exactly one byte, because a VMM

@@ -21,7 +21,7 @@ import (
 const scriptDir = "/var/tmp/forkd-heredoc"
 
 // Bounds on mounts. A relative target is stored with the working directory in front of it, so each
-// mount could repeat a long path.
+// mount can repeat a long path.
 const (
 	maxMounts    = 100  // mounts of one command
 	maxAllMounts = 5000 // mounts of all commands

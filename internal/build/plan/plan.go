@@ -221,7 +221,7 @@ type Warm struct {
 type Children struct {
 	Network *snapshot.Network `json:"network,omitempty"` // nil: the default of sandboxes
 	Limits  vm.Limits         `json:"limits,omitzero"`
-	Strict  bool              `json:"strict,omitempty"` // whether to refuse forks that would repeat random numbers
+	Strict  bool              `json:"strict,omitempty"` // whether to refuse forks that repeat random numbers
 	Hooks   snapshot.Hooks    `json:"hooks,omitzero"`
 }
 

@@ -127,7 +127,7 @@ type fault struct {
 func (s *Server) answer(ctx context.Context, conn net.Conn) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	_ = conn.SetDeadline(time.Now().Add(lineTime)) // if this fails, so will reading
+	_ = conn.SetDeadline(time.Now().Add(lineTime)) // if this fails, reading fails too
 	r := bufio.NewReader(io.LimitReader(conn, maxLine))
 	line, err := r.ReadBytes('\n')
 	if err != nil && !(errors.Is(err, io.EOF) && 0 < len(line) && len(line) < maxLine) {

@@ -273,7 +273,7 @@ func (s *supervisor) shutDown(cmd *exec.Cmd, exited <-chan error) {
 	c := newClient(s.state.InitAddr, s.token)
 	defer c.close()
 	if !listens(cmd.Process.Pid, []string{s.state.InitAddr}) {
-		log.Print("QEMU does not listen yet: nothing is asked to power off") // another program could get the token
+		log.Print("QEMU does not listen yet: nothing is asked to power off") // no other program must get the token
 	} else if err := c.do(ctx, http.MethodPost, machineapi.PathPowerOff, nil, nil); err != nil {
 		log.Printf("power off: %v", err)
 	} else {

@@ -88,9 +88,9 @@ type PendingTop struct {
 	Name  string `json:"name"`
 	Owner string `json:"owner"` // ID of the owner of the layer that the present top becomes
 	Swaps uint64 `json:"swaps"`
-	// Volumes has the new top of each volume, by the number of the slot. The name is empty for a free
-	// slot. The VMM switches to all new tops at the same instant. A record of an earlier version of
-	// forkd has none.
+	// Volumes has the new top of each volume, by the number of the slot. The name is empty for a
+	// free slot. The VMM switches to all new tops at the same instant. The records of earlier
+	// versions of forkd do not have Volumes.
 	Volumes []string `json:"volumes,omitempty"`
 }
 

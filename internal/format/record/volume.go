@@ -25,7 +25,7 @@ type VolumeWriter struct {
 	SandboxID string `json:"sandbox_id"`
 	Top       string `json:"top,omitempty"` // file that the sandbox's VM writes to; absent: there is no VM
 	// Next is a new top that the VM may already write to instead of Top, during a branch or a
-	// rollback. It is usually absent. A record of an earlier version of forkd has none.
+	// rollback. It is usually absent. The records of earlier versions of forkd do not have Next.
 	Next string `json:"next,omitempty"`
 	// Own has the layers that were tops of this writer until a branch. The writer's VM may have
 	// damaged them. The list may also have names of layers that no longer exist, because they were

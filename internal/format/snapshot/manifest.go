@@ -227,8 +227,8 @@ type Volume struct {
 	Path      string `json:"path,omitempty"` // where the guest has mounted it
 	ReadOnly  bool   `json:"read_only,omitempty"`
 	SizeBytes uint64 `json:"size_bytes,omitempty"`
-	// The base image and the layers, base first. The owner of the base image is the ID of the volume
-	// without VolumeID; the owner of a layer is the layer's own ID.
+	// The base image and the layers, base first. The owner of the base image is the ID of the
+	// volume without the prefix VolumeID; the owner of a layer is the layer's own ID.
 	Files []File `json:"files,omitempty"`
 }
 

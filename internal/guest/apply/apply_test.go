@@ -102,7 +102,7 @@ func content(t *testing.T, dir string, exact bool) string {
 		if exact {
 			st, err := stateOf(unix.AT_FDCWD, p)
 			must(t, err)
-			st.CTime = 0 // a rename changes it
+			st.CTime = 0 // a rename changes CTime
 			if e.IsDir() {
 				st.MTime, st.Size = 0, 0
 			}

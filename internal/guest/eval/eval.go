@@ -95,9 +95,9 @@ func (s *Server) Warm() ([]string, error) {
 // for longer than forkTimeout.
 //
 // Forked does not wake an interpreter in which no code can run before the next call. Before the
-// next call runs its code, it tells the interpreter to apply the numbers and the environment. A
-// wake-up here would copy half a megabyte of the interpreter's memory in every forked sandbox, even
-// in sandboxes that never use the interpreter.
+// next call runs its code, the call tells the interpreter to apply the numbers and the environment.
+// A wake-up here would copy half a megabyte of the interpreter's memory in every forked sandbox,
+// even in sandboxes that never use the interpreter.
 func (s *Server) Forked(env map[string]string) error {
 	return s.control(controlRequest{Op: opForked, Env: env})
 }

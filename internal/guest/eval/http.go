@@ -69,7 +69,7 @@ func (s *Server) handleExecute(w http.ResponseWriter, r *http.Request) {
 	case errors.As(err, &busy):
 		http.Error(w, err.Error(), http.StatusConflict)
 	case errors.As(err, new(*unsupportedError)):
-		s.remove(c.ID) // its interpreter did not start, and would not start later
+		s.remove(c.ID) // the interpreter did not start, and cannot start later
 		http.Error(w, err.Error(), http.StatusBadRequest)
 	default:
 		http.Error(w, err.Error(), http.StatusInternalServerError)

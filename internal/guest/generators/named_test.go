@@ -174,7 +174,7 @@ func serveSleep(t *testing.T, program string) (pid int) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
-	time.Sleep(200 * time.Millisecond) // time for its libraries to be mapped
+	time.Sleep(200 * time.Millisecond) // time for the program to map its libraries
 	return cmd.Process.Pid
 }
 

@@ -123,7 +123,7 @@ func (c *Child) finishLocked(status syscall.WaitStatus) {
 	close(c.done)
 }
 
-// Done is closed when the process has been collected.
+// Done returns a channel that is closed when the process has been collected.
 func (c *Child) Done() <-chan struct{} { return c.done }
 
 // Status waits for the process to end and returns its status.

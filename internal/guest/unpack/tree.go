@@ -288,7 +288,7 @@ func (t *tree) setTimes() error {
 	for name, mod := range t.times {
 		fd, err := t.open(name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW)
 		if err != nil {
-			continue // a later layer has removed or replaced it
+			continue // a later layer has removed or replaced the directory
 		}
 		err = setTime(fd, "", mod)
 		unix.Close(fd)

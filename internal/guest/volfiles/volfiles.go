@@ -67,7 +67,7 @@ func answerOnDisk(req *http.Request) (resp *http.Response, done func(), err erro
 	}
 	done = func() { _ = root.Close() }
 	resp = answer(root, req)
-	_, _ = io.Copy(io.Discard, req.Body) // the host sends all of it before it reads the answer
+	_, _ = io.Copy(io.Discard, req.Body) // the host sends the whole body before it reads the answer
 	if reads {
 		return resp, done, nil
 	}

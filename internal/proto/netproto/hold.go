@@ -95,9 +95,9 @@ const (
 	OutcomeRefused  = "refused"
 	OutcomeRecorded = "recorded"
 	OutcomeWaiting  = "waiting"
-	OutcomeSent     = "sent"     // it waited, and was sent to the server after the hold had ended
+	OutcomeSent     = "sent"     // the request waited, and was sent to the server after the hold had ended
 	OutcomeGivenUp  = "given_up" // the guest did not wait until the hold ended
-	OutcomeExpired  = "expired"  // it waited for too long, and was refused
+	OutcomeExpired  = "expired"  // the request waited for too long, and was refused
 )
 
 // Bounds on the effects of one sandbox. MaxEffects is a number of effects; the other bounds are in

@@ -135,7 +135,7 @@ type Passage struct {
 	UpBytes   uint64 // payload of ended connections to the destination, sent by the guest
 	DownBytes uint64
 	Count     uint64 // ended connections
-	Unix      int64  // Unix time at which the latest of them ended, in seconds
+	Unix      int64  // Unix time at which the latest connection ended, in seconds
 }
 
 // Flow is an open connection that the policy permits.

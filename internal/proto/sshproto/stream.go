@@ -19,8 +19,9 @@ const (
 )
 
 // Stream is one end of a channel's stream, which is a socket of package ctlsock. If one end does
-// not read, the other end soon cannot send. So the windows of SSH limit both the client and the
-// daemon. One goroutine may receive while other goroutines send.
+// not read, the other end soon cannot send. So a slow client slows the daemon down, and a slow
+// daemon slows the client down, as the windows of SSH require. One goroutine may receive while
+// other goroutines send.
 //
 // Requests are not in the stream, because a client may send a signal to a process that reads no
 // input. Replies are in the stream, so that the client gets the reply to a request before the

@@ -9,8 +9,9 @@ import (
 
 // SetVolume puts the disk d into an empty volume slot or, if d has no layers, empties a slot that
 // has a disk. The guest is stopped meanwhile. It gets an interrupt because the capacity of its
-// device has changed (virtio 1.2 §5.2.6). The number i counts all disks. SetVolume takes ownership
-// of the files. After an error the slot is unchanged.
+// device has changed (virtio 1.2 §5.2.6). The number i is the index of the slot among all disks,
+// also those that are not slots. SetVolume takes ownership of the files. After an error the slot is
+// unchanged.
 //
 // Requests that have not been answered yet are served with the new disk. A guest that removes a
 // disk unmounts it first, and then has no such requests. If a guest does not unmount the disk, its

@@ -1,6 +1,6 @@
 // Command run shows that the torture finds defects. It builds the product with one defect at a time
-// and runs the torture with it. It uses this host if KVM works here, and otherwise the emulated
-// host. scripts/mutants calls it after scripts/build and command prepare.
+// and runs the torture with that product. It uses this host if KVM works here, and otherwise the
+// emulated host. scripts/mutants calls it after scripts/build and command prepare.
 //
 // First it runs both kinds of torture without a defect, with the same seed. They must pass. If they
 // failed, a failure with a defect would show nothing. A defect counts as found if the torture test
