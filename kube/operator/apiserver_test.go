@@ -90,7 +90,8 @@ func cluster(t *testing.T) *server {
 			s.admin = nil // no other test can pass
 		}
 	}()
-	for _, file := range []string{"cluster/crds.yaml", "forkd.yaml", "cluster/operator.yaml", "cluster/router.yaml"} {
+	for _, file := range []string{"cluster/crds.yaml", "forkd.yaml", "cluster/operator.yaml", "cluster/router.yaml",
+		"agent-sandbox/crds.yaml", "agent-sandbox/operator.yaml"} {
 		s.apply(t, filepath.Join("../../packaging/kubernetes", file))
 	}
 	return s

@@ -24,6 +24,7 @@ import (
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	forkd "github.com/forkd/forkd/client"
+	"github.com/forkd/forkd/kube/agentsandbox"
 	"github.com/forkd/forkd/kube/api/v1alpha1"
 )
 
@@ -37,6 +38,11 @@ type Config struct {
 	RouterTokenFile string // path of the router's token in the router's container; empty: the router needs none
 	RouterURL       string // address of the router for clients; empty: Sandboxes have no URL in their status
 
+	AgentSandbox     bool   // act on the resources of agent-sandbox
+	AgentSandboxBind string // address of agent-sandbox's router; empty: none
+	AgentSandboxCert string // file with a certificate for this address; only a loopback address needs none
+	AgentSandboxKey  string // file with the key of the certificate
+
 	Elect       bool   // work only while this operator has the lease, which all operators share
 	HealthBind  string // address of /healthz and /readyz; empty: none
 	MetricsBind string // address of /metrics; empty: none
@@ -46,6 +52,9 @@ type Config struct {
 func New(cluster *rest.Config, cfg Config) (manager.Manager, error) {
 	if cfg.Namespace == "" || cfg.ConfigMap == "" || cfg.Interval <= 0 {
 		return nil, errors.New("want a namespace, the name of a ConfigMap, and an interval above 0")
+	}
+	if !cfg.AgentSandbox && cfg.AgentSandboxBind+cfg.AgentSandboxCert+cfg.AgentSandboxKey != "" {
+		return nil, errors.New("agent-sandbox-bind, -cert and -key have an effect only with agent-sandbox")
 	}
 	known := runtime.NewScheme()
 	if err := errors.Join(scheme.AddToScheme(known), v1alpha1.AddToScheme(known)); err != nil {
@@ -71,6 +80,10 @@ func New(cluster *rest.Config, cfg Config) (manager.Manager, error) {
 		(&snapshots{Client: mgr.GetClient(), fleet: f, cfg: &cfg}).setup(mgr),
 		(&sandboxes{Client: mgr.GetClient(), fleet: f, cfg: &cfg}).setup(mgr),
 		(&pools{Client: mgr.GetClient(), direct: mgr.GetAPIReader(), cfg: &cfg}).setup(mgr))
+	if err == nil && cfg.AgentSandbox {
+		err = agentsandbox.Add(mgr, agentsandbox.Config{Connect: f.connectTo, Interval: cfg.Interval,
+			Bind: cfg.AgentSandboxBind, Cert: cfg.AgentSandboxCert, Key: cfg.AgentSandboxKey})
+	}
 	if err == nil && cfg.HealthBind != "" {
 		err = errors.Join(mgr.AddHealthzCheck("ping", healthz.Ping), mgr.AddReadyzCheck("ping", healthz.Ping))
 	}

@@ -114,6 +114,7 @@ type world struct {
 	mu       sync.Mutex
 	operator *exec.Cmd
 	elect    bool
+	change   func(*Config) // changes the configuration of the operator; may be nil
 }
 
 // newWorld starts a daemon for each name, but no operator. The names of the nodes have a prefix.
@@ -206,9 +207,12 @@ func (w *world) removePod(h *host) {
 func (w *world) start() {
 	w.t.Helper()
 	account := w.account(w.t)
-	text, err := json.Marshal(process{account.Host, account.BearerToken, account.CAFile, Config{Namespace: "forkd",
-		TokenFile: w.token, Interval: 300 * time.Millisecond, ConfigMap: "forkd-nodes", RouterTokenFile: w.token,
-		RouterURL: "http://router.example:8889", Elect: w.elect}})
+	cfg := Config{Namespace: "forkd", TokenFile: w.token, Interval: 300 * time.Millisecond, ConfigMap: "forkd-nodes",
+		RouterTokenFile: w.token, RouterURL: "http://router.example:8889", Elect: w.elect}
+	if w.change != nil {
+		w.change(&cfg)
+	}
+	text, err := json.Marshal(process{account.Host, account.BearerToken, account.CAFile, cfg})
 	if err != nil {
 		w.t.Fatal(err)
 	}

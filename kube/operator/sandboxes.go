@@ -316,6 +316,22 @@ func requestFor(s *v1alpha1.Sandbox) forkd.ForkRequest {
 	return req
 }
 
+// connectTo returns a client of the daemon that has the sandbox of a Sandbox. The daemon has
+// confirmed that the id in the status is of a sandbox with the Sandbox's uid as a label.
+func (f *fleet) connectTo(ctx context.Context, s *v1alpha1.Sandbox) (*forkd.Client, error) {
+	c, err := f.connect(ctx, s.Status.Node)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	info, err := c.Sandbox(ctx, s.Status.ID)
+	if err == nil && info.Labels[uidLabel] != string(s.UID) {
+		err = waiting(reasonRefused, "the sandbox %s has no label %s of this Sandbox", s.Status.ID, uidLabel)
+	}
+	return c, err
+}
+
 // observe applies the operating mode to a sandbox that exists, and writes its state into the status.
 func (r *sandboxes) observe(ctx context.Context, c *forkd.Client, s *v1alpha1.Sandbox) error {
 	asking, stop := context.WithTimeout(ctx, askTimeout) // a daemon that hangs must not keep a worker for long

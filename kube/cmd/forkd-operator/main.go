@@ -37,6 +37,12 @@ func configure(f *flag.FlagSet) *operator.Config {
 	f.StringVar(&cfg.RouterTokenFile, "router-token-file", "",
 		"path of the router's own token in the router's container, for its list of nodes")
 	f.StringVar(&cfg.RouterURL, "router-url", "", "address of the router, for the status of Sandboxes")
+	f.BoolVar(&cfg.AgentSandbox, "agent-sandbox", false, "act on the resources of agent-sandbox")
+	f.StringVar(&cfg.AgentSandboxBind, "agent-sandbox-bind", "",
+		"HOST:PORT of agent-sandbox's router, such as 127.0.0.1:8080; default: none")
+	f.StringVar(&cfg.AgentSandboxCert, "agent-sandbox-cert", "",
+		"file with the certificate of agent-sandbox's router; only a loopback address needs none")
+	f.StringVar(&cfg.AgentSandboxKey, "agent-sandbox-key", "", "file with the key of the certificate")
 	f.BoolVar(&cfg.Elect, "elect", true, "take turns with other operators")
 	f.StringVar(&cfg.HealthBind, "health-bind", "", "address of /healthz and /readyz; default: none")
 	f.StringVar(&cfg.MetricsBind, "metrics-bind", "", "address of /metrics for Prometheus; default: none")

@@ -4,6 +4,7 @@ import (
 	"flag"
 	"io"
 	"os"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -77,5 +78,29 @@ func TestManifests(t *testing.T) {
 		default:
 			t.Errorf("%+v is mounted at %s; the list is %s, the operator has %+v", v, m.MountPath, list, cfg)
 		}
+	}
+}
+
+// The manifests for agent-sandbox run the operator with flags that exist, and with the files that
+// they mount.
+func TestAgentSandboxManifests(t *testing.T) {
+	text, err := os.ReadFile("../../../packaging/kubernetes/agent-sandbox/kustomization.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := flag.NewFlagSet("", flag.ContinueOnError)
+	f.SetOutput(io.Discard)
+	cfg := configure(f)
+	if cfg.AgentSandbox || cfg.AgentSandboxBind != "" {
+		t.Errorf("agent-sandbox is on by default: %+v", cfg)
+	}
+	args := regexp.MustCompile(`--agent-sandbox[^"\s}]*`).FindAllString(string(text), -1)
+	if err := f.Parse(args); err != nil || len(args) != 4 || !cfg.AgentSandbox {
+		t.Fatal(args, err)
+	}
+	mount := regexp.MustCompile(`mountPath: ([^,]+)`).FindStringSubmatch(string(text))
+	if cfg.AgentSandboxCert != mount[1]+"/tls.crt" || cfg.AgentSandboxKey != mount[1]+"/tls.key" ||
+		!strings.HasSuffix(cfg.AgentSandboxBind, ":8443") {
+		t.Errorf("%+v with %s", cfg, mount[1])
 	}
 }
