@@ -9,6 +9,7 @@ import (
 	"github.com/forkd/forkd/bench/internal/report"
 	"github.com/forkd/forkd/internal/host/procmem"
 	"github.com/forkd/forkd/internal/host/sandbox"
+	"github.com/forkd/forkd/internal/vmtest/opcount"
 )
 
 // counts are the numbers of operations of forked children. Apart from chance, they are the same on
@@ -22,9 +23,9 @@ type counts struct {
 }
 
 type child struct {
-	request, start lab.Counts // operations since the request, and since the process was started
-	dirtied        float64    // pages of guest memory that the child has written
-	private        float64    // KiB, without guest memory
+	request, start opcount.Counts // operations since the request, and since the process was started
+	dirtied        float64        // pages of guest memory that the child has written
+	private        float64        // KiB, without guest memory
 }
 
 // p50 returns the median of a figure over the children. It is not a mean, because a mean would be
@@ -67,7 +68,7 @@ func (b *bench) countAll(ctx context.Context) (rows []*counts, err error) {
 
 // count forks n children at a time while the kernel counts their operations.
 func (b *bench) count(ctx context.Context, n int, poolWarm bool) (*counts, error) {
-	counter, err := lab.NewCounter()
+	counter, err := opcount.New()
 	if err != nil {
 		return nil, err
 	}
@@ -93,7 +94,7 @@ func (b *bench) count(ctx context.Context, n int, poolWarm bool) (*counts, error
 }
 
 // fork forks once and counts the operations of the children. It does not kill the children.
-func (c *counts) fork(ctx context.Context, m *lab.Manager, counter *lab.Counter) error {
+func (c *counts) fork(ctx context.Context, m *lab.Manager, counter *opcount.Counter) error {
 	if c.poolWarm {
 		if err := m.WaitPool(ctx, c.n); err != nil {
 			return err
@@ -136,8 +137,8 @@ func (c *counts) fork(ctx context.Context, m *lab.Manager, counter *lab.Counter)
 	return nil
 }
 
-func (c *counts) add(ctx context.Context, m *lab.Manager, counter *lab.Counter, s sandbox.Info,
-	before lab.Counts) error {
+func (c *counts) add(ctx context.Context, m *lab.Manager, counter *opcount.Counter, s sandbox.Info,
+	before opcount.Counts) error {
 	now, err := counter.Read(s.PID)
 	if err != nil {
 		return err

@@ -7,6 +7,7 @@ import (
 
 	"github.com/forkd/forkd/bench/internal/lab"
 	"github.com/forkd/forkd/bench/internal/report"
+	"github.com/forkd/forkd/internal/vmtest/opcount"
 )
 
 // cell has the figures of one peer's forks of n children, with a pool or without one.
@@ -15,15 +16,15 @@ type cell struct {
 	warm  bool // processes were waiting in the pool
 	width int  // number of children that this program starts concurrently; 0: the peer chooses the number
 
-	entered, answered []float64     // milliseconds since the request, one value for each child
-	last              []float64     // milliseconds until the last child's answer, one value for each fork
-	vmm, driver       time.Duration // CPU time of all timed children, and CPU time of this process for these children
-	timed             int           // number of timed children
-	counts            []lab.Counts  // operations since the request, one value for each counted child
-	private           []float64     // KiB of private memory without guest RAM, one value for each counted child
+	entered, answered []float64        // milliseconds since the request, one value for each child
+	last              []float64        // milliseconds until the last child's answer, one value for each fork
+	vmm, driver       time.Duration    // CPU time of all timed children, and CPU time of this process for these children
+	timed             int              // number of timed children
+	counts            []opcount.Counts // operations since the request, one value for each counted child
+	private           []float64        // KiB of private memory without guest RAM, one value for each counted child
 
-	counter *lab.Counter // if set, the operations of the forks are counted, and the forks are not timed
-	before  map[int]lab.Counts
+	counter *opcount.Counter // if set, the operations of the forks are counted, and the forks are not timed
+	before  map[int]opcount.Counts
 	cpu     lab.CPU
 }
 
@@ -130,7 +131,7 @@ func (c *cell) driverCPU() float64 {
 }
 
 // p50Count returns the median of a count over the children; NaN if nothing was counted.
-func (c *cell) p50Count(figure func(lab.Counts) uint64) float64 {
+func (c *cell) p50Count(figure func(opcount.Counts) uint64) float64 {
 	var all []float64
 	for _, counts := range c.counts {
 		all = append(all, float64(figure(counts)))
@@ -141,7 +142,7 @@ func (c *cell) p50Count(figure func(lab.Counts) uint64) float64 {
 // exits returns the median number of VM exits of a child. It returns nil on kvm-pvm, which has no
 // tracepoint for exits.
 func (c *cell) exits() any {
-	if v := c.p50Count(func(c lab.Counts) uint64 { return c.Exits }); v > 0 {
+	if v := c.p50Count(func(c opcount.Counts) uint64 { return c.Exits }); v > 0 {
 		return report.Cell(v)
 	}
 	return nil

@@ -31,6 +31,7 @@ import (
 	"github.com/forkd/forkd/bench/internal/report"
 	"github.com/forkd/forkd/internal/cleanup"
 	"github.com/forkd/forkd/internal/host/sandbox"
+	"github.com/forkd/forkd/internal/vmtest/opcount"
 )
 
 // bench is one run of this program.
@@ -209,7 +210,7 @@ func (b *bench) turns(ctx context.Context, m *matrix) error {
 	if b.counted == 0 {
 		return nil
 	}
-	counter, err := lab.NewCounter()
+	counter, err := opcount.New()
 	if err != nil {
 		return err
 	}
@@ -232,7 +233,7 @@ const perTurn = 5
 
 // turn measures every peer once. The first peer changes from round to round, so that the
 // after-effects of a peer's turn do not always affect the same peer.
-func (r *row) turn(ctx context.Context, round int, counter *lab.Counter, children int) error {
+func (r *row) turn(ctx context.Context, round int, counter *opcount.Counter, children int) error {
 	for i := range r.cells {
 		at := (i + round) % len(r.cells)
 		p, cells := r.peers[at], r.cells[at]

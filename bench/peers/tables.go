@@ -5,6 +5,7 @@ import (
 
 	"github.com/forkd/forkd/bench/internal/lab"
 	"github.com/forkd/forkd/bench/internal/report"
+	"github.com/forkd/forkd/internal/vmtest/opcount"
 )
 
 // matrix holds all measurements.
@@ -127,9 +128,9 @@ func (m *matrix) costs() *report.Table {
 				continue
 			}
 			t.Add(r.n, r.pool(), m.peers[i].name, report.Cell(c.vmmCPU()), report.Cell(c.driverCPU()),
-				report.Cell(c.p50Count(func(c lab.Counts) uint64 { return c.Switches })),
-				report.Cell(c.p50Count(func(c lab.Counts) uint64 { return c.Calls })), c.exits(),
-				report.Cell(c.p50Count(func(c lab.Counts) uint64 { return c.Faults })),
+				report.Cell(c.p50Count(func(c opcount.Counts) uint64 { return c.Switches })),
+				report.Cell(c.p50Count(func(c opcount.Counts) uint64 { return c.Calls })), c.exits(),
+				report.Cell(c.p50Count(func(c opcount.Counts) uint64 { return c.Faults })),
 				report.Cell(report.Quantile(c.private, 0.5)))
 		}
 	}

@@ -177,7 +177,7 @@ var rooms = []room{
 	},
 	{
 		folder:   "internal/vmtest",
-		packages: []string{".", "prepare", "testrun", "usable"},
+		packages: []string{".", "opcount", "prepare", "testrun", "usable"},
 		imports:  []string{"internal/build/...", "internal/emu/...", "internal/proto/vm", "internal/vmm/kvm"},
 		reason:   "it prepares tests; what they test they import themselves",
 	},

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/vmtest/opcount"
 )
 
 // CPU is the CPU time that this process and each of its running child processes have used so far.
@@ -25,7 +27,7 @@ func ReadCPU() (CPU, error) {
 	if c.begin, err = ownCPU(); err != nil {
 		return c, err
 	}
-	pids, err := Children()
+	pids, err := opcount.Children()
 	if err != nil {
 		return c, err
 	}
@@ -34,21 +36,6 @@ func ReadCPU() (CPU, error) {
 	}
 	c.end, err = ownCPU()
 	return c, err
-}
-
-// Children returns the process ids of this process's child processes.
-func Children() (pids []int, err error) {
-	stats, err := filepath.Glob("/proc/[0-9]*/stat")
-	for _, path := range stats {
-		p, err := os.ReadFile(path)
-		if err != nil || parent(string(p)) != os.Getpid() {
-			continue // the process has ended, or is not a child of this process
-		}
-		if pid, err := strconv.Atoi(filepath.Base(filepath.Dir(path))); err == nil {
-			pids = append(pids, pid)
-		}
-	}
-	return pids, err
 }
 
 func ownCPU() (time.Duration, error) {
@@ -67,20 +54,6 @@ func (c CPU) Since(before CPU, pids []int) (own, children time.Duration) {
 		children += c.children[pid] - before.children[pid]
 	}
 	return c.begin - before.end, children
-}
-
-// parent returns the process id of the parent, from /proc/<pid>/stat (proc_pid_stat(5)). It returns
-// 0 if it cannot parse stat.
-func parent(stat string) int {
-	fields := statFields(stat)
-	if len(fields) < 2 {
-		return 0
-	}
-	pid, err := strconv.Atoi(fields[1])
-	if err != nil {
-		return 0
-	}
-	return pid
 }
 
 // threadsTime returns the sum of the times that the scheduler has counted for the threads of a

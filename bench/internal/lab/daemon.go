@@ -35,9 +35,9 @@ import (
 // uses these parts.
 type Daemon struct {
 	Host   report.Host
-	Assets *vmtest.Assets
-	Dir    string // directory for copies of programs
-	RunDir string // directory for sockets; in RAM, like /run on hosts with systemd, and with a short path
+	Assets *vmtest.Assets // nil for NewStubDaemon
+	Dir    string         // directory for copies of programs
+	RunDir string         // directory for sockets; in RAM, like /run on hosts with systemd, and with a short path
 	Store  *store.Store
 	VMMs   vmpool.Processes
 
@@ -49,20 +49,36 @@ type Daemon struct {
 // NewDaemon sets up an empty store. To the given cleanup stack, it adds functions that remove
 // everything.
 func NewDaemon(host report.Host, undo *cleanup.Stack) (*Daemon, error) {
-	d := &Daemon{Host: host}
+	files, err := assets()
+	if err != nil {
+		return nil, err
+	}
+	return newDaemon(host, files, undo)
+}
+
+// NewStubDaemon is like NewDaemon, but needs no files of internal/vmtest/prepare. It can only run
+// stubs, and its VMM is the embedded program.
+func NewStubDaemon(host report.Host, undo *cleanup.Stack) (*Daemon, error) {
+	return newDaemon(host, nil, undo)
+}
+
+func newDaemon(host report.Host, files *vmtest.Assets, undo *cleanup.Stack) (*Daemon, error) {
+	d := &Daemon{Host: host, Assets: files}
 	d.VMMs.KVM = &vmmclient.KVM{}
 	undo.Add(func() { _ = d.VMMs.KVM.Close() })
 	var err error
-	if d.Assets, err = assets(); err != nil {
-		return nil, err
-	}
 	if d.Dir, err = tempDir("/tmp", undo); err != nil {
 		return nil, err
 	}
 	if d.VMMs.Jail, err = jail.New(jail.Options{}); err != nil {
 		return nil, err
 	}
-	if d.VMMs.Bin, err = CopyBinary(d.Dir, d.Assets.VMM); err != nil {
+	if files != nil {
+		d.VMMs.Bin, err = CopyBinary(d.Dir, files.VMM)
+	} else {
+		d.VMMs.Bin, err = d.install(embedded.VMM)
+	}
+	if err != nil {
 		return nil, err
 	}
 	if d.net, err = d.install(embedded.Net); err != nil {
@@ -70,7 +86,10 @@ func NewDaemon(host report.Host, undo *cleanup.Stack) (*Daemon, error) {
 	}
 	disk := machineapi.StateDir
 	if !vmtest.Emulated() {
-		if disk, err = cachedir.Dir(); err != nil {
+		if disk, err = cachedir.Dir(); err == nil {
+			err = os.MkdirAll(disk, 0o755)
+		}
+		if err != nil {
 			return nil, err
 		}
 	}
@@ -99,7 +118,7 @@ func (d *Daemon) install(name string) (path string, err error) {
 	}
 	path = filepath.Join(d.Dir, name)
 	// Jail.Starter needs these permissions.
-	return path, errors.Join(os.WriteFile(path, program, 0o700), os.Chmod(path, 0o755))
+	return path, errors.Join(os.WriteFile(path, program, 0o700), os.Chmod(path, 0o755), os.Chmod(d.Dir, 0o711))
 }
 
 // tempDir makes a directory with a short path. To the given cleanup stack, it adds a function that

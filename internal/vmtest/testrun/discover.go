@@ -61,13 +61,16 @@ func discover(ctx context.Context, names []string) ([]vmPkg, error) {
 		}
 	}
 	if len(found) == 0 {
-		return nil, errors.New("no VM tests: no test calls vmtest.Load or vmtest.NeedKVM")
+		return nil, fmt.Errorf("no VM tests: no test calls one of %s", strings.Join(needVM, ", "))
 	}
 	return found, nil
 }
 
-// vmTestsOf returns the tests that call vmtest.Load or vmtest.NeedKVM, directly or through
-// functions in these files. It compares functions only by their names, so it may return too many
+// needVM are the functions that make a test a VM test.
+var needVM = []string{"vmtest.Load", "vmtest.NeedKVM", "opcount.Start"}
+
+// vmTestsOf returns the tests that call vmtest.Load, vmtest.NeedKVM or opcount.Start, directly or
+// through functions in these files. It compares functions only by their names, so it may return too many
 // tests if two methods have the same name.
 func vmTestsOf(files []*ast.File) []string {
 	calls := make(map[string][]string) // by name of a function: the functions that call it
@@ -81,7 +84,7 @@ func vmTestsOf(files []*ast.File) []string {
 			ast.Inspect(fn.Body, func(n ast.Node) bool {
 				switch n := n.(type) {
 				case *ast.SelectorExpr:
-					if x, ok := n.X.(*ast.Ident); ok && x.Name == "vmtest" && (n.Sel.Name == "Load" || n.Sel.Name == "NeedKVM") {
+					if x, ok := n.X.(*ast.Ident); ok && slices.Contains(needVM, x.Name+"."+n.Sel.Name) {
 						queue = append(queue, fn.Name.Name)
 					}
 					calls[n.Sel.Name] = append(calls[n.Sel.Name], fn.Name.Name)

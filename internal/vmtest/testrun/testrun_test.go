@@ -23,6 +23,7 @@ func TestVMTestsOf(t *testing.T) {
 func TestMain(m *testing.M) { vmtest.Load(nil) }
 func TestDirect(t *testing.T) { a := vmtest.Load(t); _ = a }
 func TestProbe(t *testing.T) { t.Run("x", func(t *testing.T) { vmtest.NeedKVM(t) }) }
+func TestCounts(t *testing.T) { c := opcount.Start(t); _ = c }
 func TestThroughHelpers(t *testing.T) { outer(t) }
 func TestMethod(t *testing.T) { h{}.boot(t) }
 func TestHost(t *testing.T) { other(t); vmtest.Cmdline() }
@@ -36,7 +37,7 @@ func (h) boot(t *testing.T) { outer(t) }
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := []string{"TestDirect", "TestMethod", "TestProbe", "TestThroughHelpers"}
+	want := []string{"TestCounts", "TestDirect", "TestMethod", "TestProbe", "TestThroughHelpers"}
 	if got := vmTestsOf([]*ast.File{f}); !slices.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
 	}
