@@ -48,6 +48,23 @@ func (c *Client) MoveStep(ctx context.Context, node, id string, step MoveStep) (
 	return m, nil
 }
 
+// Nodes lists the nodes of a router. A daemon has no such list.
+func (c *Client) Nodes(ctx context.Context) (n RouterNodes, err error) {
+	err = c.call(ctx, http.MethodGet, "/v1/nodes", nil, &n)
+	return n, err
+}
+
+// An ArriveError says that a sandbox could not arrive on the other host of a move. It has not moved.
+type ArriveError struct {
+	Node string // the other host
+	Err  error
+}
+
+func (e *ArriveError) Error() string { return fmt.Sprintf("move to %q: %v", e.Node, e.Err) }
+
+// Unwrap returns the reason.
+func (e *ArriveError) Unwrap() error { return e.Err }
+
 // A MoveHost is one of the two hosts of a move.
 type MoveHost struct {
 	Client *Client // of the host's daemon, or of a router
@@ -96,7 +113,7 @@ func Move(ctx context.Context, id string, from, to MoveHost,
 		_, err = to.step(ctx, id, arrive)
 	}
 	if err != nil {
-		return s, errors.Join(fmt.Errorf("move to %q: %w", to.Node, err), undo(ctx, id, &from, &to, resume))
+		return s, errors.Join(&ArriveError{to.Node, err}, undo(ctx, id, &from, &to, resume))
 	}
 	// From here on the sandbox may belong to the other host, so nothing can be undone.
 	m, err = from.step(ctx, id, MoveStep{Step: "commit"})

@@ -16,6 +16,7 @@ type PageRequest struct {
 	Limit  int      // maximum number of elements; 0: all
 	Cursor string   // from the previous page; empty: start at the beginning of the list
 	Labels []string // NAME=VALUE or NAME; only sandboxes or volumes that have all these labels are listed
+	Node   string   // only sandboxes or snapshots of this node of a router; a daemon refuses it; empty: of all nodes
 }
 
 // SandboxPage lists a part of the sandboxes, oldest first. It also returns the cursor of the
@@ -41,6 +42,9 @@ func (c *Client) page(ctx context.Context, path string, req PageRequest, out any
 	}
 	if req.Cursor != "" {
 		query.Set("cursor", req.Cursor)
+	}
+	if req.Node != "" {
+		query.Set("node", req.Node)
 	}
 	resp, err := c.request(ctx, http.MethodGet, withQuery(path, query), "", nil)
 	if err != nil {

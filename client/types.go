@@ -34,6 +34,8 @@ type (
 	DiffNode         = v1.DiffNode
 	Moves            = v1.Moves
 	NodeMoves        = v1.NodeMoves
+	RouterNode       = v1.RouterNode
+	RouterNodes      = v1.RouterNodes
 	SandboxMove      = v1.Move
 	MoveStep         = v1.MoveStep
 	Departure        = v1.Departure

@@ -101,7 +101,7 @@ func newRoot(stdio Stdio) *cobra.Command {
 		{"Sandboxes:", []*cobra.Command{newForkCmd(), newSpawnCmd(), newRunCmd(), newLsCmd(), newInspectCmd(), newStatsCmd(),
 			newTopCmd(), newPingCmd(),
 			newConsoleCmd(), newEventsCmd(), newLabelCmd(), newTTLCmd(), newPauseCmd(), newResumeCmd(), newSuspendCmd(),
-			newMoveCmd(),
+			newMoveCmd(), newDrainCmd(),
 			newRollbackCmd(), newPromoteCmd(), newTryCmd(), newDiffCmd(), newExportCmd(), newApplyCmd(),
 			newWaitCmd(),
 			newKillCmd(), newWorkspaceCmd(), newVolumeCmd(), newLimitCmd(), newNetCmd(), newEffectsCmd(), newHooksCmd()}},

@@ -76,6 +76,9 @@ type Node struct {
 	ReadRate, FetchRate float64
 }
 
+// Load returns the fraction of the node's capacity that is used.
+func (n *Node) Load() float64 { return n.Used.load(n.Capacity) }
+
 // Policy says how the loads of the nodes count.
 type Policy int
 

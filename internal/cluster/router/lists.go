@@ -88,10 +88,19 @@ type query struct {
 	limit   int        // members on the page; 0: all
 	after   string     // key in the cursor
 	partial bool       // leave out nodes that do not answer
+	nodes   []*node    // the nodes whose lists are merged
 }
 
-func parseQuery(req *http.Request) (q query, err error) {
-	q.values = req.URL.Query()
+func (r *Router) parseQuery(req *http.Request) (q query, err error) {
+	q.values, q.nodes = req.URL.Query(), r.list()
+	if q.values.Has("node") {
+		n := r.named(q.values.Get("node"))
+		if n == nil {
+			return q, invalid.Errorf("node", "%.100q: there is no such node", q.values.Get("node"))
+		}
+		q.nodes = []*node{n}
+		q.values.Del("node")
+	}
 	if text := q.values.Get("cursor"); text != "" {
 		if q.after, err = face.KeyOfCursor(text); err != nil {
 			return q, err
@@ -114,7 +123,7 @@ func parseQuery(req *http.Request) (q query, err error) {
 // is the key of the last member on a page, as in the lists of one daemon. A cursor stays valid when
 // members or nodes come and go, and every router understands it.
 func (r *Router) listed(w http.ResponseWriter, req *http.Request, key func(*node, json.RawMessage) (string, error)) {
-	q, err := parseQuery(req)
+	q, err := r.parseQuery(req)
 	if err != nil {
 		fail(w, req, err)
 		return
@@ -170,7 +179,7 @@ type merge struct {
 // begin reads the first page of each node. If a node refuses the request, begin returns the node's
 // answer.
 func (l *merge) begin(ctx context.Context) (refusal *answer, err error) {
-	nodes := l.r.list()
+	nodes := l.q.nodes
 	l.page = min(nodePage, max(minPage, allPages/len(nodes)))
 	sources := make(map[*node]*source, len(nodes))
 	for _, n := range nodes {

@@ -182,17 +182,8 @@ func (r *Router) moves(w http.ResponseWriter, req *http.Request) {
 		return // the client has left
 	}
 	defer leave()
-	ctx, cancel := context.WithTimeout(req.Context(), r.listTimeout)
-	defer cancel()
 	nodes := r.list()
-	var held atomic.Int64
-	answers, _ := each(nodes, func(n *node) (*answer, error) {
-		a, err := r.hold(ctx, req, n, r.pageBytes)
-		if err == nil && held.Add(int64(len(a.body))) > int64(r.listBytes) {
-			return nil, errTooLong
-		}
-		return a, err
-	})
+	answers := r.movesOf(req, nodes)
 	out := apiv1.Moves{Nodes: []apiv1.NodeMoves{}}
 	for i, a := range answers {
 		own := apiv1.NodeMoves{Node: nodes[i].Name, URL: nodes[i].base.String(), Moves: []apiv1.Move{}}
@@ -216,4 +207,22 @@ func (r *Router) moves(w http.ResponseWriter, req *http.Request) {
 		out.Nodes = append(out.Nodes, own)
 	}
 	_ = face.WriteJSON(w, req, http.StatusOK, out)
+}
+
+// movesOf asks nodes for their moves, with the client's token. The answer of a node that does not
+// answer is nil.
+func (r *Router) movesOf(req *http.Request, nodes []*node) []*answer {
+	ctx, cancel := context.WithTimeout(req.Context(), r.listTimeout)
+	defer cancel()
+	req = req.Clone(ctx)
+	req.URL.Path, req.URL.RawPath = movesPath, ""
+	var held atomic.Int64
+	answers, _ := each(nodes, func(n *node) (*answer, error) {
+		a, err := r.hold(ctx, req, n, r.pageBytes)
+		if err == nil && held.Add(int64(len(a.body))) > int64(r.listBytes) {
+			return nil, errTooLong
+		}
+		return a, err
+	})
+	return answers
 }

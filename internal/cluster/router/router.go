@@ -128,6 +128,8 @@ func (r *Router) byPath(w http.ResponseWriter, req *http.Request) {
 		r.listed(w, req, snapshotKey)
 	case "GET /v1/moves":
 		r.moves(w, req)
+	case "GET /v1/nodes":
+		r.nodeList(w, req)
 	case "GET /v1/events":
 		if list := req.URL.Query()["sandbox"]; r.haveOneOwner(list) {
 			r.toOwner(w, req, list[0])
