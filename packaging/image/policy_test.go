@@ -163,7 +163,8 @@ func TestNetworkPolicies(t *testing.T) {
 		namespaceLabels: map[string]string{"forkd-client": "true"}}
 	halfClient := peer{namespace: "other", pod: client.pod}
 	otherDaemon := peer{namespace: "other", pod: daemon.pod, ports: daemon.ports} // not of this installation
-	monitoring := peer{namespace: "monitoring", namespaceLabels: map[string]string{"kubernetes.io/metadata.name": "monitoring"}}
+	monitoring := peer{namespace: "monitoring",
+		namespaceLabels: map[string]string{"kubernetes.io/metadata.name": "monitoring"}}
 	dns := peer{namespace: "kube-system", pod: map[string]string{"k8s-app": "kube-dns"},
 		namespaceLabels: map[string]string{"kubernetes.io/metadata.name": "kube-system"}}
 	host := func(address string) peer { return peer{address: address} }
