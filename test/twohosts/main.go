@@ -1,11 +1,12 @@
 // Command twohosts shows snapshots and sandboxes on two emulated hosts: `scripts/test two-hosts`.
 //
 // Host a builds a snapshot and pushes it to a registry on this host. Host b has nothing, forks the
-// snapshot from the registry, and runs Python in the child before a tenth of the bytes has come. A
-// router on this host then serves both hosts' daemons, and an unmodified E2B SDK creates 20
-// sandboxes through it and runs commands in each. All sandboxes of host a move to host b, with their
-// memory, and the SDK goes on with them. The command exits with 1 if something is not as it should
-// be.
+// snapshot from the registry, and runs Python in the child before a tenth of the bytes has come.
+// Then both hosts are nodes of a Kubernetes cluster: a real API server and the operator run on this
+// host, and the operator writes the list of nodes for a router. An unmodified E2B SDK creates 20
+// sandboxes through the router, which are on both hosts, and runs commands in each. `kubectl cordon`
+// and `forkd drain` move all sandboxes of host a to host b, with their memory, and the SDK goes on
+// with them. The command exits with 1 if something is not as it should be.
 //
 // Other modes of this program run in the emulated hosts. `twohosts forward LISTEN TO` passes
 // connections on: the registry's address is localhost:5000 there, and the daemon of host a has the
@@ -226,14 +227,20 @@ func (h *host) command(ctx context.Context, args ...string) *exec.Cmd {
 
 // cli runs a command of the CLI and returns its output.
 func (h *host) cli(ctx context.Context, args ...string) (string, error) {
+	return h.run(h.command(ctx, args...))
+}
+
+// run runs a command of the CLI with more variables in its environment, and returns its output.
+func (h *host) run(cmd *exec.Cmd, env ...string) (string, error) {
 	start := time.Now()
-	cmd := h.command(ctx, args...)
+	cmd.Env = append(cmd.Env, env...)
 	var stderr strings.Builder
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
-	fmt.Printf("%s: forkd %s (%.1f s)\n", h.name, strings.Join(args, " "), time.Since(start).Seconds())
+	what := "forkd " + strings.Join(cmd.Args[1:], " ")
+	fmt.Printf("%s: %s (%.1f s)\n", h.name, what, time.Since(start).Seconds())
 	if err != nil {
-		return "", fmt.Errorf("forkd %s on %s: %w\n%s", strings.Join(args, " "), h.name, err, stderr.String())
+		return "", fmt.Errorf("%s on %s: %w\n%s%s", what, h.name, err, out, stderr.String())
 	}
 	return strings.TrimSpace(string(out)), nil
 }
@@ -308,10 +315,15 @@ func arrived(ctx context.Context, h *host) error {
 	}
 }
 
-// together starts a router for both hosts, and runs an E2B program that has many sandboxes. Each
-// host must have some of them. Then all of them move to host b.
+// together makes the hosts nodes of a Kubernetes cluster, and starts a router for the nodes. An E2B
+// program creates sandboxes through the router, and both hosts must get some. Host a is drained, and
+// the program goes on.
 func (t *trial) together(ctx context.Context, a, b *host) error {
-	url, err := t.startRouter(ctx, a, b)
+	cluster, err := t.startCluster(ctx, a, b)
+	if err != nil {
+		return err
+	}
+	url, err := cluster.startRouter(ctx, a)
 	if err != nil {
 		return err
 	}
@@ -335,29 +347,26 @@ func (t *trial) together(ctx context.Context, a, b *host) error {
 	if strings.TrimSpace(line) != "created" {
 		return errors.Join(fmt.Errorf("many.py says %q", line), cmd.Wait())
 	}
-	ids, err := a.ids(ctx)
-	if err != nil {
+	if err := haveSandboxes(ctx, a, b, sandboxes/4); err != nil {
 		return err
 	}
-	others, err := b.ids(ctx)
-	if err != nil {
+	if _, err := cluster.kubectl(ctx, "", "cordon", a.name); err != nil {
 		return err
 	}
-	fmt.Printf("host %s has %d sandboxes, host %s has %d\n", a.name, len(ids), b.name, len(others))
-	if len(ids) == 0 || len(others) == 0 || len(ids)+len(others) != sandboxes {
-		return fmt.Errorf("want %d sandboxes, some on each host", sandboxes)
-	}
-	for _, id := range ids {
-		start := time.Now()
-		cmd := a.command(ctx, "move", id, b.name, "--registry", daemonA)
-		cmd.Env = append(cmd.Env, "FORKD_MACHINE=", "FORKD_URL="+url, "FORKD_TOKEN="+a.token)
-		if out, err := cmd.CombinedOutput(); err != nil {
-			return fmt.Errorf("move %s: %w\n%s", id, err, out)
+	for {
+		// Until the operator and the router have seen that the node is cordoned, the command is refused.
+		out, err := a.through(ctx, url, "drain", a.name, "--registry", daemonA)
+		if err == nil {
+			fmt.Println(out)
+			break
 		}
-		fmt.Printf("moved %s to %s (%.1f s)\n", id, b.name, time.Since(start).Seconds())
+		if !strings.Contains(err.Error(), "cordon") || ctx.Err() != nil {
+			return err
+		}
+		time.Sleep(time.Second)
 	}
-	if others, err = b.ids(ctx); err != nil || len(others) != sandboxes {
-		return fmt.Errorf("host %s has %d sandboxes, not %d; %w", b.name, len(others), sandboxes, err)
+	if err := haveSandboxes(ctx, b, a, sandboxes); err != nil {
+		return err
 	}
 	if err := stdin.Close(); err != nil { // many.py goes on
 		return err
@@ -365,43 +374,34 @@ func (t *trial) together(ctx context.Context, a, b *host) error {
 	return cmd.Wait()
 }
 
-// ids returns the ids of the sandboxes on the host.
-func (h *host) ids(ctx context.Context) (ids []string, err error) {
-	list, err := h.Sandboxes(ctx)
-	for _, s := range list {
-		ids = append(ids, s.ID)
+// haveSandboxes checks that both hosts together have all sandboxes, and host h at least some of
+// them.
+func haveSandboxes(ctx context.Context, h, other *host, some int) error {
+	mine, err := h.Sandboxes(ctx)
+	if err != nil {
+		return err
 	}
-	return ids, err
+	others, err := other.Sandboxes(ctx)
+	if err != nil {
+		return err
+	}
+	fmt.Printf("host %s has %d sandboxes, host %s has %d\n", h.name, len(mine), other.name, len(others))
+	if len(mine) < some || len(mine)+len(others) != sandboxes {
+		return fmt.Errorf("want %d sandboxes, and at least %d on %s", sandboxes, some, h.name)
+	}
+	return nil
 }
 
-// startRouter starts `forkd router` for the hosts and returns its URL.
-func (t *trial) startRouter(ctx context.Context, hosts ...*host) (string, error) {
-	dir, err := os.MkdirTemp("", "twohosts-*")
+// through runs a command of the CLI with a router.
+func (h *host) through(ctx context.Context, router string, args ...string) (string, error) {
+	return h.run(h.command(ctx, args...), "FORKD_MACHINE=", "FORKD_URL="+router, "FORKD_TOKEN="+h.token)
+}
+
+// startRouter starts `forkd router` with the list that the operator writes, and returns its URL. The
+// nodes accept the token of h.
+func (c *cluster) startRouter(ctx context.Context, h *host) (string, error) {
+	list, err := c.list(ctx)
 	if err != nil {
-		return "", err
-	}
-	context.AfterFunc(ctx, func() { os.RemoveAll(dir) })
-	token := filepath.Join(dir, "token")
-	if err := os.WriteFile(token, []byte(hosts[0].token), 0o600); err != nil {
-		return "", err
-	}
-	type node struct {
-		Name  string `json:"name"`
-		URL   string `json:"url"`
-		Token string `json:"token_file"`
-	}
-	var nodes struct {
-		Nodes []node `json:"nodes"`
-	}
-	for _, h := range hosts {
-		nodes.Nodes = append(nodes.Nodes, node{h.name, h.url, token})
-	}
-	p, err := json.Marshal(nodes)
-	if err != nil {
-		return "", err
-	}
-	list := filepath.Join(dir, "nodes.json")
-	if err := os.WriteFile(list, p, 0o600); err != nil {
 		return "", err
 	}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -410,18 +410,18 @@ func (t *trial) startRouter(ctx context.Context, hosts ...*host) (string, error)
 	}
 	address := l.Addr().String()
 	l.Close()
-	cmd := hosts[0].command(ctx, "router", "--nodes", list, "--bind", address)
+	cmd := h.command(ctx, "router", "--nodes", list, "--bind", address)
 	cmd.Stderr = os.Stderr
-	if err := t.start(cmd); err != nil {
+	if err := c.start(cmd); err != nil {
 		return "", err
 	}
-	c, err := client.New("http://"+address, hosts[0].token)
+	router, err := client.New("http://"+address, h.token)
 	if err != nil {
 		return "", err
 	}
-	defer c.Close()
+	defer router.Close()
 	for range 300 {
-		if _, err = c.Snapshot(ctx, snapshot); err == nil {
+		if _, err = router.Snapshot(ctx, snapshot); err == nil {
 			return "http://" + address, nil
 		}
 		time.Sleep(100 * time.Millisecond)

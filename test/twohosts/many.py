@@ -1,4 +1,4 @@
-"""Creates many sandboxes with E2B's SDK, unmodified, and runs a command in each: many.py TEMPLATE NUMBER.
+"""Creates many sandboxes with E2B's SDK, unmodified, and runs commands in each: many.py TEMPLATE NUMBER.
 
 Each sandbox keeps its number in a file and in the memory of a process. When all are checked, the program prints
 "created" and waits for the end of standard input. Then it checks the numbers again and kills the sandboxes.
@@ -7,8 +7,6 @@ Each sandbox keeps its number in a file and in the memory of a process. When all
 import sys
 
 from e2b import Sandbox
-
-template, number = sys.argv[1], int(sys.argv[2])
 
 
 def start(sandbox: Sandbox, i: int) -> None:
@@ -23,15 +21,13 @@ def check(sandbox: Sandbox, i: int) -> None:
     assert out == f"{i}\n{i}\n", (sandbox.sandbox_id, out)
 
 
+template, number = sys.argv[1], int(sys.argv[2])
 sandboxes = [Sandbox.create(template, timeout=3600, request_timeout=300) for _ in range(number)]
-try:
-    for i, sandbox in enumerate(sandboxes):
-        start(sandbox, i)
-        check(sandbox, i)
-    print("created", flush=True)
-    sys.stdin.read()
-    for i, sandbox in enumerate(sandboxes):
-        check(sandbox, i)
-finally:
-    for sandbox in sandboxes:
-        sandbox.kill(request_timeout=300)
+for i, sandbox in enumerate(sandboxes):
+    start(sandbox, i)
+    check(sandbox, i)
+print("created", flush=True)
+sys.stdin.read()
+for i, sandbox in enumerate(sandboxes):
+    check(sandbox, i)
+    sandbox.kill(request_timeout=300)
