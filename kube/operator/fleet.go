@@ -26,6 +26,7 @@ import (
 const (
 	askTimeout = 5 * time.Second // for short questions
 	maxAsked   = 32              // daemons that are asked at the same time
+	maxAtNode  = 4               // Sandboxes of one node that are reconciled at the same time
 	maxToken   = 4 << 10         // bytes of the file with the token
 )
 
@@ -38,6 +39,9 @@ const (
 
 // errGone says that Kubernetes has no such node any more.
 var errGone = errors.New("the node has left the cluster")
+
+// errBusy says that the operator already works on as many Sandboxes of the node as it may.
+var errBusy = errors.New("other Sandboxes of the node come first")
 
 // unreachableError says that a node exists, but its daemon cannot be used now.
 type unreachableError struct {
@@ -85,6 +89,25 @@ type fleet struct {
 	mu      sync.Mutex
 	clients map[string]*forkd.Client // by URL and token
 	reports map[string]*report       // by node; a daemon that did not answer the last question has none
+	working map[string]int           // number of Sandboxes that are being reconciled, by node
+}
+
+// enter is called before a Sandbox of a node is reconciled. It returns a function to call afterwards,
+// or errBusy. So a slow node leaves workers for the Sandboxes of other nodes.
+func (f *fleet) enter(node string) (leave func(), err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.working[node] >= maxAtNode {
+		return nil, errBusy
+	}
+	f.working[node]++
+	return func() {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		if f.working[node]--; f.working[node] == 0 {
+			delete(f.working, node)
+		}
+	}, nil
 }
 
 // daemons returns the daemons, sorted by node. The cache of Kubernetes may be seconds old.

@@ -76,6 +76,7 @@ type host struct {
 	mu       sync.Mutex
 	down     bool                // the proxy closes all connections
 	sending  func(*http.Request) // called before a request for sandboxes is passed on; may be nil
+	holds    string              // requests whose path ends so are not answered; empty: none
 	answered func()              // called when the daemon has answered a request for sandboxes; may be nil
 }
 
@@ -90,8 +91,12 @@ const forks = "/v1/forks"
 
 func (h *host) serve(w http.ResponseWriter, r *http.Request, pass http.Handler) {
 	h.mu.Lock()
-	down, sending := h.down, h.sending
+	down, sending, holds := h.down, h.sending, h.holds
 	h.mu.Unlock()
+	if holds != "" && strings.HasSuffix(r.URL.Path, holds) {
+		<-r.Context().Done()
+		return
+	}
 	if sending != nil && r.URL.Path == forks {
 		sending(r)
 		down = true

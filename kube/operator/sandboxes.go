@@ -121,7 +121,7 @@ func (r *sandboxes) setup(mgr ctrl.Manager) error {
 	return ctrl.NewControllerManagedBy(mgr).
 		For(&v1alpha1.Sandbox{}, builder.WithPredicates(predicate.GenerationChangedPredicate{})).
 		Watches(&v1alpha1.Snapshot{}, waits).
-		WithOptions(controller.Options{MaxConcurrentReconciles: 16}).Complete(r)
+		WithOptions(controller.Options{MaxConcurrentReconciles: 8 * maxAtNode}).Complete(r)
 }
 
 // Reconcile implements reconcile.Reconciler.
@@ -150,6 +150,9 @@ func (r *sandboxes) Reconcile(ctx context.Context, req reconcile.Request) (recon
 		fallthrough
 	default:
 		err = r.ensure(ctx, &s, before)
+	}
+	if errors.Is(err, errBusy) {
+		return later(nil, r.cfg.Interval/8)
 	}
 	wait := (*waitError)(nil)
 	if err != nil && !errors.As(err, &wait) {
@@ -213,6 +216,11 @@ func (r *sandboxes) ensure(ctx context.Context, s *v1alpha1.Sandbox, before *v1a
 			return err
 		}
 	}
+	leave, err := r.fleet.enter(s.Status.Node)
+	if err != nil {
+		return err
+	}
+	defer leave()
 	c, err := r.fleet.connect(ctx, s.Status.Node)
 	if s.Status.ID == "" && (errors.Is(err, errGone) || isFirst && err != nil) {
 		// Either nothing was sent yet, or the node has left the cluster, together with the sandbox
@@ -408,6 +416,11 @@ func (r *sandboxes) remove(ctx context.Context, s *v1alpha1.Sandbox) error {
 // removeFrom deletes the sandbox of a Sandbox on one node. It also reports whether the sandbox has moved from
 // there to another node.
 func (r *sandboxes) removeFrom(ctx context.Context, s *v1alpha1.Sandbox, node string) (moved bool, err error) {
+	leave, err := r.fleet.enter(node)
+	if err != nil {
+		return false, err
+	}
+	defer leave()
 	c, err := r.fleet.connect(ctx, node)
 	if errors.Is(err, errGone) {
 		return false, nil

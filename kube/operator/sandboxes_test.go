@@ -245,6 +245,44 @@ func TestDaemonAway(t *testing.T) {
 	h.proxy, other.proxy = other.proxy, h.proxy
 }
 
+// A node that answers no request to suspend does not keep the operator from the Sandboxes of other
+// nodes, even if more of its Sandboxes wait than the operator has workers.
+func TestSlowNode(t *testing.T) {
+	w := newWorld(t, "slow", "a", "b")
+	for name := range w.hosts {
+		w.until("label of "+name, func() string {
+			var node corev1.Node
+			err := w.admin.Get(w.t.Context(), kube.ObjectKey{Name: name}, &node)
+			if err == nil {
+				node.Labels["host"] = name
+				err = w.admin.Update(w.t.Context(), &node)
+			}
+			if err != nil {
+				return err.Error()
+			}
+			return ""
+		})
+	}
+	w.start()
+	w.snapshot()
+	at := func(node string) func(*v1alpha1.Sandbox) {
+		return func(s *v1alpha1.Sandbox) { s.Spec.NodeSelector = map[string]string{"host": node} }
+	}
+	const many = 8*maxAtNode + 1
+	for i := range many {
+		w.sandbox(fmt.Sprint("a", i), at("slow-a"))
+	}
+	for i := range many {
+		w.reaches(fmt.Sprint("a", i), v1alpha1.Running)
+	}
+	w.hosts["slow-a"].set(func(h *host) { h.holds = "/suspend" })
+	for i := range many {
+		w.mode(fmt.Sprint("a", i), v1alpha1.ModeSuspended)
+	}
+	w.sandbox("b", at("slow-b"))
+	w.reaches("b", v1alpha1.Running)
+}
+
 // If a client deletes a sandbox, its Sandbox ends. The operator makes no other sandbox for it.
 func TestEnded(t *testing.T) {
 	w := newWorld(t, "ended", "a")
