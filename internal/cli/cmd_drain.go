@@ -24,6 +24,10 @@ const (
 	drainRounds   = 4  // lists of the node: sandboxes may arrive during the drain
 	drainPage     = 500
 	drainFresh    = 2 * time.Second // age at which the loads of the nodes are asked for again
+
+	// At the end the node is listed again after this time, because the router's lists lack sandboxes
+	// that have just moved to the node (docs/cluster.md).
+	drainSettle = 5 * time.Second
 )
 
 func newDrainCmd() *cobra.Command {
@@ -117,7 +121,7 @@ func (d *drainer) run(ctx context.Context) ([]leftOver, error) {
 	if err := d.check(ctx); err != nil {
 		return nil, err
 	}
-	seen := map[string]bool{}
+	seen, settled := map[string]bool{}, false
 	for round := 0; ; round++ {
 		all, err := d.list(ctx)
 		if err != nil {
@@ -129,7 +133,16 @@ func (d *drainer) run(ctx context.Context) ([]leftOver, error) {
 				work, seen[l.id] = append(work, l), true
 			}
 		}
-		if len(work) == 0 || round == drainRounds {
+		if len(work) == 0 && !settled {
+			settled = true
+			select {
+			case <-ctx.Done():
+				return nil, ctx.Err()
+			case <-time.After(drainSettle):
+			}
+			continue
+		}
+		if len(work) == 0 || round >= drainRounds {
 			return d.reasons(all), nil
 		}
 		if d.moveAll(ctx, work); ctx.Err() != nil {

@@ -34,6 +34,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/forkd/forkd/internal/atomicfile"
 	"github.com/forkd/forkd/internal/format/record"
@@ -77,7 +78,7 @@ type Book struct {
 	// +checklocks:mu
 	moves map[string]*entry // by id of the sandbox; an entry is never changed, only replaced
 	// +checklocks:mu
-	busy map[string]bool // ids of sandboxes with a step in progress
+	busy map[string]chan struct{} // sandboxes with a step in progress; each channel is closed at the end of its step
 	// +checklocks:mu
 	foreign map[string]bool // see Foreign; it may have ids of sandboxes that no longer exist
 	once    sync.Once       // fills foreign
@@ -96,7 +97,7 @@ func Open(cfg Config) (*Book, error) {
 	if cfg.Fault == nil {
 		cfg.Fault = func(string) {}
 	}
-	b := &Book{cfg: cfg, moves: make(map[string]*entry), busy: make(map[string]bool),
+	b := &Book{cfg: cfg, moves: make(map[string]*entry), busy: make(map[string]chan struct{}),
 		foreign: make(map[string]bool)}
 	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
 		return nil, err
@@ -309,26 +310,50 @@ func (e *entry) other() error {
 	return conflict(e.ID, "it is %q, and the other host is %q: continue or cancel that move first", e.Phase, e.Node)
 }
 
+// stepWait bounds the time for which a step waits for another step of the same sandbox. After a
+// client was killed, its last step goes on for a short time, and another client repeats the move.
+const stepWait = 10 * time.Second
+
+// begin waits until no step of a sandbox is in progress, and begins one. It returns the sandbox's
+// entry, which may be nil, and the function to call at the end of the step. This function is nil if
+// another step takes too long.
+func (b *Book) begin(id string) (*entry, func()) {
+	late := time.After(stepWait)
+	for {
+		b.mu.Lock()
+		other := b.busy[id]
+		if other == nil {
+			done := make(chan struct{})
+			b.busy[id] = done
+			e := b.moves[id]
+			b.mu.Unlock()
+			return e, func() {
+				b.mu.Lock()
+				defer b.mu.Unlock()
+				delete(b.busy, id)
+				close(done)
+			}
+		}
+		b.mu.Unlock()
+		select {
+		case <-other:
+		case <-late:
+			return nil, nil
+		}
+	}
+}
+
 // step runs one step of a sandbox. It returns the record after the step. If there is no record
 // then, only the ID in the result is set.
 func (b *Book) step(id string, run func(*entry) error) (record.Move, error) {
 	if b.cfg.Node == "" {
 		return record.Move{}, conflict(id, "this daemon has no --node, so ids do not lead to it")
 	}
-	b.mu.Lock()
-	e, busy := b.moves[id], b.busy[id]
-	if !busy {
-		b.busy[id] = true
-	}
-	b.mu.Unlock()
-	if busy {
+	e, end := b.begin(id)
+	if end == nil {
 		return record.Move{}, conflict(id, "another step is in progress: try again when it has ended")
 	}
-	defer func() {
-		b.mu.Lock()
-		defer b.mu.Unlock()
-		delete(b.busy, id)
-	}()
+	defer end()
 	if e == nil {
 		e = &entry{Move: record.Move{ID: id}}
 	}
