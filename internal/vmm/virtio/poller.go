@@ -65,18 +65,20 @@ func (p *Poller) Wait() ([]unix.EpollEvent, error) {
 	return p.events[:p.n], nil
 }
 
-// Add makes Wait report the given events of fd, such as EPOLLIN.
-func (p *Poller) Add(fd int, events uint32) error {
-	ev := unix.EpollEvent{Events: events, Fd: int32(fd)}
+// Add makes Wait report the given events of fd, such as EPOLLIN. The events contain the tag in the
+// field Pad. If the descriptor is closed and its number is used again, the tag shows whether an
+// event belongs to the old or to the new descriptor.
+func (p *Poller) Add(fd int, events uint32, tag int32) error {
+	ev := unix.EpollEvent{Events: events, Fd: int32(fd), Pad: tag}
 	if err := rawcall.EpollCtl(p.fd, unix.EPOLL_CTL_ADD, fd, &ev); err != nil {
 		return fmt.Errorf("poll descriptor %d: %w", fd, err)
 	}
 	return nil
 }
 
-// Change replaces the events of a descriptor that was added before. It cannot fail.
-func (p *Poller) Change(fd int, events uint32) {
-	ev := unix.EpollEvent{Events: events, Fd: int32(fd)}
+// Change replaces the events and the tag of a descriptor that was added before. It cannot fail.
+func (p *Poller) Change(fd int, events uint32, tag int32) {
+	ev := unix.EpollEvent{Events: events, Fd: int32(fd), Pad: tag}
 	_ = rawcall.EpollCtl(p.fd, unix.EPOLL_CTL_MOD, fd, &ev)
 }
 

@@ -242,10 +242,10 @@ func (d *Device) watch() {
 	case events == 0:
 		d.unwatch()
 	case d.polled != 0:
-		d.poll.Change(d.peer.fd, events)
+		d.poll.Change(d.peer.fd, events, 0)
 		d.polled = events
 	default:
-		if d.poll.Add(d.peer.fd, events) != nil {
+		if d.poll.Add(d.peer.fd, events, 0) != nil {
 			d.dropPeer() // the host is out of memory; a socket that is not watched is useless
 			return
 		}

@@ -42,7 +42,8 @@ const (
 // conn is one stream between a socket of the host and the guest.
 type conn struct {
 	key   connKey
-	fd    int // the host's socket, non-blocking; -1 if closed
+	fd    int   // the host's socket, non-blocking; -1 if closed
+	tag   int32 // of the socket's events; other connections have other tags
 	state connState
 	line  []byte // in stateHandshake: the beginning of the client's CONNECT line
 
@@ -317,12 +318,12 @@ func (d *Device) arm(c *conn) {
 	case !watch && c.armed:
 		d.poll.Remove(c.fd)
 	case watch && !c.armed:
-		if d.poll.Add(c.fd, events) != nil {
+		if d.poll.Add(c.fd, events, c.tag) != nil {
 			d.remove(c) // the kernel is out of memory; the guest notices the removal when it sends
 			return
 		}
 	case watch && events != c.events:
-		d.poll.Change(c.fd, events)
+		d.poll.Change(c.fd, events, c.tag)
 	}
 	c.armed, c.events = watch, events
 }

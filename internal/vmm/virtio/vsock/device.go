@@ -90,6 +90,7 @@ type Device struct {
 
 	conns    map[connKey]*conn
 	byFD     map[int32]*conn // connections with a host socket
+	nextTag  int32           // tag of the next connection
 	nextPort uint32          // the next host port to use; starts at a random value, see New
 	owing    []*conn         // connections with control packets to send, in the order of sending
 	orphans  []header        // queued RSTs that belong to no connection
@@ -217,7 +218,7 @@ func (d *Device) mayConnect() (bool, error) {
 		d.holding = false
 	}
 	if !d.listening {
-		if err := d.poll.Add(d.lfd, unix.EPOLLIN); err != nil {
+		if err := d.poll.Add(d.lfd, unix.EPOLLIN, 0); err != nil {
 			return false, err
 		}
 		d.listening = true

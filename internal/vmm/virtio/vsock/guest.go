@@ -135,9 +135,10 @@ func (d *Device) dial(h *header) error {
 	if err != nil {
 		return d.refuse(h)
 	}
-	c := &conn{key: connKey{host: h.dstPort, guest: h.srcPort}, fd: fd, state: stateOpen,
-		peerAlloc: h.bufAlloc, peerFwd: h.fwdCount}
-	d.conns[c.key], d.byFD[int32(c.fd)] = c, c
+	c := d.newConn(fd)
+	c.key, c.state = connKey{host: h.dstPort, guest: h.srcPort}, stateOpen
+	c.peerAlloc, c.peerFwd = h.bufAlloc, h.fwdCount
+	d.conns[c.key] = c
 	if err := d.owe(c, oweResponse); err != nil {
 		return err
 	}

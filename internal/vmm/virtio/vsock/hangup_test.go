@@ -187,3 +187,37 @@ func TestGuestDoesNotTakeDataOfAClientThatStays(t *testing.T) {
 		})
 	}
 }
+
+// An event can arrive after its connection was closed, and the next connection can have the same
+// descriptor. The old client's hang-up then does not end the new connection.
+func TestEventOfAnOldConnection(t *testing.T) {
+	h := newHost(t)
+	g := start(t, h, newMem(t))
+	client := h.connect(t, 80)
+	req := g.expect(opRequest)
+	hangUp := func() {
+		t.Helper()
+		g.look(h, func(c *conn) {
+			old := []unix.EpollEvent{{Events: unix.EPOLLHUP | unix.EPOLLIN, Fd: int32(c.fd), Pad: c.tag - 1}}
+			if err := h.dev.handle(old); err != nil {
+				t.Error(err)
+			}
+			if c.gone || c.hungUp {
+				t.Errorf("an old event has ended a connection in state %d: %+v", c.state, c)
+			}
+		})
+	}
+	hangUp()
+	g.send(reply(req, opResponse), nil)
+	virtiotest.Eventually(t, "the connection is open", func() (open bool) {
+		g.look(h, func(c *conn) { open = c.state == stateOpen })
+		return open
+	})
+	hangUp()
+	if _, err := client.Write([]byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	if h, got := g.next(); h.op != opRW || string(got) != "x" {
+		t.Fatalf("operation %d with %q", h.op, got)
+	}
+}

@@ -58,10 +58,10 @@ func (d *Device) handle(events []unix.EpollEvent) error {
 			}
 			continue
 		}
-		// If a descriptor was closed and reused during this loop, an event of the old connection is
-		// handled for the new connection. That does no harm, because reads and writes of the new
-		// connection do not block.
-		if c := d.byFD[ev.Fd]; c != nil {
+		// The connection of the event may have been closed since, and a new one may have its
+		// descriptor. The event can say that the old client has hung up, so it must not count for
+		// the new one.
+		if c := d.byFD[ev.Fd]; c != nil && c.tag == ev.Pad {
 			if err := d.hostEvent(c, ev.Events); err != nil {
 				return err
 			}
@@ -117,8 +117,7 @@ func (d *Device) accept() error {
 			_ = rawcall.Close(fd)
 			continue
 		}
-		c := &conn{fd: fd}
-		d.byFD[int32(fd)] = c
+		c := d.newConn(fd)
 		// Usually the client's first line has already arrived. If not, handshake makes the poller
 		// wait for the line.
 		if err := d.handshake(c); err != nil {
@@ -126,6 +125,14 @@ func (d *Device) accept() error {
 		}
 	}
 	return nil
+}
+
+// newConn adds a connection with the given socket of the host, in stateHandshake.
+func (d *Device) newConn(fd int) *conn {
+	c := &conn{fd: fd, tag: d.nextTag}
+	d.nextTag++
+	d.byFD[int32(fd)] = c
+	return c
 }
 
 // roomForConn reports whether another connection may be opened. If maxConns is reached, roomForConn
