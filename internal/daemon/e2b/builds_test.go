@@ -19,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/forkd/forkd/client"
 	"github.com/forkd/forkd/internal/apirig"
 	"github.com/forkd/forkd/internal/daemon/auth"
 	plans "github.com/forkd/forkd/internal/daemon/build"
@@ -334,9 +335,12 @@ func TestBuildOfAnEarlierDaemon(t *testing.T) {
 	b := r.request("mine")
 	r.upload(b, "h", "x")
 	r.begin(b)
-	list, err := r.Sandboxes(t.Context())
-	if err != nil || len(list) != 1 {
-		t.Fatalf("sandboxes: %+v, %v", list, err)
+	var list []client.Sandbox
+	for end := time.Now().Add(time.Minute); len(list) == 0; time.Sleep(10 * time.Millisecond) {
+		var err error
+		if list, err = r.Sandboxes(t.Context()); err != nil || time.Now().After(end) {
+			t.Fatalf("sandboxes: %+v, %v", list, err)
+		}
 	}
 	var seen []box
 	if r.call("GET", "/v2/sandboxes", "", 200, &seen); len(seen) != 0 {
