@@ -39,15 +39,19 @@ func (g *guest) leave(h *host, room uint32, data []byte) (c *net.UnixConn, req h
 // look calls f with the only connection that has a socket of the host.
 func (g *guest) look(h *host, f func(c *conn)) {
 	g.t.Helper()
+	n := 0
 	if err := g.tr.Exclusive(func() {
-		if n := len(h.dev.byFD); n != 1 {
-			g.t.Fatalf("%d connections", n)
+		if n = len(h.dev.byFD); n != 1 {
+			return
 		}
 		for _, c := range h.dev.byFD {
 			f(c)
 		}
 	}); err != nil {
 		g.t.Fatal(err)
+	}
+	if n != 1 {
+		g.t.Fatalf("%d connections", n)
 	}
 }
 
