@@ -60,7 +60,6 @@ func (s *Store) removeAll(victims []*entry) ([]Deleted, error) {
 			return going[:i], fmt.Errorf("delete snapshot %q: %w", going[i].Tag, err)
 		}
 	}
-	s.left.Retry()
 	s.spare.Keep() // after a deletion there may be room for the reserve
 	s.flusher.Retry()
 	return going, nil

@@ -247,6 +247,7 @@ func (s *Store) Close() error {
 	s.flusher.Close()
 	s.drops.Wait()
 	s.sealer.Close()
+	s.left.Close()
 	s.mu.Lock()
 	entries := slices.Collect(maps.Values(s.byTag))
 	s.mu.Unlock()

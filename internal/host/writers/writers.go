@@ -119,11 +119,17 @@ func RemoveAll(path string, patience time.Duration) error {
 	return os.Remove(path)
 }
 
-// Leftovers is a list of files and directories that are to be removed when they have no writers. The
-// zero value is an empty list. Its methods may be called concurrently.
+// retryPause is the time after which Leftovers tries again by itself.
+const retryPause = 10 * time.Second
+
+// Leftovers is a list of files and directories that are to be removed when they have no writers. It
+// tries again every ten seconds. The zero value is an empty list. Its methods may be called
+// concurrently.
 type Leftovers struct {
-	mu    sync.Mutex
-	paths []string
+	mu     sync.Mutex
+	paths  []string
+	timer  *time.Timer // of the next attempt; nil if none is due
+	closed bool
 }
 
 // Remove calls RemoveAll. If files stay because they have writers, the path becomes part of the list,
@@ -133,7 +139,9 @@ func (l *Leftovers) Remove(path string, patience time.Duration) error {
 	if errors.As(err, new(*Error)) {
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		l.paths = append(l.paths, path)
+		if l.paths = append(l.paths, path); l.timer == nil && !l.closed {
+			l.timer = time.AfterFunc(retryPause, l.Retry)
+		}
 		return nil
 	}
 	return err
@@ -144,8 +152,20 @@ func (l *Leftovers) Retry() {
 	l.mu.Lock()
 	paths := l.paths
 	l.paths = nil
+	if l.timer != nil {
+		l.timer.Stop()
+		l.timer = nil
+	}
 	l.mu.Unlock()
 	for _, path := range paths {
 		_ = l.Remove(path, 0) // after another error, the next start tries again
 	}
+}
+
+// Close tries one last time, and ends the attempts.
+func (l *Leftovers) Close() {
+	l.mu.Lock()
+	l.closed = true
+	l.mu.Unlock()
+	l.Retry()
 }

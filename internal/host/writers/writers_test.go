@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -149,4 +150,36 @@ func TestABlockedWriteBlocksOnlyItsProcess(t *testing.T) {
 	if len(l.paths) != 0 {
 		t.Errorf("still in the list: %q", l.paths)
 	}
+}
+
+// Without another call, a file is removed some seconds after its writer has closed it.
+func TestLeftoversTryAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		path := filepath.Join(t.TempDir(), "state")
+		f, err := os.Create(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var l Leftovers
+		if err := l.Remove(path, 0); err != nil {
+			t.Fatal(err)
+		}
+		exists := func(want bool) {
+			t.Helper()
+			time.Sleep(retryPause + time.Millisecond)
+			synctest.Wait()
+			if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) == want {
+				t.Errorf("%v, want that the file exists: %t", err, want)
+			}
+		}
+		exists(true)
+		if err := f.Close(); err != nil {
+			t.Fatal(err)
+		}
+		exists(false)
+		l.Close()
+		if l.timer != nil {
+			t.Error("another attempt is due after the end")
+		}
+	})
 }
