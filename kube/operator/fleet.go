@@ -100,6 +100,9 @@ func (f *fleet) enter(node string) (leave func(), err error) {
 	if f.working[node] >= maxAtNode {
 		return nil, errBusy
 	}
+	if f.working == nil {
+		f.working = make(map[string]int)
+	}
 	f.working[node]++
 	return func() {
 		f.mu.Lock()

@@ -74,8 +74,7 @@ func New(cluster *rest.Config, cfg Config) (manager.Manager, error) {
 		return nil, err
 	}
 	f := &fleet{cached: mgr.GetClient(), direct: mgr.GetAPIReader(), namespace: cfg.Namespace, tokenFile: cfg.TokenFile,
-		interval: cfg.Interval, clients: map[string]*forkd.Client{}, reports: map[string]*report{},
-		working: map[string]int{}}
+		interval: cfg.Interval, clients: map[string]*forkd.Client{}, reports: map[string]*report{}}
 	err = errors.Join(mgr.Add(f),
 		(&nodes{Client: mgr.GetClient(), direct: mgr.GetAPIReader(), fleet: f, cfg: &cfg}).setup(mgr),
 		(&snapshots{Client: mgr.GetClient(), fleet: f, cfg: &cfg}).setup(mgr),
