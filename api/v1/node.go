@@ -13,7 +13,7 @@ type RouterNode struct {
 	Cordoned bool   `json:"cordoned"`        // the router's list says that it gets no new sandboxes
 	Error    string `json:"error,omitempty"` // why it cannot be used; empty if it can
 
-	// Load is the used fraction of the resource of which the node has least: 1 is full.
+	// Load is the used fraction of the scarcest resource of the node: 1 is full.
 	Load          float64 `json:"load"`
 	Sandboxes     uint64  `json:"sandboxes"`     // with a VM
 	MaxSandboxes  uint64  `json:"max_sandboxes"` // 0: no limit

@@ -165,7 +165,7 @@ func (d *drainer) check(ctx context.Context) error {
 			return fmt.Errorf("node %q is not cordoned, so new sandboxes would arrive: set \"cordoned\": true for it in the router's "+
 				"list of nodes, or give --force", name)
 		case name != d.node && n.Cordoned:
-			return usageError{fmt.Errorf("--to %q: this node is cordoned: name one that takes new sandboxes", name)}
+			return usageError{fmt.Errorf("--to %q: this node is cordoned: name a node that takes new sandboxes", name)}
 		}
 	}
 	if slices.Contains(d.to, d.node) {
@@ -351,6 +351,7 @@ func (d *drainer) choose(ctx context.Context, given string, tried []string) (to 
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	to = given
 	best := 0.0
 	for i := range d.nodes {
 		n := &d.nodes[i]
@@ -369,9 +370,6 @@ func (d *drainer) choose(ctx context.Context, given string, tried []string) (to 
 		if to == "" || load < best {
 			to, best = n.Name, load
 		}
-	}
-	if given != "" {
-		to = given
 	}
 	if to == "" {
 		return "", nil, errors.New("no other node can take it: want a node that answers the router and is not cordoned")
