@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -19,7 +18,8 @@ import (
 // pods of the daemons, and copies the ConfigMap with the router's list of nodes into a file.
 type cluster struct {
 	*trial
-	dir string // has the kubeconfigs and the list of nodes
+	dir  string // has the kubeconfigs and the list of nodes
+	port string // of the API server, at 127.0.0.1
 }
 
 // manifests are the objects of a user's cluster, relative to packaging/kubernetes.
@@ -56,22 +56,21 @@ func (c *cluster) startServer(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	address, err := freeAddress()
 	if err != nil {
 		return err
 	}
-	_, port, err := net.SplitHostPort(l.Addr().String())
-	if err := errors.Join(err, l.Close()); err != nil {
+	if _, c.port, err = net.SplitHostPort(address); err != nil {
 		return err
 	}
-	server := exec.CommandContext(ctx, filepath.Join(cache, "kube", "apiserver"), "-dir", c.dir, "-port", port)
+	server := exec.CommandContext(ctx, filepath.Join(cache, "kube", "apiserver"), "-dir", c.dir, "-port", c.port)
 	if err := c.start(server); err != nil {
 		return err
 	}
 	for range 600 {
 		token, failed := os.ReadFile(filepath.Join(c.dir, "token"))
 		if err = failed; err == nil {
-			err = c.writeConfig("admin", port, string(token))
+			err = c.writeConfig("admin", string(token))
 		}
 		if err == nil {
 			_, err = c.kubectl(ctx, "", "get", "--raw", "/readyz")
@@ -85,13 +84,13 @@ func (c *cluster) startServer(ctx context.Context) error {
 }
 
 // writeConfig writes the kubeconfig of a user.
-func (c *cluster) writeConfig(user, port, token string) error {
+func (c *cluster) writeConfig(user, token string) error {
 	named := func(key string, value map[string]any) []any {
 		return []any{map[string]any{"name": "it", key: value}}
 	}
 	p, err := json.Marshal(map[string]any{
 		"apiVersion": "v1", "kind": "Config", "current-context": "it",
-		"clusters": named("cluster", map[string]any{"server": "https://127.0.0.1:" + port,
+		"clusters": named("cluster", map[string]any{"server": "https://127.0.0.1:" + c.port,
 			"certificate-authority": filepath.Join(c.dir, "apiserver.crt")}),
 		"users":    named("user", map[string]any{"token": token}),
 		"contexts": named("context", map[string]any{"cluster": "it", "user": "it", "namespace": "forkd"}),
@@ -140,23 +139,15 @@ func (c *cluster) addNode(ctx context.Context, h *host) error {
 // startOperator starts the operator with the service account of its manifest. The daemons accept the
 // given token.
 func (c *cluster) startOperator(ctx context.Context, token string) error {
-	file, err := c.tokenFile(token)
-	if err != nil {
+	file := filepath.Join(c.dir, "daemons")
+	if err := os.WriteFile(file, []byte(token), 0o600); err != nil {
 		return err
 	}
 	account, err := c.kubectl(ctx, "", "create", "token", "forkd-operator")
 	if err != nil {
 		return err
 	}
-	server, err := c.kubectl(ctx, "", "config", "view", "-o", "jsonpath={.clusters[0].cluster.server}")
-	if err != nil {
-		return err
-	}
-	_, port, err := net.SplitHostPort(strings.TrimPrefix(server, "https://"))
-	if err != nil {
-		return err
-	}
-	if err := c.writeConfig("operator", port, account); err != nil {
+	if err := c.writeConfig("operator", account); err != nil {
 		return err
 	}
 	cmd := exec.CommandContext(ctx, filepath.Join(filepath.Dir(c.forkd), "forkd-operator"),
@@ -169,12 +160,6 @@ func (c *cluster) startOperator(ctx context.Context, token string) error {
 	defer log.Close()
 	cmd.Stderr = log
 	return c.start(cmd)
-}
-
-// tokenFile returns a file with a token.
-func (c *cluster) tokenFile(token string) (string, error) {
-	file := filepath.Join(c.dir, "daemons")
-	return file, os.WriteFile(file, []byte(token), 0o600)
 }
 
 // list returns the file with the router's list of nodes. Until ctx ends, the file follows the

@@ -353,14 +353,14 @@ func (t *trial) together(ctx context.Context, a, b *host) error {
 	if _, err := cluster.kubectl(ctx, "", "cordon", a.name); err != nil {
 		return err
 	}
-	for {
+	for try := 1; ; try++ {
 		// Until the operator and the router have seen that the node is cordoned, the command is refused.
 		out, err := a.through(ctx, url, "drain", a.name, "--registry", daemonA)
 		if err == nil {
 			fmt.Println(out)
 			break
 		}
-		if !strings.Contains(err.Error(), "cordon") || ctx.Err() != nil {
+		if !strings.Contains(err.Error(), "cordon") || ctx.Err() != nil || try == 300 {
 			return err
 		}
 		time.Sleep(time.Second)
@@ -397,6 +397,15 @@ func (h *host) through(ctx context.Context, router string, args ...string) (stri
 	return h.run(h.command(ctx, args...), "FORKD_MACHINE=", "FORKD_URL="+router, "FORKD_TOKEN="+h.token)
 }
 
+// freeAddress returns an address of 127.0.0.1 with a port that nothing uses.
+func freeAddress() (string, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", err
+	}
+	return l.Addr().String(), l.Close()
+}
+
 // startRouter starts `forkd router` with the list that the operator writes, and returns its URL. The
 // nodes accept the token of h.
 func (c *cluster) startRouter(ctx context.Context, h *host) (string, error) {
@@ -404,12 +413,10 @@ func (c *cluster) startRouter(ctx context.Context, h *host) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	address, err := freeAddress()
 	if err != nil {
 		return "", err
 	}
-	address := l.Addr().String()
-	l.Close()
 	cmd := h.command(ctx, "router", "--nodes", list, "--bind", address)
 	cmd.Stderr = os.Stderr
 	if err := c.start(cmd); err != nil {
